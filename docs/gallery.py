@@ -22,7 +22,7 @@ from nbddp.capabilities.memory.figure import draw_memory
 from nbddp.capabilities.memory.parts import RankMemory
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.topology.figure import draw_topology
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.machine import Interface
 from nbddp.launch.topology import Topology, planned
 from tests.handmade import ENGINE, MAIN, NCCL_STREAM, Made, merged
@@ -64,14 +64,14 @@ def recording(ranks: int, per_node: int, steps: int = 40, late: int = 3) -> Reco
     return Recording(steps_of, residual=0 if ranks <= per_node else 2_000, model="GPT-2 medium")
 
 
-def of_timings(ranks: int) -> Shown:
+def of_timings(ranks: int) -> DescribedFigure:
     made = recording(ranks, 8)
     number = typical(made)
     assert number is not None
     return draw_timings(made, number)
 
 
-def of_program(late: int = 5, steps: int = 6) -> Shown:
+def of_program(late: int = 5, steps: int = 6) -> DescribedFigure:
     """Eight GPUs that shard a model by FSDP2, one of which gets longer sequences."""
     ranks, at = [Made() for _ in range(8)], dict.fromkeys(range(8), 0)
     dice = random.Random(2)
@@ -112,7 +112,7 @@ def cluster(count: int) -> Topology:
     return Topology.plan([replace(host, index=i, host=f"host{i}") for i in range(count)], nnodes=count)
 
 
-def of_forecast() -> Shown:
+def of_forecast() -> DescribedFigure:
     measured = [
         Measured("all_reduce", 1 << k, n, (seconds("ring", "all_reduce", n, 1 << k, NVLINK) * (1 + 0.01 * (k % 3)),))
         for n in (4, 8)
@@ -121,7 +121,7 @@ def of_forecast() -> Shown:
     return draw_forecast(forecast(recording(8, 8), measured, inter_node=25e9, latency=1e-5, ranks_per_node=8))
 
 
-def of_memory() -> Shown:
+def of_memory() -> DescribedFigure:
     gib = 1 << 30
     parts = {"parameters": 6 * gib, "buffers": 1 << 20, "gradients": 6 * gib, "optimizer": 12 * gib, "buckets": 6 * gib}
     return draw_memory([RankMemory(rank=r, kind="cuda", **parts, peak=30 * gib + (16 + r) * gib) for r in range(16)])

@@ -14,7 +14,7 @@ import pytest
 import nbddp
 from nbddp.agent.client import AgentClient
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.teach import check
 from tests import needs, warm
 from tests.kernels import Kernel, loaded
@@ -161,7 +161,7 @@ def two(pools: dict[int, nbddp.Pool]) -> nbddp.Pool:
     """The pool of two, whole, with `kept` on each rank: its own rank."""
     pool = pools[2]
     pool.ensure(LaunchSpec())
-    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=NullScreen())
     return pool
 
 

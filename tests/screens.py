@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 
-class Hearing(Silent):
+class Hearing(NullScreen):
     """Keeps what is said between and after runs."""
 
     def __init__(self) -> None:

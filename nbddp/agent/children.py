@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbddp.agent import random_state, warning_filters
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 from nbddp.grading.sandbox import rlimits
 
@@ -53,7 +53,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         system.prctl(PR_SET_PDEATHSIG, int(number))
     else:
         watching = threading.Thread(
-            target=_end_after, args=(Identity.of(parent), number), name="nbddp-parent", daemon=True
+            target=_end_after, args=(ProcessId.of(parent), number), name="nbddp-parent", daemon=True
         )
         watching.start()
     if os.getppid() != parent:  # it ended before we asked
@@ -70,7 +70,7 @@ def adopt_orphans() -> None:
     system.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _end_after(parent: Identity, number: int) -> None:
+def _end_after(parent: ProcessId, number: int) -> None:
     while parent.alive() or os.getppid() == parent.pid:  # a debugger takes the place of a parent
         time.sleep(LOOK_EVERY)
     if number == signal.SIGKILL and os.getpgrp() == os.getpid():

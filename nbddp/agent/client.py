@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from nbddp.agent import runtime_dir, stop
 from nbddp.agent.last_error import cause
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.warm import client, fingerprint
 from nbddp.compat import system, working_dir
 from nbddp.errors import AgentFailed
@@ -268,7 +268,7 @@ class AgentClient:
         if self.process is not None:
             self._end_process(self.process, timeout)
         elif self._owned and not self._over.wait(timeout) and not self._kept and self.hello:
-            process = Identity(self.hello["pid"], self.hello["started"]).process()
+            process = ProcessId(self.hello["pid"], self.hello["started"]).process()
             if process is not None:
                 process.kill()
         if self._connection is not None:

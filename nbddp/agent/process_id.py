@@ -8,14 +8,14 @@ import psutil
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessId:
     """A process by pid and start time (seconds since the epoch, as psutil gives it)."""
 
     pid: int
     started: float
 
     @classmethod
-    def of(cls, pid: int) -> Identity:
+    def of(cls, pid: int) -> ProcessId:
         """The identity of a living process. Raises psutil.NoSuchProcess."""
         return cls(pid, psutil.Process(pid).create_time())
 

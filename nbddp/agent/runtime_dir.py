@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.errors import AgentFailed
 
 SOCKET, RECORD = "agent.sock", "pool.json"
@@ -117,7 +117,7 @@ def socket_of(home: Path) -> Path:
     return folder / f"{hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]}.sock"
 
 
-def record(home: Path, agent: Identity, files: list[str]) -> None:
+def record(home: Path, agent: ProcessId, files: list[str]) -> None:
     """Write pool.json: whose pool this is and which files elsewhere belong to it."""
     new = home / f"{RECORD}.new"
     new.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def running() -> list[Path]:
         facts = None if _is_strange(home) else _read(home)
         if facts is None:
             continue  # being made at this moment, or none of ours
-        if Identity(facts["pid"], facts["started"]).alive():
+        if ProcessId(facts["pid"], facts["started"]).alive():
             alive.append(home)
         else:
             remove(home, facts["files"])
@@ -144,7 +144,7 @@ def sweep(home: Path, patience: float = 2.0) -> None:
     """Remove the folder of a pool whose agent has ended, or is about to within `patience` seconds."""
     end = time.monotonic() + patience
     while (facts := _read(home)) is not None:
-        if not Identity(facts["pid"], facts["started"]).alive():
+        if not ProcessId(facts["pid"], facts["started"]).alive():
             remove(home, facts["files"])
         elif time.monotonic() > end:
             return

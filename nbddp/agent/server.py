@@ -29,8 +29,8 @@ from typing import Any, ClassVar
 import psutil
 
 from nbddp.agent import children, devices, hardware, log_rotation, runtime_dir, spool_files, warning_filters
-from nbddp.agent.process_id import Identity, is_zombie
-from nbddp.capabilities.hosts.listeners import Doors
+from nbddp.agent.process_id import ProcessId, is_zombie
+from nbddp.capabilities.hosts.listeners import Listeners
 from nbddp.capabilities.panel.on_agent import Gpus, WorkerPids
 from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.warm import fingerprint, server
@@ -136,9 +136,9 @@ class NodeAgent:
         self.is_warm = False
         self.selector = selectors.DefaultSelector()
         self.owner = Peer(self._write_owner, owner=True)
-        self.identity = Identity.of(os.getpid())
+        self.identity = ProcessId.of(os.getpid())
         self.store_channel: socket.socket | None = None
-        self.doors = Doors(self.selector)
+        self.doors = Listeners(self.selector)
         self._looked = 0.0  # by time.monotonic()
 
     def serve(self) -> None:
@@ -435,7 +435,7 @@ class NodeAgent:
 
     def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> Child:
         pid = children.start(TARGETS[kind], request, close=self.own_descriptors() - set(keep), keep=keep)
-        child = Child(kind, pid, Identity.of(pid).started, log=request["log"])
+        child = Child(kind, pid, ProcessId.of(pid).started, log=request["log"])
         self.children[pid] = child
         return child
 

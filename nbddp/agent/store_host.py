@@ -106,7 +106,7 @@ def open_store(root: int, *others: int, roots: Iterable[int] = ()) -> Served:
     unguarded = sock_owner.unavailable()
     if unguarded:
         return _in_the_open(unguarded)
-    pool = sock_owner.Family(root, others, roots)
+    pool = sock_owner.ProcessTree(root, others, roots)
     if libuv_takes_listener():
         with suppress(OSError, RuntimeError):  # the kernel signs nothing, or torch wants another address
             return _gated(pool, _signed, libuv=True)
@@ -122,7 +122,7 @@ def open_to_nodes(address: str, key: bytes, root: int, *others: int, roots: Iter
     why = sock_owner.unavailable()
     if why:
         raise OSError(f"the store cannot be guarded between nodes: {why}")
-    pool = sock_owner.Family(root, others, roots)
+    pool = sock_owner.ProcessTree(root, others, roots)
     if libuv_takes_listener():
         with suppress(RuntimeError):
             return _gated(pool, _signed, libuv=True, outside=(address, key))
@@ -142,21 +142,23 @@ def lead_to(store: tuple[str, int], key: bytes, root: int, *others: int, roots: 
 
     with ExitStack() as before:
         doors = store_proxy.local_doors()
-        judge = store_proxy.PoolOnly(sock_owner.Family(root, others, roots))
+        judge = store_proxy.PoolMembersOnly(sock_owner.ProcessTree(root, others, roots))
         before.callback(judge.close)
-        before.callback(store_proxy.Gate(doors, judge, connect).close)
+        before.callback(store_proxy.StoreProxy(doors, judge, connect).close)
         connect().close()  # it can be reached
         return Served(None, int(doors[0].getsockname()[1]), before=before.pop_all())
 
 
-def _gated(pool: sock_owner.Family, listen: Listen, libuv: bool, outside: tuple[str, bytes] | None = None) -> Served:
+def _gated(
+    pool: sock_owner.ProcessTree, listen: Listen, libuv: bool, outside: tuple[str, bytes] | None = None
+) -> Served:
     """A store behind a gate; and a second one for other nodes, where an address and a key are given."""
     with ExitStack() as before:
         doors, hidden, connect = _listening(listen, before)
         port = int(doors[0].getsockname()[1])
-        judge = store_proxy.PoolOnly(pool)
+        judge = store_proxy.PoolMembersOnly(pool)
         before.callback(judge.close)
-        before.callback(store_proxy.Gate(doors, judge, connect).close)
+        before.callback(store_proxy.StoreProxy(doors, judge, connect).close)
         far = 0 if outside is None else _second_gate(*outside, connect, before)
         return Served(_served(hidden, port, libuv), port, outside=far, before=before.pop_all())
 
@@ -168,7 +170,7 @@ def _second_gate(address: str, key: bytes, connect: Connect, before: ExitStack) 
     sock_owner.sign(door, "::" if door.family == socket.AF_INET6 else "0.0.0.0", 0, key)
     give_up_silent(door)  # and each connection that it takes
     door.listen(store_proxy.BACKLOG)
-    before.callback(store_proxy.Gate([door], lambda came: [""] * len(came), connect).close)
+    before.callback(store_proxy.StoreProxy([door], lambda came: [""] * len(came), connect).close)
     return int(door.getsockname()[1])
 
 

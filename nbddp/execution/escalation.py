@@ -16,7 +16,7 @@ from nbddp.execution import supervise
 from nbddp.execution.deadlock import Deadlock
 from nbddp.execution.events import Events
 from nbddp.execution.positions import Position
-from nbddp.execution.result import Ending
+from nbddp.execution.result import RunResult
 from nbddp.execution.watch import RankQuestions, RankWatcher
 from nbddp.launch.topology import rank_words
 from nbddp.output.run_output import RunOutput
@@ -30,7 +30,7 @@ UNNOTICED = "not noticed the interrupt yet"
 PRESSED, LATE = "Stop was pressed again", "it had not ended {:g} s after the interrupt (--shutdown-timeout)"
 
 
-class Commanded(RankQuestions, Protocol):
+class RankControl(RankQuestions, Protocol):
     """What a ladder does with ranks."""
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
@@ -39,11 +39,11 @@ class Commanded(RankQuestions, Protocol):
     def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any], spares: bool) -> None: ...
 
 
-class Steered(Protocol):
+class RunControl(Protocol):
     """What a ladder needs of a run."""
 
     @property
-    def workers(self) -> Commanded: ...
+    def workers(self) -> RankControl: ...
 
     number: int
     request: Request
@@ -59,15 +59,15 @@ class Steered(Protocol):
 
     def hear(self, rank: int, message: dict[str, Any]) -> None: ...
     def wait_for_answers(self, until: float) -> None: ...
-    def ending(self) -> Ending: ...
+    def ending(self) -> RunResult: ...
 
 
-class Ladder:
+class Escalation:
     """Of one run, in its own thread. `ended_by`: why the run is ended, as `supervise` has it, or empty; `then`: what
     freed ranks do next, unasked; `found`, `deadlock`: where the ranks were when they were interrupted, and what held
     them; `why`: rank → why it was replaced, where it was not stuck; the times are time.monotonic()'s."""
 
-    def __init__(self, run: Steered):
+    def __init__(self, run: RunControl):
         self._run = run
         self.ended_by = ""
         self.then: Mapping[str, Any] = {}

@@ -17,17 +17,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbddp.capabilities.debugger.sender import Debugging
+from nbddp.capabilities.debugger.sender import DebugSender
 from nbddp.capabilities.scripts.failures import Failure
 from nbddp.capabilities.widgets import state as widgets_state
 from nbddp.capabilities.widgets.state import Widgets
 from nbddp.errors import PoolNotRunning, RankStatus, RunFailed
 from nbddp.execution import supervise
 from nbddp.execution.deadlock import Deadlock
-from nbddp.execution.escalation import Commanded, Ladder
+from nbddp.execution.escalation import Escalation, RankControl
 from nbddp.execution.events import Events
 from nbddp.execution.positions import Position
-from nbddp.execution.result import Ending, Places
+from nbddp.execution.result import RankPlaces, RunResult
 from nbddp.execution.watch import RankWatcher
 from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput
@@ -45,7 +45,7 @@ LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a
 # the death by a shorter way than output comes, and only outcomes are known to come after it
 
 
-class RunWorkers(Places, Commanded, Protocol):
+class RunWorkers(RankPlaces, RankControl, Protocol):
     """What a run needs of a pool."""
 
     def expect(self, rank: int) -> bool: ...
@@ -103,10 +103,10 @@ class Execution:
         )  # fmt: skip
         self.began = 0.0
         self._output_until = 0.0
-        self._debugging = Debugging(workers, self.watcher, self.events, self.stop)
+        self._debugging = DebugSender(workers, self.watcher, self.events, self.stop)
         self.debugged, self.ask_by = self._debugging.debugged, self._debugging.ask_by
         self.display.around = self._debugging.aside
-        self.ladder = Ladder(self)
+        self.ladder = Escalation(self)
 
     # -- fed from other threads ------------------------------------------------------
 
@@ -430,11 +430,11 @@ class Execution:
 
     # -- what came of it -----------------------------------------------------------------
 
-    def ending(self) -> Ending:
+    def ending(self) -> RunResult:
         """What came of the run, as far as it is known now."""
         ladder, ends = self.ladder, self.ladder.interrupted_at is not None
         then = {r: p for r, p in ladder.found.items() if r not in ladder.replaced}  # and not where they clean up
-        return Ending(
+        return RunResult(
             self.workers, self.ended, self.running(), {**self.positions, **then}, self.facts, self.stuck,
             ladder.deadlock if ends else self.deadlock, ladder.ended_by, ladder.interrupted_at, self.stops,
             self.request.timeout, {r: str(o.log) for r, o in self.outputs.items()}, self.request.spends, ladder.why,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from nbddp.launch.topology import Topology
 
 
-class Ranks(Protocol):
+class IdleRanks(Protocol):
     """Ranks that no cell occupies."""
 
     def answers(

@@ -30,7 +30,7 @@ from nbddp.protocol.outcome import RankExit
 SCHEDULERS = (-signal.SIGTERM, -signal.SIGKILL)  # exit codes of what a scheduler ends
 
 
-class Places(Protocol):
+class RankPlaces(Protocol):
     """What is known of ranks apart from any run."""
 
     def node_of(self, rank: int) -> int: ...
@@ -41,7 +41,7 @@ class Places(Protocol):
 
 
 @dataclass
-class Ending:
+class RunResult:
     """How a run has ended, or stands.
 
     ended: rank → how it left; running: ranks that have not. positions, facts: where each was last, and what it said.
@@ -50,7 +50,7 @@ class Ending:
     (time.monotonic()); stops: when Stop was pressed. timeout: the run's, in seconds. logs: rank → file.
     """
 
-    places: Places
+    places: RankPlaces
     ended: Mapping[int, RankExit]
     running: tuple[int, ...] = ()
     positions: Mapping[int, Position] = field(default_factory=dict)

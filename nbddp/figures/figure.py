@@ -44,7 +44,7 @@ class Area:
     words: str
 
 
-class Shown:
+class DescribedFigure:
     """A matplotlib figure and its content in words, which may end with tables. `str` and `repr` are the words. areas:
     parts of the figure whose words a page shows where the pointer rests.
 
@@ -153,7 +153,7 @@ def _spots(figure: Figure, areas: Sequence[Area]) -> list[Spot]:
     return found
 
 
-Drawn = TypeVar("Drawn", bound=Shown)
+Drawn = TypeVar("Drawn", bound=DescribedFigure)
 Given = ParamSpec("Given")
 
 

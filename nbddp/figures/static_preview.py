@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
-from nbddp.figures.figure import DPI, Shown
+from nbddp.figures.figure import DPI, DescribedFigure
 from nbddp.figures.palette import MUTED, PAPER
 
 CAPTION = 8.5  # points
@@ -17,7 +17,7 @@ RULE = "#d0d0d0"  # between one still and the next
 MARGIN = 0.12  # inches, as around a picture
 
 
-def stills(figures: Sequence[Shown], captions: Sequence[str]) -> bytes:
+def stills(figures: Sequence[DescribedFigure], captions: Sequence[str]) -> bytes:
     """PNG of the figures from top to bottom, each under its caption."""
     font_file = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
     font = ImageFont.truetype(str(font_file), round(CAPTION * DPI / 72))

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar
 
 from nbddp.agent import children, spool_files
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.doctor.background import Trials
+from nbddp.capabilities.doctor.background import Probes
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
 from nbddp.execution.execution import OUTCOME
@@ -31,10 +31,10 @@ from nbddp.grading.submissions import Cell
 from nbddp.launch.options import LaunchSpec
 from nbddp.lessons.framework import json_values, run_check
 from nbddp.lessons.framework.answer import Answer, Exercise, Wrong
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import Pool
-from nbddp.pool.rank_channel import RankConnection
-from nbddp.pool.state import Life
+from nbddp.pool.rank_channel import RankChannel
+from nbddp.pool.state import PoolState
 from nbddp.teach import check
 
 WARM = (
@@ -58,14 +58,14 @@ OWN_MEMORY = 4 << 30  # bytes that ranks which flood it can make this process ta
 NO_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 
 
-class _NoTrials(Trials):
+class _NoTrials(Probes):
     """What nbddp leans on is not tried anew for every learner."""
 
     def begin(self, agent: AgentClient) -> None:
         pass
 
 
-class StrangersRanks(RankConnection):
+class StrangersRanks(RankChannel):
     """Of ranks on which a learner's code runs only outcomes are heard; what they print is dropped."""
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
@@ -79,11 +79,11 @@ class StrangersRanks(RankConnection):
         return {rank: dict.fromkeys(spool_files.STREAMS, (0, "")) for rank in ranks}
 
 
-class _StrangersLife(Life):
+class _StrangersLife(PoolState):
     """An agent that the ranks have ended is not replaced by one without limits."""
 
     def __init__(
-        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankConnection], trials: type[Trials]
+        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankChannel], trials: type[Probes]
     ):
         super().__init__(spec, agent, connection, trials)
         self._bounding = agent
@@ -135,7 +135,7 @@ class Examiner:
         handed = Handed(cells, name, is_class=made == "class") if made in ("class", "function") else None
         answer = exercises()[name](handed)
         lacking = NO_NAME.search(answer.line)
-        why = lacking and run_check.on_ranks(absent, cells, lacking[1], ranks=[0], screen=Silent())[0]
+        why = lacking and run_check.on_ranks(absent, cells, lacking[1], ranks=[0], screen=NullScreen())[0]
         return replace(answer, line=f"{answer.line} ({why})") if why else answer
 
     def _read(self, name: str, cells: tuple[Cell, ...]) -> str:
@@ -143,7 +143,7 @@ class Examiner:
         if cells in self._endless:
             raise Wrong(self._endless[cells])
         try:
-            found = run_check.on_ranks(kind, cells, name, screen=Silent())
+            found = run_check.on_ranks(kind, cells, name, screen=NullScreen())
         except Wrong as wrong:
             line = f"when its cells were run: {wrong}"
             if isinstance(wrong.__cause__, RunTimedOut) and not self._ends(cells):
@@ -157,7 +157,7 @@ class Examiner:
     def _ends(self, cells: Sequence[Cell]) -> bool:
         """Whether the cells can be run at all, without what makes one exercise's answer."""
         try:
-            run_check.on_ranks(kind, cells, "", ranks=[0], screen=Silent())
+            run_check.on_ranks(kind, cells, "", ranks=[0], screen=NullScreen())
         except Wrong:
             return False
         return True

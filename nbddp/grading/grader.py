@@ -137,7 +137,7 @@ class Grader:
         self.stopped = False
         self._references: str | None = None
         self._warming = threading.Lock()
-        self._sitting: Sitting | None = None
+        self._sitting: GradingSession | None = None
 
     def _server(self) -> Server:
         return self._starting.submit(Server, self.sandbox, self.names).result()
@@ -209,7 +209,7 @@ class Grader:
         """As `Work.check`. The ranks are the learner's: they stay until another learner's work comes."""
         if self._sitting is None or self._sitting.learner != work.learner:
             self.end_sitting()
-            self._sitting = Sitting(self, work.learner)
+            self._sitting = GradingSession(self, work.learner)
         return self._sitting.check(work)
 
     def end_sitting(self) -> None:
@@ -228,7 +228,7 @@ class Grader:
         self._starting.shutdown(wait=False)
 
 
-class Sitting:
+class GradingSession:
     """The examination of one learner: an examiner, and another in its place if the answers bring it down."""
 
     def __init__(self, grader: Grader, learner: str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbddp.agent import hardware
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.errors import RankStatus
 from nbddp.output.table import Table
 
@@ -52,6 +52,6 @@ def megabytes(child: dict[str, Any]) -> str:
     host's agent has told it."""
     if "memory" in child:
         return f"{child['memory'] / 2**20:.0f} MiB" if child["memory"] else "–"
-    process = Identity(child["pid"], child["started"]).process()
+    process = ProcessId(child["pid"], child["started"]).process()
     held = hardware.memory_of(process) if process is not None else 0
     return f"{held / 2**20:.0f} MiB" if held else "–"

@@ -43,7 +43,7 @@ def _ended(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Later:
+class BackgroundRows:
     """What ranks have printed since a cell ended. cell: who has started what printed it; None if that is not known."""
 
     cell: int | None
@@ -55,7 +55,7 @@ class Later:
         return f"printed between cells{what}:\n{rows}".rstrip("\n")
 
 
-class Between:
+class BackgroundOutput:
     """Takes text in any thread. `follow` says whose logs it is kept with."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Between:
                 self._outputs[cell, rank] = RankOutput(rank, self._folder, name, self._most, held=False)
             self._outputs[cell, rank].take(kind, content)
 
-    def collect(self, ranks: Collection[int]) -> list[Later]:
+    def collect(self, ranks: Collection[int]) -> list[BackgroundRows]:
         """What these ranks have printed since it was asked last, by the cell that it comes from; what is not known is
         the last."""
         with self._lock:
@@ -88,7 +88,10 @@ class Between:
             for key in found:
                 self._outputs.pop(key).close()
         cells = sorted({cell for cell, _ in found}, key=lambda cell: (cell is None, cell))
-        return [Later(cell, [out for (of, _), out in sorted(found.items(), key=_rank) if of == cell]) for cell in cells]
+        return [
+            BackgroundRows(cell, [out for (of, _), out in sorted(found.items(), key=_rank) if of == cell])
+            for cell in cells
+        ]
 
 
 def _rank(row: tuple[tuple[int | None, int], RankOutput]) -> int:

@@ -244,7 +244,7 @@ def is_empty(data: dict[str, Any]) -> bool:
 
 
 @dataclass
-class Gap:
+class Elision:
     """Displays, and lines between them, that are not kept. path: where the displays are."""
 
     path: Path
@@ -252,7 +252,7 @@ class Gap:
     lines: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
 
-    def take(self, item: Text | Display | Gap) -> None:
+    def take(self, item: Text | Display | Elision) -> None:
         self.digest.update(str(item.print_of()).encode("utf-8", "replace"))
         if isinstance(item, Text):
             self.lines += item.count
@@ -274,7 +274,7 @@ class OutputArea:
     """The place of an Output widget, which takes in what is shown while the program is in it (`with out:`). Clearing it
     clears nothing else."""
 
-    def __init__(self, items: Items):
+    def __init__(self, items: OutputBuffer):
         self.inside = items
         self.late = self.placed = False
         self.size = 0
@@ -283,11 +283,11 @@ class OutputArea:
         return tuple(item.print_of() for item in self.inside.all())
 
 
-Item = Text | Display | Gap
+Item = Text | Display | Elision
 Shown = Text | Display | OutputArea
 
 
-class Items:
+class OutputBuffer:
     """What was shown in one place, in order: the first and the last, with a gap in between if there is much."""
 
     def __init__(self, folder: Path, name: str, most: int, gone: Callable[[Display], None]):
@@ -295,7 +295,7 @@ class Items:
         self._left = gone
         self._head: list[Shown] = []
         self._tail: deque[Shown] = deque()
-        self._gap = Gap(folder / f"{name}.displays.jsonl")
+        self._gap = Elision(folder / f"{name}.displays.jsonl")
         self._file = LogFile(self._gap.path, most, held=False)
         self._named: dict[str, list[Display]] = {}
         self._shown = [0, 0]  # displays in head and tail
@@ -304,7 +304,7 @@ class Items:
 
     def all(self) -> list[Item]:
         """With what is inside of areas."""
-        gap: list[Shown | Gap] = [self._gap] if self._gap.displays else []
+        gap: list[Shown | Elision] = [self._gap] if self._gap.displays else []
         found: list[Item] = []
         for item in (*self._head, *gap, *self._tail):
             found += item.inside.all() if isinstance(item, OutputArea) else [item]
@@ -391,7 +391,7 @@ class Items:
         self._tail.clear()
         self._named.clear()
         self._shown, self._bytes = [0, 0], [0, 0]
-        self._gap = Gap(self._gap.path)
+        self._gap = Elision(self._gap.path)
         self._clear_next = False
 
     def close(self) -> None:
@@ -430,9 +430,9 @@ class RankOutput:
         return Wholes(self._folder, self.log.stem, self._most)
 
     @functools.cached_property
-    def _items(self) -> Items:
+    def _items(self) -> OutputBuffer:
         self.silent = False
-        return Items(self._folder, self.log.stem, self._most, self._gone)
+        return OutputBuffer(self._folder, self.log.stem, self._most, self._gone)
 
     @property
     def why(self) -> str:
@@ -547,7 +547,7 @@ class RankOutput:
 
     # -- Output widgets --------------------------------------------------------------------------------
 
-    def _place(self) -> Items:
+    def _place(self) -> OutputBuffer:
         """Where what is shown now goes: an area that is displayed nowhere is put where it is written to first."""
         if not self._inside:
             return self._items
@@ -564,7 +564,7 @@ class RankOutput:
         state = data.get("state") or {}
         if kind == "comm_open" and state.get(f"_{MODEL}") == "OutputModel":
             name = f"{self.log.stem}-area{len(self._areas)}"
-            self._areas[ident] = OutputArea(Items(self._folder, name, self._most, self._gone))
+            self._areas[ident] = OutputArea(OutputBuffer(self._folder, name, self._most, self._gone))
         if ident not in self._areas:
             return
         if kind == "comm_close":

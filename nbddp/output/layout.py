@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from nbddp.launch.topology import rank_words
-from nbddp.output.buffer import Display, Ended, Gap, Item, RankOutput, Text
+from nbddp.output.buffer import Display, Elision, Ended, Item, RankOutput, Text
 
 BAR = " │ "
 SEEN = ("image/", "text/html", "text/markdown", "text/latex")
@@ -97,7 +97,7 @@ def _mark(stream: str) -> str:
 def _pieces(label: str, width: int, item: Item, out: RankOutput) -> list[Piece]:
     if isinstance(item, Text):
         return _text(label, width, item, out)
-    if isinstance(item, Gap):
+    if isinstance(item, Elision):
         return [Print("stdout", labelled(label, width, [item.words()]))]
     return _display(label + _marks(item)[0], width, item)
 

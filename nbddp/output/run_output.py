@@ -11,7 +11,7 @@ from nbddp.capabilities.widgets import state
 from nbddp.capabilities.widgets.state import Widgets
 from nbddp.launch.topology import rank_words
 from nbddp.output.buffer import RankOutput
-from nbddp.output.screens import Screen, Silent
+from nbddp.output.screens import NullScreen, Screen
 from nbddp.protocol.outcome import RankExit
 
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
@@ -38,7 +38,7 @@ class RunOutput:
     @contextmanager
     def without_screen(self) -> Iterator[None]:
         """Meanwhile nothing is shown."""
-        screen, self.screen = self.screen, Silent()
+        screen, self.screen = self.screen, NullScreen()
         try:
             yield
         finally:

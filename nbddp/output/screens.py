@@ -61,7 +61,7 @@ class Screen(Protocol):
         """Whether the report of a run that fails is shown beside its output, with the traceback of its cause."""
 
 
-class Silent:
+class NullScreen:
     """Shows nothing."""
 
     def start(self) -> None:
@@ -95,7 +95,7 @@ class Silent:
         pass
 
 
-class LazyScreen(Silent):
+class LazyScreen(NullScreen):
     """A screen that is there from the first line of output on, and never where there is none."""
 
     def __init__(self, screen: Screen):

@@ -12,7 +12,7 @@ from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.pool.worker_group import WorkerGroup
 
 
-class Setting:
+class EnvChange:
     """From the variables that workers have to those of `spec`.
 
     `wanted`: these. `once`: what changes and is read once per process; `imports`: whether torch has to be imported

@@ -14,11 +14,11 @@ from typing import Any
 from nbddp.agent import spool_files
 from nbddp.agent.client import AgentClient
 from nbddp.agent.gather import AgentRequests, without_errors
-from nbddp.agent.process_id import Identity
-from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.agent.process_id import ProcessId
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.errors import AgentFailed, RankStatus
 from nbddp.grading.sandbox import orphans
-from nbddp.launch.machine import Node as Host
+from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology, Worker
 from nbddp.pool import start_requests
 from nbddp.protocol.jsonl import Message
@@ -29,7 +29,7 @@ Starts = list[dict[str, Any]]
 
 
 @dataclass
-class Living:
+class WorkerProcess:
     """One worker process. `exit` is the agent's event once it has ended; what its last run wrote to the log begins
     at byte `log_from`; `exits`: how many functions wait there for its end (`atexit`)."""
 
@@ -86,7 +86,7 @@ class PoolNode:
         self, agent: AgentClient, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]
     ):
         self.agent = agent
-        self.workers: dict[int, Living] = {}
+        self.workers: dict[int, WorkerProcess] = {}
         self._died, self._tried = died, tried
         self._early: dict[int, dict[str, Any]] = {}  # pid → the exit of one that ended before its start was noted
         self._described: tuple[object, ...] = ()
@@ -113,7 +113,7 @@ class PoolNode:
 
     # -- processes ------------------------------------------------------------------------------
 
-    def host(self, index: int) -> Host:
+    def host(self, index: int) -> Node:
         """This machine, from what its agent said when it was warm. Its processes meet over the loopback."""
         return start_requests.host(self.warm, index, self.address)
 
@@ -152,7 +152,7 @@ class PoolNode:
     def _take(self, came: Sequence[tuple[dict[str, Any], Message]], sizes: Mapping[str, int]) -> None:
         for start, answer in came:
             rank = start["rank"]
-            self.workers[rank] = Living(
+            self.workers[rank] = WorkerProcess(
                 rank, start["uuid"], answer["pid"], answer["started"], start["log"], start["kept"], sizes[start["log"]]
             )
             early = self._early.pop(answer["pid"], None)
@@ -186,7 +186,7 @@ class PoolNode:
 
     def _clear_up(self) -> None:
         """An agent that is killed leaves its folder, and what its ranks have started in their sessions."""
-        orphans.end_sessions([Identity(w.pid, w.started) for w in list(self.workers.values()) if w.ended_with_pool])
+        orphans.end_sessions([ProcessId(w.pid, w.started) for w in list(self.workers.values()) if w.ended_with_pool])
         if self.warm:  # what it said before is the reason of a start that failed
             self.agent.sweep()
 
@@ -198,7 +198,7 @@ class PoolNode:
         """What took the host away, such as the end of its Slurm job; empty if nothing did."""
         return ""
 
-    def exited(self, worker: Living, event: dict[str, Any]) -> None:
+    def exited(self, worker: WorkerProcess, event: dict[str, Any]) -> None:
         """A process has ended."""
         if worker.exit is None:
             worker.exit = event = {"last_words": self.last_words(worker.rank), **event}
@@ -266,16 +266,16 @@ def ends_pool(event: Message) -> bool:
     return event["ev"] == "gone" or (event["ev"], event.get("kind")) == ("exit", "controller")
 
 
-class FarNode(PoolNode):
+class RemoteNode(PoolNode):
     """A node on another host: its files are its own, and its agent, however it was reached, reports on them."""
 
-    agent: FarAgent
+    agent: RemoteAgentClient
     sees_files = False
     given: Mapping[str, str] = {}
     _engine_file = ""  # there
     _putting: int | None = None  # the request by which it comes there
 
-    def host(self, index: int) -> Host:
+    def host(self, index: int) -> Node:
         """That machine; its name is the one under which it is reached."""
         return start_requests.host({**self.warm, "host": self.agent.host.name}, index, self.address)
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.doctor.background import Trials
+from nbddp.capabilities.doctor.background import Probes
 from nbddp.capabilities.hosts import report_query
-from nbddp.capabilities.hosts.report import Checkup
+from nbddp.capabilities.hosts.report import HostsReport
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.capabilities.slurm import host_source
 from nbddp.capabilities.slurm.commands import Slurm
@@ -24,17 +24,17 @@ from nbddp.execution import report
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import RankValues, check_ranks
 from nbddp.launch import env_options
-from nbddp.launch.machine import Node as Host
+from nbddp.launch.machine import Node
 from nbddp.launch.options import REPEAT, WARMUP, LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.lessons.framework import json_values
 from nbddp.output.mimebundles import face
-from nbddp.output.screens import Screen, Silent, for_shell
+from nbddp.output.screens import NullScreen, Screen, for_shell
 from nbddp.pool import payloads, retry
-from nbddp.pool.node import Living
-from nbddp.pool.rank_channel import RankConnection
+from nbddp.pool.node import WorkerProcess
+from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import shell
-from nbddp.pool.state import Life
+from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import pickling
 from nbddp.protocol.program import SHUTDOWN, Program, check_file
@@ -73,9 +73,9 @@ class Pool:
     Raises BadInput for an impossible placement, AgentFailed for a host that does not start.
     """
 
-    holding = Life
-    connection = RankConnection
-    trials = Trials
+    holding = PoolState
+    connection = RankChannel
+    trials = Probes
     plain = (
         False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.grading.examiner`)
     )
@@ -129,7 +129,7 @@ class Pool:
         """Have a warm process begin, which looks at this machine's devices and imports torch; returns at once."""
         self.life.have_agent()
 
-    def machine(self) -> list[Host]:
+    def machine(self) -> list[Node]:
         """The machines that plans are for: the pool's hosts, or this one. Empty while its devices are not known yet
         (`warm_up`)."""
         return [node.host(i) for i, node in enumerate(self.group.hosts) if node.warm]
@@ -149,7 +149,7 @@ class Pool:
         return self.group.agent
 
     @property
-    def workers(self) -> dict[int, Living]:
+    def workers(self) -> dict[int, WorkerProcess]:
         """Rank → its process, on all nodes."""
         return self.group.workers
 
@@ -488,7 +488,7 @@ class Pool:
         Raises as `run_cell` does.
         """
         self.group.need_running()
-        run = self.runs.run(Request(op, fields, buffers, ranks=ranks), Silent())
+        run = self.runs.run(Request(op, fields, buffers, ranks=ranks), NullScreen())
         return {r: e.buffers for r, e in sorted(run.ended.items())}
 
     def newest(self) -> tuple[int, int] | None:
@@ -504,7 +504,7 @@ class Pool:
         store because it cannot be guarded."""
         return self.life.shortcomings()
 
-    def checkup(self, progress: Callable[[str], None] = lambda text: None) -> Checkup | None:
+    def checkup(self, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:
         """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
         return report_query.examine(self.group, progress)
 

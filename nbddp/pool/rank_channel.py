@@ -12,7 +12,7 @@ from nbddp.execution.execution import Execution
 from nbddp.pool.worker_group import WorkerGroup
 
 
-class RankConnection:
+class RankChannel:
     """A run's way to the ranks of a worker group. `current`: the run that is under way; it hears of deaths.
 
     `renewed`: how often the client had been replaced when it began.

@@ -10,11 +10,11 @@ from nbddp.errors import RunFailed, RunHung, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.execution import Execution
 from nbddp.output.screens import Screen
-from nbddp.pool.state import Life
+from nbddp.pool.state import PoolState
 from nbddp.protocol.request import Request
 
 
-def carry_out(life: Life, request: Request, screen: Screen) -> Execution:
+def carry_out(life: PoolState, request: Request, screen: Screen) -> Execution:
     """The attempt that ended well. Raises the last one's RunFailed, with all attempts in its report."""
     life.group.need_running()
     folder = log_dir(request, life.runs.id)
@@ -35,7 +35,7 @@ def carry_out(life: Life, request: Request, screen: Screen) -> Execution:
 
 
 def _attempt(
-    life: Life, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None
+    life: PoolState, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None
 ) -> Execution:
     """That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""
     life.elsewhere.remind(lambda words: life.current.tell(words) if life.current else None)
@@ -60,7 +60,7 @@ def _count(error: RunFailed, attempts: list[str], most: int, screen: Screen) -> 
     screen.say(report.attempt_words(len(attempts), most + 1, attempts[-1]))
 
 
-def _renew(life: Life, screen: Screen) -> None:
+def _renew(life: PoolState, screen: Screen) -> None:
     if life.reaching.members is not None:
         life.with_living_nodes(life.reaching.reform, life.spec, screen)
         screen.say(life.reaching.words())

@@ -1,6 +1,6 @@
 """Requests to ranks over an ipyparallel client, and what comes back.
 
-`Wire` sends a request to a rank with its metadata and buffers, hears every iopub message
+`RankRpc` sends a request to a rank with its metadata and buffers, hears every iopub message
 of it from before the moment it is sent (nothing can be missed), and asks questions over
 the control channel. What it needs of the client's internals is in `ipyparallel_seams`;
 that the client works is seen to by `connection`.
@@ -28,7 +28,7 @@ WORDS_EVERY = 0.1  # seconds between two words on how many ranks are registered
 CALLBACKS = 1000  # messages to widgets of which it is remembered whose they were
 
 
-class Wire:
+class RankRpc:
     """A connected ipyparallel client, as seen by runs: ranks in, messages out."""
 
     def __init__(
@@ -245,11 +245,11 @@ def _print_of_callback(rank: int, kind: str, content: dict[str, Any]) -> None:
         print(f"rank {rank}{BAR}{content['ename']}: {content['evalue']}", file=sys.stderr, flush=True)
 
 
-def join(connection_file: str, uuids: Mapping[int, str] | None = None) -> Wire:
-    """A second client of a cluster that another process runs. uuids: as `Wire.name_ranks` has them."""
+def join(connection_file: str, uuids: Mapping[int, str] | None = None) -> RankRpc:
+    """A second client of a cluster that another process runs. uuids: as `RankRpc.name_ranks` has them."""
     from ipyparallel import Client
 
-    wire = Wire(lambda **options: Client(connection_file, **options))
+    wire = RankRpc(lambda **options: Client(connection_file, **options))
     wire.name_ranks(uuids or {})
     return wire
 

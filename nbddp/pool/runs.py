@@ -24,10 +24,10 @@ from nbddp.execution.values import check_ranks
 from nbddp.launch import torchrun_env
 from nbddp.launch.topology import Worker
 from nbddp.output import log_file
-from nbddp.output.background import Between
-from nbddp.output.screens import LazyScreen, Screen, Silent, for_shell
+from nbddp.output.background import BackgroundOutput
+from nbddp.output.screens import LazyScreen, NullScreen, Screen, for_shell
 from nbddp.pool import start_requests
-from nbddp.pool.rank_channel import RankConnection
+from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import outcome
 from nbddp.protocol.request import CELL, Request
@@ -42,11 +42,11 @@ class Runs:
     """Carries requests out on a worker group. `last`: the last run of a program; `last_cell`: the number of a cell's
     run, and the n of its In[n]."""
 
-    def __init__(self, ranks: RankConnection):
+    def __init__(self, ranks: RankChannel):
         self.ranks = ranks
         self.last: Execution | None = None
         self.last_cell: tuple[int, int] | None = None
-        self.between = Between()
+        self.between = BackgroundOutput()
         self.beside: Callable[[], ExtraPoller | None] = lambda: None  # what is heard while a program runs
         self.debugs: Callable[[], bool] = lambda: False  # whether somebody would send lines to ranks that stop
         self._numbers = itertools.count(1)
@@ -314,7 +314,7 @@ class Runs:
         if not self.group.alive:
             return {}
         living = [r for r, w in self.group.workers.items() if w.lives]
-        run = self._have_done(END_GROUP, living, END_GROUP_SECONDS, Silent(), after)
+        run = self._have_done(END_GROUP, living, END_GROUP_SECONDS, NullScreen(), after)
         self.group.broken = False
         codes = {r: e.code for r, e in run.ended.items() if e.status == outcome.DIED}
         gone = [r for r, e in run.ended.items() if e.status in (outcome.REPLACED, outcome.DIED)]

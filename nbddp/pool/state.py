@@ -17,9 +17,9 @@ from nbddp.agent.client import AgentClient
 from nbddp.agent.gather import ask_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.attached import command
-from nbddp.capabilities.doctor.background import Trials
-from nbddp.capabilities.hosts.remote_nodes import Reaching
-from nbddp.capabilities.slurm.host_source import Elsewhere
+from nbddp.capabilities.doctor.background import Probes
+from nbddp.capabilities.hosts.remote_nodes import RemoteNodes
+from nbddp.capabilities.slurm.host_source import HostSource
 from nbddp.compat import system
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Execution
@@ -28,12 +28,12 @@ from nbddp.launch import env_options, spec_merge, torchrun_env
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.pool import capacity
-from nbddp.pool.env_change import Setting
-from nbddp.pool.rank_channel import RankConnection
+from nbddp.pool.env_change import EnvChange
+from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
-from nbddp.pool.worker_group import Remains, WorkerGroup
+from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.request import Request
 
 NO_LOOPBACK = (
@@ -43,11 +43,11 @@ NO_LOOPBACK = (
 Progress = Callable[[str], None]
 
 
-class Life:
+class PoolState:
     """`spec`: what the pool was made for, then what it is. It ends what it holds when nobody holds it any more."""
 
     def __init__(
-        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankConnection], trials: type[Trials]
+        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankChannel], trials: type[Probes]
     ) -> None:
         """agent: one that may be used if it lives and suits; without it none of an earlier kernel is taken either."""
         self.spec = spec
@@ -56,11 +56,11 @@ class Life:
         self._connection, self._trials_of = connection, trials
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self._ended = ""  # that the pool before has ended by itself, until a start has told it
-        self.elsewhere = Elsewhere()
-        self._remains = Remains()
+        self.elsewhere = HostSource()
+        self._remains = OwnedProcesses()
         self.trials = trials()
         self.group = WorkerGroup(self._remains)
-        self.reaching = Reaching(self.group, self.elsewhere, weakly_said(self))
+        self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
         self.runs = Runs(connection(self.group))
         self.group.report_to(self.runs.ranks.died, self.trials.heard)
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
@@ -86,7 +86,7 @@ class Life:
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
         merged = spec_merge.merged(spec, self.spec if stands else None)
-        setting = Setting(self.group.variables, merged, first=not self.group.workers)
+        setting = EnvChange(self.group.variables, merged, first=not self.group.workers)
         if setting.imports and self.group.nodes:
             self.stop(keep=False)
         self.have_agent(setting.imported, controls_only=merged.on_hosts)
@@ -106,7 +106,7 @@ class Life:
         if merged.keep_warm and unkept:
             raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
 
-    def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: Setting, progress: Progress) -> list[str]:
+    def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: EnvChange, progress: Progress) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
         group, visible = self.group, spec_merge.visible(merged)
         if group.running:
@@ -136,7 +136,7 @@ class Life:
         self.elsewhere.keep(self.spec)
         self.trials.begin(group.agent)
         if setting.living and old is not None and not renewed:
-            self.runs.run(Request("environment", {"variables": setting.living}), Silent())
+            self.runs.run(Request("environment", {"variables": setting.living}), NullScreen())
         return notes
 
     def _start_cluster(self, progress: Progress) -> None:
@@ -231,7 +231,7 @@ class Life:
         self.reaching.end()
         self._remains.end(keep)
         self.trials, self.group = self._trials_of(), WorkerGroup(self._remains)
-        self.reaching = Reaching(self.group, self.elsewhere, weakly_said(self))
+        self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
         self.runs.ranks = self._connection(self.group)
         self.group.report_to(self.runs.ranks.died, self.trials.heard)
 
@@ -278,7 +278,7 @@ def _torchcomms() -> str:
     )
 
 
-def weakly_said(life: Life) -> Callable[[str], bool]:
+def weakly_said(life: PoolState) -> Callable[[str], bool]:
     """A function that shows a line in the run in progress, as long as the pool lives; False without a run."""
     held = weakref.ref(life)
 

@@ -18,9 +18,9 @@ from nbddp.agent import stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests, end_all
 from nbddp.agent.stop import uninterrupted
-from nbddp.capabilities.attached.nodes import Engine, EnginesOnly, Gatekeeper, Joined, way_to
+from nbddp.capabilities.attached.nodes import AttachedCluster, AttachedNode, Engine, Gatekeeper, way_to
 from nbddp.capabilities.hosts import pairwise_probe
-from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.compat.system import LOOPBACK
 from nbddp.compat.working_dir import here, known
 from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
@@ -28,7 +28,7 @@ from nbddp.launch.topology import Topology, Worker, counted, rank_words
 from nbddp.output.progress import Progress, StageText
 from nbddp.pool import start_requests
 from nbddp.pool.change import Change, RankLayout, plan_change
-from nbddp.pool.node import ClusterFiles, FarNode, Living, PoolNode, Starts, weakly
+from nbddp.pool.node import ClusterFiles, PoolNode, RemoteNode, Starts, WorkerProcess, weakly
 from nbddp.pool.stores import RendezvousStores
 
 REGISTER_TIMEOUT = 60.0
@@ -48,7 +48,7 @@ class WorkerGroup:
     to be ended before the next run. `elastic`: the fewest and the most nodes, where they may come and go.
     """
 
-    def __init__(self, remains: Remains):
+    def __init__(self, remains: OwnedProcesses):
         self.nodes: list[PoolNode] = []
         self.topology: Topology | None = None
         self.visible = "all"
@@ -58,7 +58,7 @@ class WorkerGroup:
         self.stores: RendezvousStores | None = None
         self.files: list[str] = []
         self.cluster: Any = None
-        self.joined: Joined | None = None  # a cluster that somebody else has started
+        self.joined: AttachedCluster | None = None  # a cluster that somebody else has started
         self._remains = remains
         self._numbers = itertools.count()
         self._interface: str | None = None  # that all hosts are to take
@@ -76,7 +76,7 @@ class WorkerGroup:
         return self.nodes[0].agent if self.nodes else None
 
     @property
-    def workers(self) -> dict[int, Living]:
+    def workers(self) -> dict[int, WorkerProcess]:
         """Rank → its process, on all nodes."""
         return {r: w for node in self.nodes for r, w in node.workers.items()}
 
@@ -122,8 +122,8 @@ class WorkerGroup:
 
     def take(self, agent: AgentClient) -> None:
         """Have an agent's node."""
-        if isinstance(agent, FarAgent):
-            far = FarNode(agent, *self._hears)
+        if isinstance(agent, RemoteAgentClient):
+            far = RemoteNode(agent, *self._hears)
             self.nodes[0].agent.on_event(weakly(far.hear_home))
             self.nodes.append(far)
         else:
@@ -132,9 +132,9 @@ class WorkerGroup:
         self._remains.take(agent)
 
     @property
-    def spread(self) -> list[FarNode]:
+    def spread(self) -> list[RemoteNode]:
         """The nodes of other hosts; where there are any, all ranks are there, and this machine's node has none."""
-        return [node for node in self.nodes if isinstance(node, FarNode)]
+        return [node for node in self.nodes if isinstance(node, RemoteNode)]
 
     @property
     def hosts(self) -> list[PoolNode]:
@@ -142,9 +142,9 @@ class WorkerGroup:
         return [*self.spread] or [*self.engines] or self.nodes[:1]
 
     @property
-    def engines(self) -> list[EnginesOnly]:
+    def engines(self) -> list[AttachedNode]:
         """The nodes of a cluster's engines; where there are any, all ranks are there."""
-        return [node for node in self.nodes if isinstance(node, EnginesOnly)]
+        return [node for node in self.nodes if isinstance(node, AttachedNode)]
 
     @property
     def sees_files(self) -> bool:
@@ -167,16 +167,16 @@ class WorkerGroup:
         far = iter(ports[1:])
         return tuple(ports[0] if node.here else next(far) for node in self.engines)
 
-    def meet(self, joined: Joined) -> None:
+    def meet(self, joined: AttachedCluster) -> None:
         """A cluster that is to end with the pool, in that its engines are left."""
         self._remains.joined = joined
 
-    def join(self, joined: Joined, hosts: Sequence[tuple[Sequence[Engine], Mapping[str, Any]]]) -> None:
+    def join(self, joined: AttachedCluster, hosts: Sequence[tuple[Sequence[Engine], Mapping[str, Any]]]) -> None:
         """Have the engines of a cluster for nodes, and ways between them. hosts: the engines of each, and what it
         has."""
         assert self.agent is not None
         died, _ = self._hears
-        nodes = [EnginesOnly(joined, engines, facts, self.agent, died) for engines, facts in hosts]
+        nodes = [AttachedNode(joined, engines, facts, self.agent, died) for engines, facts in hosts]
         joined.nodes, self.joined, self.wire = nodes, joined, joined.wire
         self.nodes += nodes
         if len({node.place for node in nodes}) > 1:
@@ -203,7 +203,7 @@ class WorkerGroup:
         hosts, self.nodes = self.spread, self.nodes[:1]
         self._remains.end_some([node.agent for node in hosts])
 
-    def leave(self, gone: Sequence[FarNode]) -> None:
+    def leave(self, gone: Sequence[RemoteNode]) -> None:
         """Go on without these nodes, which have no workers any more. Ranks meet at new stores from here on."""
         self.nodes = [node for node in self.nodes if node not in gone]
         self._remains.end_some([node.agent for node in gone])
@@ -236,7 +236,7 @@ class WorkerGroup:
         from ipyparallel import Cluster as Parallel
 
         from nbddp.pool.launcher import AgentControllerLauncher, AgentEngineSetLauncher
-        from nbddp.pool.rpc import Wire
+        from nbddp.pool.rpc import RankRpc
 
         assert self.agent is not None
         cluster = Parallel(
@@ -252,7 +252,7 @@ class WorkerGroup:
             self.cluster = cluster
             self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
             self.describe()
-            self.wire = self._remains.wire = Wire(cluster.connect_client_sync, patience=REGISTER_TIMEOUT)
+            self.wire = self._remains.wire = RankRpc(cluster.connect_client_sync, patience=REGISTER_TIMEOUT)
         except RuntimeError as e:  # ipyparallel's, or of a pool that ends with its controller
             ended = cluster.controller.ended() if cluster.controller is not None else None
             failed = e if isinstance(e, PoolError) else PoolError(f"the pool's controller did not start: {e}")
@@ -328,7 +328,7 @@ class WorkerGroup:
         """Give every rank of the plan a process that lives; what a user should know, in words."""
         return self.match(self.placed(), self.visible)
 
-    def _refuse(self, joined: Joined, change: Change) -> None:
+    def _refuse(self, joined: AttachedCluster, change: Change) -> None:
         """Engines are taken once, and none is ended or replaced. Raises PoolError."""
         name = joined.cluster.name
         if dead := [r for r, w in self.workers.items() if not w.lives]:
@@ -342,9 +342,11 @@ class WorkerGroup:
                 "other options"
             )
 
-    def _take_engines(self, joined: Joined, topology: Topology, visible: str, ranks: Sequence[int]) -> list[str]:
+    def _take_engines(
+        self, joined: AttachedCluster, topology: Topology, visible: str, ranks: Sequence[int]
+    ) -> list[str]:
         """Have engines become these ranks, all at once; what a user should know, in words."""
-        starts: dict[EnginesOnly, Starts] = {}
+        starts: dict[AttachedNode, Starts] = {}
         for place in (topology.workers[r] for r in ranks):
             node = self.engines[self.seat(place)]
             starts.setdefault(node, []).append(node.request(place, topology, visible, ClusterFiles("", "")))
@@ -430,7 +432,7 @@ class WorkerGroup:
         elif starts:
             cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, started=(starts, answers))
 
-    def _check_starting(self, workers: Collection[Living]) -> None:
+    def _check_starting(self, workers: Collection[WorkerProcess]) -> None:
         if any(w.exit is not None and w.exit.get("pool_ended") for w in workers):
             raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
         for worker in workers:
@@ -441,7 +443,7 @@ class WorkerGroup:
                     f"rank {worker.rank} ended while starting (exit code {worker.exit['code']}): "
                     f"{words or 'it left no message'}"
                 )
-                failed.log = "" if isinstance(node, FarNode) else str(worker.log)
+                failed.log = "" if isinstance(node, RemoteNode) else str(worker.log)
                 raise failed
         if not self.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
@@ -477,13 +479,13 @@ class WorkerGroup:
             self.spent.difference_update(ranks)
 
 
-class Remains:
+class OwnedProcesses:
     """What outlives a pool that is dropped, and is to end with it: its agents, with all processes, and its client."""
 
     def __init__(self) -> None:
         self.agents: list[AgentClient] = []
         self.wire: Any = None
-        self.joined: Joined | None = None
+        self.joined: AttachedCluster | None = None
         self._owner = os.getpid()
 
     def take(self, agent: AgentClient) -> None:

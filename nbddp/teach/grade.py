@@ -51,8 +51,8 @@ from nbddp.grading.grader import (
     MINUTES,
     NPROC,
     Grader,
+    GradingSession,
     NoVerdict,
-    Sitting,
     Work,
     found,
     graded,
@@ -262,7 +262,7 @@ class _Marking:
                 learner = waiting.get_nowait()
             except queue.Empty:
                 return
-            sitting = Sitting(self.grader, learner)
+            sitting = GradingSession(self.grader, learner)
             try:
                 for work in sorted(todo[learner], key=lambda w: w.file):  # a file's cells are parsed once
                     answer = sitting.check(work)

@@ -55,7 +55,7 @@ class Epoch:
 LONG_AGO = Epoch(0, 0, 0)
 
 
-class Note(tuple[Any, ...]):
+class CallRecord(tuple[Any, ...]):
     """What a `Work` belongs to: (SEND or RECV, group, source, destination, tag, n-th call) with ranks in the group,
     or (operation, group, sequence number) of a collective."""
 
@@ -66,11 +66,11 @@ class Note(tuple[Any, ...]):
         return self[0] in (SEND, RECV)
 
 
-STORE = Note(("the store", "", UNKNOWN))
+STORE = CallRecord(("the store", "", UNKNOWN))
 
 
 @dataclass(frozen=True)
-class Spent:
+class CallSpan:
     """A call of a collective or a wait for one (`waits`): begin and end, nanoseconds (time.perf_counter_ns), the time
     that the thread ran on a core until each of them, its native id, and what it was, if that is known."""
 
@@ -79,7 +79,7 @@ class Spent:
     end: int
     ran: tuple[int, int]
     thread: int
-    note: Note | None
+    note: CallRecord | None
 
     @property
     def op(self) -> str:
@@ -102,11 +102,11 @@ class _Ref(weakref.ref):  # type: ignore[type-arg]
     """A weak reference that knows under which number its object is noted."""
 
     __slots__ = ("note", "number")
-    note: Note
+    note: CallRecord
     number: int
 
 
-class Notes:
+class CallLog:
     """The notes of this process; one for all groups and threads."""
 
     def __init__(self) -> None:
@@ -114,12 +114,12 @@ class Notes:
         self.roots: dict[tuple[str, int], int] = {}
         self.peer_calls: collections.Counter[str] = collections.Counter()
         self._inside = 0  # sends and receives that have been counted and have not returned
-        self.waiting: dict[int, tuple[int, Note | None]] = {}
-        self.futures: collections.deque[tuple[Note | None, _Ref | None]] = collections.deque()
+        self.waiting: dict[int, tuple[int, CallRecord | None]] = {}
+        self.futures: collections.deque[tuple[CallRecord | None, _Ref | None]] = collections.deque()
         self.ended: dict[str, tuple[int, list[int]]] = {}
         self.ending: str | None = None  # the one group that was destroyed last; None: all of them
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
-        self.spent: collections.deque[Spent] = collections.deque(maxlen=SPENT)
+        self.spent: collections.deque[CallSpan] = collections.deque(maxlen=SPENT)
         self.runs: collections.deque[RunRecord] = collections.deque(maxlen=EPOCHS)
         self.keeps = True  # whether what is spent now is remembered
         self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
@@ -164,7 +164,7 @@ class Notes:
 
     # -- calls -------------------------------------------------------------------------------
 
-    def peer_call(self, side: str, group: Any, peer: int, tag: int) -> Note:
+    def peer_call(self, side: str, group: Any, peer: int, tag: int) -> CallRecord:
         """Count a send or a receive, before it is made: its other end may be quicker than its return."""
         me = group.rank()
         ends = (me, peer) if side == SEND else (peer, me)
@@ -173,9 +173,9 @@ class Notes:
             n = self.counts[channel] = self.counts.get(channel, 0) + 1
             self.peer_calls[channel[1]] += 1
             self._inside += 1
-        return Note((*channel, n))
+        return CallRecord((*channel, n))
 
-    def peer_called(self, note: Note, ok: bool) -> None:
+    def peer_called(self, note: CallRecord, ok: bool) -> None:
         """The call has returned, or it has raised and was none."""
         with self._lock:
             self._inside -= 1
@@ -229,13 +229,13 @@ class Notes:
         members = self.members()
         self.ended.update({key: (n, members[key]) for key, n in self._counted().items()})
 
-    def collective(self, name: str, group: Any, options: tuple[Any, ...]) -> Note:
+    def collective(self, name: str, group: Any, options: tuple[Any, ...]) -> CallRecord:
         """Note a collective that has just been called."""
         key = self.key(group)
         sequence = self.sequence(group, key)
         if name in ROOTED and sequence != UNKNOWN:
             self._keep_root(key, sequence, options)
-        return Note((on_rank.COLLECTIVES.get(name, (name,))[0], key, sequence))
+        return CallRecord((on_rank.COLLECTIVES.get(name, (name,))[0], key, sequence))
 
     def sequence(self, group: Any, key: str) -> int:
         """The number of the collective called last, as the recorder has it; UNKNOWN where that cannot be known."""
@@ -258,7 +258,7 @@ class Notes:
         while len(self.roots) > ROOTS:
             self.roots.pop(next(iter(self.roots)))
 
-    def remember(self, work: Any, note: Note) -> None:
+    def remember(self, work: Any, note: CallRecord) -> None:
         """Which call a `Work` belongs to, for as long as it lives."""
         if work is None:
             return
@@ -281,7 +281,7 @@ class Notes:
         works = [ref() for ref in list(self._works.values()) if ref.note.is_peer]
         return [work for work in works if work is not None]
 
-    def of_work(self, work: Any) -> Note | None:
+    def of_work(self, work: Any) -> CallRecord | None:
         ref = self._ref(work)
         return ref.note if ref is not None else None
 
@@ -318,12 +318,12 @@ class Notes:
             self.runs[-1].end = _clocks()
         self.keeps = False
 
-    def spend(self, waits: bool, began: tuple[int, int], note: Note | None) -> None:
+    def spend(self, waits: bool, began: tuple[int, int], note: CallRecord | None) -> None:
         """Remember a call or a wait that began then and ends now."""
         if self.keeps:
             ended = _clocks()
             thread = threading.get_native_id()
-            self.spent.append(Spent(waits, began[0], ended[0], (began[1], ended[1]), thread, note))
+            self.spent.append(CallSpan(waits, began[0], ended[0], (began[1], ended[1]), thread, note))
 
     def future_taken(self, work: Any) -> None:
         """A callback on this work's future may call anything when the work is done."""
@@ -338,7 +338,7 @@ class Notes:
         kept = [(note, ref) for note, ref in first if ref is not None and not _is_done(ref())]
         self.futures.extendleft(reversed(kept))
 
-    def open_futures(self) -> list[Note | None]:
+    def open_futures(self) -> list[CallRecord | None]:
         """Works that are not done, or may not be, and whose future somebody has."""
         works = [(note, None if ref is None else ref()) for note, ref in list(self.futures)]
         return [note for note, work in works if work is None or not work.is_completed()]
@@ -360,11 +360,11 @@ def groups() -> dict[str, Any]:
     return {name: group for group, name in list(world.pg_names.items()) if hasattr(group, "group_name")}
 
 
-NOTES = Notes()
+CALLS = CallLog()
 FILE = __file__
 
 
-def install(notes: Notes = NOTES) -> None:
+def install(notes: CallLog = CALLS) -> None:
     """Wrap torch's methods; once, when the worker starts."""
     import torch.distributed as dist
 
@@ -403,7 +403,7 @@ def unnoted(method: Any) -> Any:
     return call
 
 
-def _peer(notes: Notes, name: str, original: Any) -> Any:
+def _peer(notes: CallLog, name: str, original: Any) -> Any:
     side = SEND if name == "send" else RECV
 
     @functools.wraps(original)
@@ -423,7 +423,7 @@ def _peer(notes: Notes, name: str, original: Any) -> Any:
     return call
 
 
-def _collective(notes: Notes, name: str, original: Any) -> Any:
+def _collective(notes: CallLog, name: str, original: Any) -> Any:
     @functools.wraps(original)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         began = _clocks()
@@ -436,7 +436,7 @@ def _collective(notes: Notes, name: str, original: Any) -> Any:
     return call
 
 
-def _wait(notes: Notes, original: Any) -> Any:
+def _wait(notes: CallLog, original: Any) -> Any:
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         return notes.wait_in(original, self, *args, **kwargs)
@@ -444,7 +444,7 @@ def _wait(notes: Notes, original: Any) -> Any:
     return wait
 
 
-def _destroy(notes: Notes, original: Any) -> Any:
+def _destroy(notes: CallLog, original: Any) -> Any:
     @functools.wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         import torch.distributed as dist
@@ -459,7 +459,7 @@ def _destroy(notes: Notes, original: Any) -> Any:
     return destroy_process_group
 
 
-def _future(notes: Notes, original: Any) -> Any:
+def _future(notes: CallLog, original: Any) -> Any:
     @functools.wraps(original)
     def get_future(self: Any) -> Any:
         notes.future_taken(self)
@@ -468,7 +468,7 @@ def _future(notes: Notes, original: Any) -> Any:
     return get_future
 
 
-def _store_wait(notes: Notes, original: Any) -> Any:
+def _store_wait(notes: CallLog, original: Any) -> Any:
     @functools.wraps(original)
     def store_wait(self: Any, *given: Any, **named: Any) -> Any:
         bottom = own_stores.base(self)

@@ -24,7 +24,7 @@ from nbddp.worker.interrupts import WorkerInterrupts
 LOADER_SECONDS = 0.3  # that processes of data loaders have to end, after an interrupt or a failure
 
 
-class Leavings:
+class Leftovers:
     """machinery: beginnings of the files that run programs."""
 
     def __init__(self, machinery: tuple[str, ...]) -> None:

@@ -31,7 +31,7 @@ from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
 from nbddp.worker import child_waits, flight, output_spool, position, std_streams
 from nbddp.worker.kernel import WorkerKernel
-from nbddp.worker.output import Printed, know_threads
+from nbddp.worker.output import PrintedOutput, know_threads
 
 CONNECT_SECONDS = 5
 _connections = itertools.count()
@@ -86,7 +86,7 @@ def hook(kernel: WorkerKernel) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # ipyparallel prints its log's handlers before, and the first cell would show that as its own
     kernel.streams = (sys.stdout, sys.stderr)
-    kernel.printed = Printed(kernel.streams, kernel.running)
+    kernel.printed = PrintedOutput(kernel.streams, kernel.running)
     own_clock(kernel)
     std_streams.complete(kernel.streams)
     std_streams.free_dumps()

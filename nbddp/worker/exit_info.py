@@ -73,7 +73,7 @@ def unworded(said: dict[str, Any], error: BaseException | None, why: BaseExcepti
     return {"run": said["run"], "left": RAISED, "stage": said["stage"], "at": said["at"], "chain": chain}
 
 
-class Departures:
+class GroupExits:
     """Where this rank has ended process groups in the current run.
 
     names: gives the file of each cell → `Cell In[n]`. dropping: whether nbddp itself ends a group at the moment, one

@@ -45,7 +45,7 @@ class Pipe:
         self.write = -1
 
 
-class Captured:
+class CapturedFds:
     """Descriptors of a worker as pipes. echo: stream → the descriptor where its own led before, to which the text goes
     too: the worker's log. `lock`: held while text is taken. Makes a thread."""
 

@@ -54,12 +54,12 @@ from nbddp.worker import (
     requests,
     runnable,
 )
-from nbddp.worker.call_log import NOTES
+from nbddp.worker.call_log import CALLS
 from nbddp.worker.cell_end import Exits, Forked, StartedProcesses
 from nbddp.worker.cell_text import CellText
-from nbddp.worker.cleanup import Leavings
+from nbddp.worker.cleanup import Leftovers
 from nbddp.worker.interrupts import WorkerInterrupts
-from nbddp.worker.output import Printed
+from nbddp.worker.output import PrintedOutput
 from nbddp.worker.output_spool import OutputSpool
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
@@ -139,7 +139,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.silence = Silence(self.groups.sockets)
         self.checker = Checker()
         self.kept: OutputSpool | None = None
-        self.departures = exit_info.Departures(
+        self.departures = exit_info.GroupExits(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
         )
         self.recorder = Recorder()
@@ -157,7 +157,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._result: Any = None
         self._spoilt = False  # whether what IPython says of the cell is an error that it has met with `_shown`
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
-        self.printed: Printed | None = None
+        self.printed: PrintedOutput | None = None
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, questions.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
@@ -166,7 +166,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             *(os.path.dirname(m.__file__) for m in packages),
             os.path.dirname(os.path.dirname(__file__)),
         )
-        self.leavings = Leavings(self._machinery)
+        self.leavings = Leftovers(self._machinery)
         self._leaves = False  # whether a run has ended by an error
         self.files = CellFiles()
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
@@ -334,7 +334,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.debugger.begin(bool(spec.get("debug")))
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
         kept = spec["op"] in ("cell", "call") and (spec.get("timings", True) or spec.get("trace", False))
-        NOTES.begin_run(spec["run"], spec.get("cell"), kept)
+        CALLS.begin_run(spec["run"], spec.get("cell"), kept)
         self._others = []
         if spec["op"] in ("cell", "call", "script"):
             self._others = self.modules.others()
@@ -360,7 +360,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _end(self, outcome: dict[str, Any], error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
-        NOTES.end_run()
+        CALLS.end_run()
         self.debugger.end()
         self.reserve.free()
         try:

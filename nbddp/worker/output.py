@@ -18,7 +18,7 @@ from typing import Any
 
 from nbddp.compat.clock import clock
 from nbddp.protocol.surrogates import plain
-from nbddp.worker.fd_capture import Captured, flush_c
+from nbddp.worker.fd_capture import CapturedFds, flush_c
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
 STREAMS, REQUEST = "nbddp_streams", "nbddp_run"  # types of messages
@@ -49,7 +49,7 @@ class Batch:
         return [("stream", {"name": stream, "text": text, **told}) for stream, text in texts]
 
 
-class Printed:
+class PrintedOutput:
     """The two streams of a worker. Takes the place of their `write`, `flush` and `close`."""
 
     def __init__(self, streams: Sequence[Any], running: Callable[[], Mapping[str, Any] | None]):
@@ -63,14 +63,14 @@ class Printed:
         self._at, self._written, self._writer = 0, 0.0, 0
         self._on_the_way: deque[None] = deque()
         echo = led_before(streams)
-        self.captured = Captured(echo, self._put, self.amid_print)
+        self.captured = CapturedFds(echo, self._put, self.amid_print)
         self._lock = self.captured.lock
         for stream in streams:
             stream.write = functools.partial(self._write, stream.name)
             stream.flush = stream.close = self._flush
         for stream in streams:
             if stream.name in echo:  # ipykernel's own answer is the descriptor before it was captured: the log
-                stream.fileno = functools.partial(Captured.DESCRIPTORS.__getitem__, stream.name)
+                stream.fileno = functools.partial(CapturedFds.DESCRIPTORS.__getitem__, stream.name)
         sends = self._first.pub_thread
         sends.send_multipart = self._after_text(sends.send_multipart)
 

@@ -19,7 +19,7 @@ import socket
 
 from nbddp.agent.spool_files import STREAMS, older, path
 from nbddp.protocol.jsonl import encode
-from nbddp.worker.output import Printed
+from nbddp.worker.output import PrintedOutput
 
 HALF = 4 << 20  # bytes
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
@@ -66,7 +66,7 @@ class StreamCopy:
 class OutputSpool:
     """The two copies; one per worker. Each holds text of the current run alone."""
 
-    def __init__(self, base: str, printed: Printed, agent: str):
+    def __init__(self, base: str, printed: PrintedOutput, agent: str):
         """agent: the socket of the agent that is asked to hold pipes."""
         self._base, self._printed, self._agent = base, printed, agent
         self._copies = {s: StreamCopy(path(base, s)) for s in STREAMS}

@@ -31,7 +31,7 @@ from nbddp.worker import (
     threads,
     torch_debug_detail,
 )
-from nbddp.worker.call_log import ANY, NOTES, Note
+from nbddp.worker.call_log import ANY, CALLS, CallRecord
 from nbddp.worker.frames import SeenFrame
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
@@ -89,9 +89,9 @@ def _position(
     at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
     inside = its[:at]
     call = _owned(_call(inside), groups) if not moves else None
-    serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
+    serial, note = CALLS.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
     peer = note is not None and note.is_peer
-    if call is not None and call["kind"] == NEW_GROUP and (made := NOTES.makes(ident)) is not None:
+    if call is not None and call["kind"] == NEW_GROUP and (made := CALLS.makes(ident)) is not None:
         call["made"] = list(made)
     claim = None if moves else _claimed(its) or _met(call, inside)
     pending = claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns))
@@ -175,11 +175,11 @@ class KnownEntries:
     """The entries of the recorders at one moment, for as long as nothing more is called."""
 
     def __init__(self, entries: list[flight.FlightEntry]) -> None:
-        self.entries, self._called = entries, NOTES.called()
+        self.entries, self._called = entries, CALLS.called()
 
     def lasts(self) -> bool:
         """Whether it is known that no group has called a collective since."""
-        return bool(self._called) and call_log.UNKNOWN not in self._called.values() and NOTES.called() == self._called
+        return bool(self._called) and call_log.UNKNOWN not in self._called.values() and CALLS.called() == self._called
 
 
 def record(checker: on_rank.Checker, entries: list[flight.FlightEntry]) -> dict[str, Any]:
@@ -189,15 +189,15 @@ def record(checker: on_rank.Checker, entries: list[flight.FlightEntry]) -> dict[
     compares has a history of its own. entries: all that the recorders hold.
     """
     history: dict[str, list[list[Any]]] = dict(checker.called)
-    called = NOTES.called()
+    called = CALLS.called()
     latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(on_rank.name_of, call_log.groups().values()), 0))}
     latest |= torch_debug_detail.CHECKS.counted(called)
-    if NOTES.made:
-        history[NOTES.subgroups] = [[n, NEW_GROUP, str(r), None] for n, r in list(NOTES.made.items())[-HISTORY:]]
+    if CALLS.made:
+        history[CALLS.subgroups] = [[n, NEW_GROUP, str(r), None] for n, r in list(CALLS.made.items())[-HISTORY:]]
     by_key: dict[str, list[flight.FlightEntry]] = {}
     for e in entries:
         by_key.setdefault(key_of(e), []).append(e)
-    for key in filter(NOTES.is_recent, by_key):
+    for key in filter(CALLS.is_recent, by_key):
         latest[key] = max(latest.get(key, 0), *(e.sequence for e in by_key[key]))
         history[key] = [[e.sequence, e.op, e.what, _root(key, e.group, e.sequence)] for e in by_key[key][-HISTORY:]]
     return {
@@ -210,12 +210,12 @@ def record(checker: on_rank.Checker, entries: list[flight.FlightEntry]) -> dict[
 
 
 def key_of(entry: flight.FlightEntry) -> str:
-    """The group of a recorder's entry as `Notes.key` names it."""
-    return f"{NOTES.epoch_at(entry.created_ns).prefix}{entry.group}/{entry.backend}"
+    """The group of a recorder's entry as `CallLog.key` names it."""
+    return f"{CALLS.epoch_at(entry.created_ns).prefix}{entry.group}/{entry.backend}"
 
 
 def _root(key: str, group: str, sequence: int) -> int | None:
-    root = NOTES.roots.get((key, sequence))
+    root = CALLS.roots.get((key, sequence))
     if root is None:
         return None
     members = members_of(group)[0]
@@ -223,10 +223,10 @@ def _root(key: str, group: str, sequence: int) -> int | None:
 
 
 def _channels() -> list[list[Any]]:
-    by_key = NOTES.members()
+    by_key = CALLS.members()
     return [
         [side, key, *_global(by_key[key], source, to), tag, n]
-        for (side, key, source, to, tag), n in list(NOTES.counts.items())
+        for (side, key, source, to, tag), n in list(CALLS.counts.items())
         if key in by_key
     ]
 
@@ -235,10 +235,10 @@ def _global(ranks: list[int], *of_group: int) -> list[int]:
     return [r if r == ANY else ranks[r] for r in of_group]
 
 
-def _channel(note: Note) -> dict[str, Any]:
+def _channel(note: CallRecord) -> dict[str, Any]:
     """The send or receive that is waited for, with global ranks."""
     side, key, source, to, tag, n = note
-    ranks = NOTES.members().get(key)
+    ranks = CALLS.members().get(key)
     if ranks is None:
         return {}
     return {"channel": [side, key, *_global(ranks, source, to), tag], "nth": n, "members": ranks}
@@ -376,7 +376,7 @@ def _in_wait(inside: list[SeenFrame]) -> bool:
 
 def _pending(
     call: dict[str, Any] | None,
-    note: Note | None,
+    note: CallRecord | None,
     inside: list[SeenFrame],
     recorded: list[flight.FlightEntry],
     since_ns: int,
@@ -391,8 +391,8 @@ def _pending(
         entry = next((e for e in recorded if (key_of(e), e.sequence) == (key, sequence)), None)
         return _of_entry(entry) if entry is not None else _unseen(op, key, sequence)
     recent = [e for e in recorded if e.active and e.created_ns >= since_ns]
-    if _ends(call) and NOTES.ending is not None:
-        recent = [e for e in recent if key_of(e) == NOTES.ending]
+    if _ends(call) and CALLS.ending is not None:
+        recent = [e for e in recent if key_of(e) == CALLS.ending]
     of_nccl = [e for e in recent if e.backend == flight.NCCL]
     if of_nccl:  # its wait may be in any call of torch's or the user's, and is for all that was called before
         return None if _in_library(inside) else _of_entry(of_nccl[0])
@@ -422,7 +422,7 @@ def _in_library(inside: list[SeenFrame]) -> bool:
 
 
 def _of_entry(entry: flight.FlightEntry) -> dict[str, Any]:
-    key, epoch = key_of(entry), NOTES.epoch_at(entry.created_ns)
+    key, epoch = key_of(entry), CALLS.epoch_at(entry.created_ns)
     return {
         **_group(key, entry.group, entry.description), "backend": entry.backend, "sequence": entry.sequence,
         "op": entry.op, "what": entry.what, "root": _root(key, entry.group, entry.sequence),
@@ -431,7 +431,7 @@ def _of_entry(entry: flight.FlightEntry) -> dict[str, Any]:
 
 
 def _unseen(op: str, key: str, sequence: int) -> dict[str, Any]:
-    group = next((g for g in call_log.groups().values() if NOTES.key(g) == key), None)
+    group = next((g for g in call_log.groups().values() if CALLS.key(g) == key), None)
     name, description = (group.group_name, group.group_desc) if group is not None else ("", "")
     return {**_group(key, name, description), "backend": "", "sequence": sequence, "op": op, "what": "",
             "root": None, "seen": False, "epoch": [0, 0]}  # fmt: skip
@@ -441,15 +441,19 @@ def _group(key: str, name: str, description: str) -> dict[str, Any]:
     whole = sys.modules["torch.distributed"].group.WORLD
     default = description == DEFAULT or (whole is not None and whole.group_name == name)
     return {
-        "group": key, "ranks": members_of(name)[0] or NOTES.members().get(key, []), "default": default,
+        "group": key, "ranks": members_of(name)[0] or CALLS.members().get(key, []), "default": default,
         "named": "" if description in UNNAMED else description,
     }  # fmt: skip
 
 
 def _acts(
-    of_all: threads.Stacks, ident: int, names: dict[str, str], recorded: list[flight.FlightEntry], note: Note | None,
+    of_all: threads.Stacks,
+    ident: int,
+    names: dict[str, str],
+    recorded: list[flight.FlightEntry],
+    note: CallRecord | None,
     inside: list[SeenFrame],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """What besides the thread `ident` may call torch, in words: what stands on this rank, or a callback on a future.
 
     A callback on the future of what is waited for, or of what was called later in the same group, comes too late.
@@ -464,7 +468,7 @@ def _acts(
 def _calls_back(recorded: list[flight.FlightEntry], waited: set[str]) -> list[str]:
     """Whether the end of a collective (but of none of the group `waited`), a send or a receive may call something."""
     open_ = {(key_of(e), e.sequence) for e in recorded if e.active}
-    futures = NOTES.open_futures()
+    futures = CALLS.open_futures()
     acts = any(n is None or n.is_peer or (n[1:] in open_ and n[1] not in waited) for n in futures)
     return ["a callback on a Future"] * acts
 
@@ -478,7 +482,7 @@ def is_elsewhere() -> bool:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return False
-    return NOTES.world not in (None, (OWN["rank"], OWN["size"]))
+    return CALLS.world not in (None, (OWN["rank"], OWN["size"]))
 
 
 def collectives(since: int) -> list[dict[str, Any]]:
@@ -502,4 +506,4 @@ def members_of(name: str) -> tuple[list[int], str]:
 
 def group_count() -> int:
     """How many groups this rank has made since the last init, also after it has ended them."""
-    return max(NOTES.most_groups, torch.group_count())
+    return max(CALLS.most_groups, torch.group_count())

@@ -233,7 +233,7 @@ class Groups:
                 _forget()
                 self.inits += 1
                 self._made = {}
-                call_log.NOTES.new_epoch(self.run, self.inits)
+                call_log.CALLS.new_epoch(self.run, self.inits)
             if self.shares_gpus and kwargs.get("world_size") != 1:
                 args, kwargs = _for_shared_gpus(args, kwargs)
             if self._gives_store and len(args) < 2:
@@ -246,7 +246,7 @@ class Groups:
             self.made_in = self.run
             if has_nccl() and os.environ.get(HANDLING, "3") in TEARS_DOWN:
                 self.handling = os.environ.get(HANDLING, "3")
-            call_log.NOTES.world = (dist.get_rank(), dist.get_world_size())
+            call_log.CALLS.world = (dist.get_rank(), dist.get_world_size())
             return result
 
         return init_process_group
@@ -272,7 +272,7 @@ class Groups:
         def new_group(*args: Any, **kwargs: Any) -> Any:
             self._compared, self.touched = False, True
             given = {**dict(zip(HELPER, args, strict=False)), **kwargs}
-            making = call_log.NOTES.making_group(str(given["group_name"]), given["global_ranks_in_group"])
+            making = call_log.CALLS.making_group(str(given["group_name"]), given["global_ranks_in_group"])
             with making, self.sockets.watch(), self._quiet.connecting():
                 made = original(*args, **kwargs)
             if self.inits in self._prefixes and hasattr(made[0], "group_name") and not self._compared:
@@ -435,7 +435,7 @@ def _end_default_group(broken: bool) -> None:
 
 def _has_pending_work() -> bool:
     """Whether the recorder knows a collective of the last init's groups that is not done."""
-    since = call_log.NOTES.epoch.began_ns
+    since = call_log.CALLS.epoch.began_ns
     return any(e.active and e.created_ns >= since for e in flight.entries(flight.dumps(active=True)))
 
 

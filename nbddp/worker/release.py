@@ -295,7 +295,7 @@ class Release:
 
 def abort_transfers() -> None:
     """End the waits in sends and receives of gloo's whose work is alive."""
-    for work in call_log.NOTES.transfers():
+    for work in call_log.CALLS.transfers():
         torch.abort_transfer(work)
 
 

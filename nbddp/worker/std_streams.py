@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbddp.worker.fd_capture import Captured
+from nbddp.worker.fd_capture import CapturedFds
 from nbddp.worker.output import led_before
 
 OWN = f'File "{__file__}", line'.encode()
@@ -52,7 +52,7 @@ class Bytes(io.BufferedIOBase):
         """Nobody closes the worker's output."""
 
 
-class Direct:
+class DescriptorWriter:
     """Writes text to a descriptor, whole lines at once."""
 
     def __init__(self, descriptor: int):
@@ -86,11 +86,11 @@ def complete(streams: Sequence[Any]) -> None:
         if not hasattr(stream, "reconfigure"):
             stream.reconfigure = _reconfigure
     led = led_before(streams)
-    pairs = [(stream, Captured.DESCRIPTORS[stream.name]) for stream in streams if stream.name in led]
+    pairs = [(stream, CapturedFds.DESCRIPTORS[stream.name]) for stream in streams if stream.name in led]
 
     def in_child() -> None:
         for stream, descriptor in pairs:
-            direct = Direct(descriptor)
+            direct = DescriptorWriter(descriptor)
             stream.write, stream.flush, stream.close = direct.write, direct.flush, direct.flush
 
     os.register_at_fork(after_in_child=in_child)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nbddp.compat import torch
 from nbddp.worker import call_log
-from nbddp.worker.call_log import NOTES, UNKNOWN
+from nbddp.worker.call_log import CALLS, UNKNOWN
 
 GATHERS = 2  # of a check, behind the barrier
 
@@ -26,7 +26,7 @@ class DetailBarrier(NamedTuple):
     sequence: int
 
 
-class Checks:
+class DetailHelpers:
     """The helpers of this process's groups, by torch's name of the group; held until that group is ended."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Checks:
 
     def _note(self, name: str, helper: Any) -> None:
         self._helpers[name] = helper
-        self._keys = {key for key in self._keys if NOTES.is_recent(key)}
+        self._keys = {key for key in self._keys if CALLS.is_recent(key)}
 
     def let_go(self) -> None:
         """Groups have been ended: their helpers may end too."""
@@ -49,7 +49,7 @@ class Checks:
     def counted(self, called: dict[str, int]) -> dict[str, int]:
         """Of `called` (group → how many collectives it has counted) the groups that are checked, also those that were
         ended: all that was called there is counted."""
-        self._keys |= {NOTES.key(group) for group, _ in self._checked()}
+        self._keys |= {CALLS.key(group) for group, _ in self._checked()}
         return {key: called[key] for key in self._keys & called.keys() if called[key] != UNKNOWN}
 
     def meeting(self) -> DetailBarrier | None:
@@ -57,8 +57,8 @@ class Checks:
         found = [group for group, helper in self._checked() if waits(helper)]
         if len(found) != 1:
             return None
-        key = NOTES.key(found[0])
-        sequence = NOTES.sequence(found[0], key)
+        key = CALLS.key(found[0])
+        sequence = CALLS.sequence(found[0], key)
         return None if sequence == UNKNOWN else DetailBarrier(found[0], key, sequence + 1)
 
     def _checked(self) -> list[tuple[Any, Any]]:
@@ -73,4 +73,4 @@ def waits(helper: Any) -> bool:
     return bool(others) and torch.sequence(helper) % (all_of_it + GATHERS) == waits
 
 
-CHECKS = Checks()
+CHECKS = DetailHelpers()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 CELL = """
 import time, torch, torch.distributed as dist
@@ -36,7 +36,7 @@ def main() -> None:
     with nbddp.Pool(nproc=asked.nproc) as pool:
         for _ in range(asked.rounds):
             for check in times:
-                times[check] += [max(pool.run_cell(CELL, check=check, want_value=True, screen=Silent()))]
+                times[check] += [max(pool.run_cell(CELL, check=check, want_value=True, screen=NullScreen()))]
     plain, checked = (1000 * statistics.median(times[check]) for check in (False, True))
     print(f"all_reduce on {asked.nproc} ranks: {plain:.2f} ms, checked {checked:.2f} ms, ratio {checked / plain:.1f}")
 

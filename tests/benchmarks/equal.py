@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.analysis.activity import BACKWARD, FORWARD, OPTIMIZER
 from nbddp.capabilities.timings.rank_time import BETWEEN, verdict
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 
 CELL = """
@@ -90,7 +90,7 @@ def run(pool: nbddp.Pool, dice: random.Random, steps: int, share: float = 0.0, w
     pool.run_cell(
         CELL.format(width=width, depth=depth, batch=batch, optimizer=f"torch.optim.{optimizer}", steps=steps,
                     share=share, where=where, rank=rank),
-        screen=Silent(),
+        screen=NullScreen(),
     )  # fmt: skip
 
 

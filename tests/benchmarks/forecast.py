@@ -30,7 +30,7 @@ from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.forecast.cost import LinkFit, better, fit, seconds
 from nbddp.capabilities.forecast.scale import Predicted, Profile, predict
 from nbddp.capabilities.forecast.text import link
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.output.table import Table
 
 MUST = 0.25  # of the measured step, on a quiet machine
@@ -112,7 +112,7 @@ def validate(
 ) -> Validation:
     """Measure on a pool of four; all-reduces of 16 KiB to 2**largest bytes."""
     code = CELL.format(width=width, layers=layers, batch=batch, rounds=rounds, largest=largest)
-    found = list(pool.run_cell(code, want_value=True, timings=False, screen=Silent()))
+    found = list(pool.run_cell(code, want_value=True, timings=False, screen=NullScreen()))
     two, four = _measured([f[0] for f in found[:2]]), _measured([f[1] for f in found])
     compute, step = (statistics.median(_slowest([f[i] for f in found])) for i in (2, 3))
     buckets = found[0][4]

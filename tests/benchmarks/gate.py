@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.capabilities.private import sock_owner
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.versions import hidden
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ small, big
 
 
 def values(pool: nbddp.Pool, code: str, ranks: list[int] | None = None) -> list[Any]:
-    return list(pool.run_cell(SET_UP + code, want_value=True, ranks=ranks, hang_after=None, screen=Silent()))
+    return list(pool.run_cell(SET_UP + code, want_value=True, ranks=ranks, hang_after=None, screen=NullScreen()))
 
 
 def each(work: Callable[[], object], times: int = 1000) -> float:
@@ -86,9 +86,9 @@ def questions(pool: nbddp.Pool) -> None:
         door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         near = stack.enter_context(socket.create_connection(door.getsockname()))
         stack.enter_context(door.accept()[0])
-        kernel, here = stack.enter_context(sock_owner.Kernel()), sock_owner.ends(near)
+        kernel, here = stack.enter_context(sock_owner.SockDiag()), sock_owner.ends(near)
         print(f"whose a connection is: {each(lambda: kernel.owner(*here)):.1f} µs")
-    family = sock_owner.Family(pool.agent.hello["pid"])
+    family = sock_owner.ProcessTree(pool.agent.hello["pid"])
     for rank in (0, pool.world_size - 1):
         pid = pool.workers[rank].pid
         inode = max(sock_owner.held_by(pid, {-1}))

@@ -23,7 +23,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.pool.faults import StopWhenReady
 
 TOO_LONG = 15.0  # seconds a cell may take
@@ -301,7 +301,7 @@ class Names:
     def compare(self, pool: nbddp.Pool) -> str:
         pool.ensure(LaunchSpec())
         try:
-            found = dict(enumerate(pool.run_cell("globals().get('kept', 0)", want_value=True, screen=Silent())))
+            found = dict(enumerate(pool.run_cell("globals().get('kept', 0)", want_value=True, screen=NullScreen())))
         except nbddp.RunFailed as error:
             self.counts = {}
             pool.ensure(LaunchSpec(fresh=True))
@@ -325,7 +325,7 @@ def attempt(call: Callable[[], object]) -> tuple[nbddp.RunFailed | None, float]:
 def descriptors(pool: nbddp.Pool) -> int:
     """The most that a rank has open."""
     count = "import os, gc; gc.collect(); len(os.listdir('/proc/self/fd'))"
-    return max(pool.run_cell(count, want_value=True, screen=Silent()))
+    return max(pool.run_cell(count, want_value=True, screen=NullScreen()))
 
 
 def main() -> int:
@@ -347,7 +347,7 @@ def main() -> int:
             while asked.only and made.fault not in asked.only:
                 made = cell(dice, number)
             pool.ensure(LaunchSpec(nproc=made.world))
-            screen = StopWhenReady(1 + ("twice" in made.fault)) if FAULTS[made.fault].stop else Silent()
+            screen = StopWhenReady(1 + ("twice" in made.fault)) if FAULTS[made.fault].stop else NullScreen()
             error, took = attempt(lambda: pool.run_cell(made.text, screen=screen, hang_after=0.3))  # noqa: B023
             names.ran(pool, made.world, error)
             slowest = max(slowest, took)

@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.capabilities.warm import client
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.benchmarks.launch import STEP, cell, seconds, torchrun
 from tests.kernels import Kernel
 
@@ -155,7 +155,7 @@ def main() -> None:
         for _ in range(asked.times):
             cell = CELL.format(culprit=dice.randrange(asked.nproc))
             try:
-                found = pool.run_cell(cell, max_restarts=1, want_value=True, screen=Silent())
+                found = pool.run_cell(cell, max_restarts=1, want_value=True, screen=NullScreen())
                 good += list(found) == [1] * asked.nproc
             except nbddp.NbddpError as error:
                 print(type(error).__name__, error, flush=True)

@@ -24,9 +24,9 @@ from nbddp.analysis.wait_time import typical
 from nbddp.capabilities.memory.figure import draw_memory
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.topology.figure import draw_topology
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.pool.faults import CALLS, SET_UP, StopWhenReady, cases
 
 COUNT = (
@@ -63,7 +63,7 @@ def main() -> None:
     tally: dict[str, int] = {}
     lost_output = lost_names = reported = 0
     slowest = 0.0
-    kept: list[Shown] = []
+    kept: list[DescribedFigure] = []
     with nbddp.Pool(nproc=asked.nproc) as pool:
         expected = [0] * asked.nproc
         in_use: list[tuple[float, float]] = []
@@ -86,7 +86,7 @@ def main() -> None:
             for rank in gone:
                 expected[rank] = 0
             pool.ensure(LaunchSpec())
-            found = list(pool.run_cell("globals().get('kept', 0)", want_value=True, screen=Silent()))
+            found = list(pool.run_cell("globals().get('kept', 0)", want_value=True, screen=NullScreen()))
             lost_names += sum(f != e for f, e in zip(found, expected, strict=True))
             expected = found
             if asked.figures and number % asked.figures == 0:
@@ -108,9 +108,9 @@ def main() -> None:
     )
 
 
-def figures(pool: nbddp.Pool) -> list[Shown]:
+def figures(pool: nbddp.Pool) -> list[DescribedFigure]:
     """As `%ddp draw_timings`, `%ddp draw_memory` and `%ddp draw_topology` show them."""
-    pool.run_cell(TRAIN, screen=Silent())
+    pool.run_cell(TRAIN, screen=NullScreen())
     recording = pool.timings()
     drawn = [draw_timings(recording, typical(recording) or 0), draw_memory(pool.memory()), draw_topology(pool.placed())]
     for shown in drawn:

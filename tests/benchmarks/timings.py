@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.capabilities.timings.figure import draw_timings
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.pool.test_timings import recording
 
 CELL = """
@@ -90,7 +90,7 @@ def main() -> None:
     with nbddp.Pool(nproc=asked.nproc) as pool:
         for width, steps in ((1000, asked.steps), (100, 5 * asked.steps)):
             cell = CELL.format(width=width, steps=steps, rounds=asked.rounds)
-            tell(width, list(pool.run_cell(cell, want_value=True, screen=Silent())))
+            tell(width, list(pool.run_cell(cell, want_value=True, screen=NullScreen())))
         if asked.runs > 1:
             tell_runs(runs(pool, asked.runs))
     made = recording(64, 1000)
@@ -121,7 +121,7 @@ def runs(pool: nbddp.Pool, count: int) -> dict[str, list[float]]:
     drawn = random.Random(0)
     for _ in range(count):
         for kind in drawn.sample([*found], 3):
-            steps = pool.run_cell(RUN, timings=kind == "recorded", want_value=True, screen=Silent())
+            steps = pool.run_cell(RUN, timings=kind == "recorded", want_value=True, screen=NullScreen())
             found[kind].append(statistics.mean(steps))
     return found
 

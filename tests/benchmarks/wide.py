@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.agent.client import AgentClient
 from nbddp.notebook.status import status_table
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 ROOT = Path(__file__).parents[2]
 STUB, LATE = ROOT / "tests/benchmarks/stub", ROOT / "tests/benchmarks/late.py"
@@ -120,7 +120,7 @@ def of(agents: int, workers: int, delay: float, rounds: int) -> Measured:
         meter.found["start, here: the controller"] = sum(cpu(controller(here)).values()) / 1e9
 
         def cell(code: str) -> None:
-            pool.run_cell(code, screen=Silent())
+            pool.run_cell(code, screen=NullScreen())
 
         def fails(code: str) -> None:
             with suppress(nbddp.WorkerFailed):

@@ -35,7 +35,7 @@ from nbddp.capabilities.memory import figure as memory_figure
 from nbddp.capabilities.timings import figure as timings_figure
 from nbddp.capabilities.topology.figure import LOOKS, draw_topology
 from nbddp.figures.bar_labels import Inside
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.html import PICTURE, POINTED, STYLE
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
 from nbddp.launch.topology import planned
@@ -51,7 +51,7 @@ CHANGE = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {
 BEHIND = {"Light": (255, 255, 255), "Dark": (17, 17, 17)}  # behind a notebook's output in JupyterLab
 
 
-def some() -> Shown:
+def some() -> DescribedFigure:
     return draw_bench([Measured("all_reduce", 1 << k, 4, (k * 1e-4, k * 2e-4)) for k in range(10, 20)])
 
 
@@ -102,7 +102,7 @@ def test_64_ranks_and_1000_steps_are_small() -> None:
     assert sum(map(len, bundle.values())) < 1_000_000
 
 
-def timeline() -> Shown:
+def timeline() -> DescribedFigure:
     return timings_figure.draw_timings(gallery(8, 8), 20)
 
 
@@ -144,7 +144,7 @@ def test_what_is_kept_of_a_figure_that_was_shown_is_bytes_and_words() -> None:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("drawn", [some, of_program, of_forecast, of_memory, lambda: draw_topology(planned(nproc=2))])
-def test_each_figure_is_let_go_and_made_again(drawn: Callable[[], Shown]) -> None:
+def test_each_figure_is_let_go_and_made_again(drawn: Callable[[], DescribedFigure]) -> None:
     shown = drawn()
     before = shown.png()
     assert shown._figure is None
@@ -156,7 +156,7 @@ def test_each_figure_is_let_go_and_made_again(drawn: Callable[[], Shown]) -> Non
 # -- axes and legends ----------------------------------------------------------------------------
 
 
-def boxes(shown: Shown) -> Any:
+def boxes(shown: DescribedFigure) -> Any:
     """The drawn figure's renderer, in whose pixels boxes are."""
     canvas = FigureCanvasAgg(shown.figure)
     canvas.draw()
@@ -266,7 +266,7 @@ def book() -> Any:
     return notebook_of(some())
 
 
-def notebook_of(shown: Shown) -> Any:
+def notebook_of(shown: DescribedFigure) -> Any:
     data, metadata = shown._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     return nbformat.v4.new_notebook(

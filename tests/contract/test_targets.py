@@ -294,7 +294,11 @@ def test_the_page_on_export_says_of_each_option_what_the_table_does() -> None:
         typed = {"visible": "--visible own", "logs": "--log-dir"}.get(name, f"--{name.replace('_', '-')}")
         written, other = told[typed]
         assert written == {*TARGETS} - row.keys(), typed
-        answers = {"refused" if isinstance(why, target_support.No) else "note" for target, why in row.items() if target}
+        answers = {
+            "refused" if isinstance(why, target_support.Unsupported) else "note"
+            for target, why in row.items()
+            if target
+        }
         assert re.match("note|refused", other)[0] in answers, typed  # type: ignore[index]
         assert len(answers) == 1, typed
     for name in ("rendezvous static", "rendezvous srun"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.contract.begun import PROGRAM
 from tests.kernels import Kernel
 from tests.ports import held_port
@@ -250,7 +250,7 @@ def test_spawned_ranks_hash_strings_each_in_their_own_way(monkeypatch: pytest.Mo
     monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
     monkeypatch.setenv("BEGUN", str(tmp_path))
     with nbddp.Pool(nproc=2) as pool:
-        pool.run_cell(PROGRAM, screen=Silent())
+        pool.run_cell(PROGRAM, screen=NullScreen())
     one, other = begun(tmp_path)
     assert not [name for name in one["drawn"] if one["drawn"][name] == other["drawn"][name]]
 

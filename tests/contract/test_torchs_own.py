@@ -9,7 +9,7 @@ import pytest
 
 import nbddp
 from nbddp.errors import NbddpError
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.contract import torchs_own
 
 NPROC = torchs_own.RANKS
@@ -19,7 +19,7 @@ SOURCE = Path(torchs_own.__file__)
 def in_a_cell(pool: nbddp.Pool, name: str, folder: str) -> list[str]:
     """How a test ended on each rank; or how its cell did, where that is another way."""
     try:
-        return list(pool.run_cell(f"outcome({name!r}, {folder!r})", want_value=True, screen=Silent()))
+        return list(pool.run_cell(f"outcome({name!r}, {folder!r})", want_value=True, screen=NullScreen()))
     except NbddpError as e:
         return [f"the cell ended: {e}"]
 
@@ -32,8 +32,8 @@ def test_torchs_own_tests_end_as_under_torchrun(pool: nbddp.Pool, tmp_path: Path
     (tmp_path / "torchrun").mkdir()
     expected = known or torchs_own.under_torchrun(str(tmp_path / "torchrun"))
     folder = str(tmp_path / "cells")
-    pool.run_cell(SOURCE.read_text(), screen=Silent())
-    names = pool.run_cell(f"names({folder!r})", want_value=True, screen=Silent())[0]
+    pool.run_cell(SOURCE.read_text(), screen=NullScreen())
+    names = pool.run_cell(f"names({folder!r})", want_value=True, screen=NullScreen())[0]
     assert names == list(expected)
     found = {name: in_a_cell(pool, name, folder) for name in names[::nth]}
     assert {n: (ranks, expected[n]) for n, ranks in found.items() if ranks != expected[n]} == {}

@@ -18,7 +18,7 @@ import pytest
 import nbddp
 from nbddp.agent import devices
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 REPORT = Path(__file__).with_name("report.md")
 ROW = "gpu row"
@@ -73,7 +73,7 @@ def one() -> Iterator[nbddp.Pool]:
 @pytest.fixture(scope="module")
 def two(one: nbddp.Pool, cards: list[dict[str, Any]]) -> Iterator[nbddp.Pool]:
     """Two ranks over NCCL: on a GPU each, or on one, where NCCL takes two ranks."""
-    version = tuple(one.run_cell(VERSION, want_value=True, screen=Silent())[0])
+    version = tuple(one.run_cell(VERSION, want_value=True, screen=NullScreen())[0])
     alone = len(cards) == 1
     if alone and version < (2, 30):
         pytest.skip(f"one GPU, and NCCL {'.'.join(map(str, version))} takes one rank on each (2.30 takes more)")
@@ -88,7 +88,7 @@ def two(one: nbddp.Pool, cards: list[dict[str, Any]]) -> Iterator[nbddp.Pool]:
 def pair(two: nbddp.Pool) -> nbddp.Pool:
     """The two ranks, whole, with `kept` on each: its own rank."""
     two.ensure(LaunchSpec())
-    two.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+    two.run_cell("import os; kept = int(os.environ['RANK'])", screen=NullScreen())
     return two
 
 

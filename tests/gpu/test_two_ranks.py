@@ -10,7 +10,7 @@ import pytest
 
 import nbddp
 from nbddp.analysis.wait_time import transfers
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.protocol import pickling
 
 Row = Callable[[str], None]
@@ -30,7 +30,7 @@ ROUNDS = 5
 def ended(pool: nbddp.Pool, code: str, **options: Any) -> tuple[nbddp.RunFailed, float]:
     began = time.monotonic()
     with pytest.raises(nbddp.RunFailed) as caught:
-        pool.run_cell(code, screen=Silent(), **options)
+        pool.run_cell(code, screen=NullScreen(), **options)
     return caught.value, time.monotonic() - began
 
 
@@ -49,7 +49,7 @@ def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_freed(pair: nbddp.Po
             assert "all_reduce #" in str(error)
             assert "rank 1 has finished the cell without calling it" in str(error)
         assert "names are kept" in error.report
-        assert list(pair.run_cell(AGAIN, want_value=True, screen=Silent())) == [(8.0, 0), (8.0, 1)]
+        assert list(pair.run_cell(AGAIN, want_value=True, screen=NullScreen())) == [(8.0, 0), (8.0, 1)]
         assert [w.pid for _, w in sorted(pair.workers.items())] == pids
     limit = 1.4 + 0.4 + (1.0 + 1.5 if leaves == "finishes" else 0.0)
     assert max(took) < limit
@@ -59,8 +59,8 @@ def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_freed(pair: nbddp.Po
 def test_the_first_collective_of_a_communicator_is_named_or_its_rank_is_replaced(pair: nbddp.Pool, row: Row) -> None:
     error, seconds = ended(pair, f"{INIT}if rank == 0:\n    dist.all_reduce(t); t.sum().item()", timeout=8)
     fate = "replaced" if "replaced" in error.report else "freed"
-    pair.run_cell("kept = int(__import__('os').environ['RANK'])", screen=Silent())
-    assert list(pair.run_cell(AGAIN, want_value=True, screen=Silent())) == [(8.0, 0), (8.0, 1)]
+    pair.run_cell("kept = int(__import__('os').environ['RANK'])", screen=NullScreen())
+    assert list(pair.run_cell(AGAIN, want_value=True, screen=NullScreen())) == [(8.0, 0), (8.0, 1)]
     row(f"{type(error).__name__} after {seconds:.1f} s, rank 0 {fate}: {str(error).splitlines()[0]}")
 
 
@@ -77,7 +77,7 @@ SLOW = {
 def test_what_is_slow_is_no_deadlock(pair: nbddp.Pool, call: str, row: Row) -> None:
     began = time.monotonic()
     pair.run_cell(f"{WARM}{SLOW[call]}\ntorch.cuda.synchronize()\ndist.destroy_process_group()", hang_after=1.0,
-                  screen=Silent())  # fmt: skip
+                  screen=NullScreen())  # fmt: skip
     row(f"{time.monotonic() - began:.1f} s at --hang-after 1, no deadlock")
 
 
@@ -86,7 +86,7 @@ def test_stop_frees_a_rank_in_a_collective_and_names_stay(pair: nbddp.Pool, row:
     error, seconds = ended(pair, code, timeout=3, hang_after=None)
     assert isinstance(error, nbddp.RunTimedOut)
     assert "replaced" not in error.report
-    assert list(pair.run_cell(AGAIN, want_value=True, screen=Silent())) == [(8.0, 0), (8.0, 1)]
+    assert list(pair.run_cell(AGAIN, want_value=True, screen=NullScreen())) == [(8.0, 0), (8.0, 1)]
     row(f"freed {seconds - 3:.1f} s after the time limit")
 
 
@@ -109,7 +109,7 @@ def kernels_of(trace: dict[str, Any]) -> list[tuple[float, float]]:
 
 
 def test_a_buckets_end_is_that_of_nccls_kernel(pair: nbddp.Pool, row: Row) -> None:
-    pair.run_cell(TRAIN.format(steps=100), trace=True, screen=Silent())
+    pair.run_cell(TRAIN.format(steps=100), trace=True, screen=NullScreen())
     traces = {r: pickling.unpack(b[0]) for r, b in pair.answers("trace").items()}
     recording, apart = pair.timings(), []
     for rank, steps in recording.steps.items():
@@ -143,7 +143,7 @@ dist.get_backend_config()
 def test_ranks_that_share_a_gpu_over_gloo_train_alike(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0")
     with nbddp.Pool(nproc=2, oversubscribe=True) as pool:
-        configs = list(pool.run_cell(GLOO, want_value=True, screen=Silent()))
+        configs = list(pool.run_cell(GLOO, want_value=True, screen=NullScreen()))
         assert all("nccl" not in config for config in configs)
         assert pool.compare("weight").equal
         assert {m.kind for m in pool.memory()} == {"cuda"}
@@ -178,8 +178,8 @@ def test_each_rank_has_the_gpu_that_the_topology_draws(cards: list[dict[str, Any
     ask = "import torch; str(torch.cuda.get_device_properties({}).uuid)"
     drawn = [card["uuid"].removeprefix("GPU-") for card in cards]
     with nbddp.Pool(visible="own") as pool:
-        assert list(pool.run_cell(ask.format(0), want_value=True, screen=Silent())) == drawn
+        assert list(pool.run_cell(ask.format(0), want_value=True, screen=NullScreen())) == drawn
     with nbddp.Pool() as pool:
         local = 'int(__import__("os").environ["LOCAL_RANK"])'
-        assert list(pool.run_cell(ask.format(local), want_value=True, screen=Silent())) == drawn
+        assert list(pool.run_cell(ask.format(local), want_value=True, screen=NullScreen())) == drawn
     row(f"{len(cards)} GPUs, by --visible own and by LOCAL_RANK")

@@ -12,7 +12,7 @@ import pytest
 import nbddp
 from nbddp.capabilities.hosts import facts
 from nbddp.capabilities.hosts.reachability import SILENCE
-from nbddp.capabilities.hosts.report import Checkup
+from nbddp.capabilities.hosts.report import HostsReport
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.unit.test_checkup import ETH, FACTS, IB, one
@@ -23,7 +23,7 @@ ROOT = places.ROOT
 def test_hosts_that_differ_do_not_meet_or_could_meet_faster_are_named() -> None:
     hosts = {"nodea": one(gpus=("H100",)), "nodeb": one(versions={"torch": "2.8"})}
     tried = {(0, 1, "10.0.0.1"): SILENCE, (1, 0, "10.0.0.1"): ""}
-    found = Checkup(hosts, [[ETH], [ETH]], tried, {"nodea": "", "nodeb": SILENCE})
+    found = HostsReport(hosts, [[ETH], [ETH]], tried, {"nodea": "", "nodeb": SILENCE})
     said = found.findings()
     assert said[0] == "the hosts differ in torch: 2.9 on nodea; 2.8 on nodeb; install the same version on all"
     assert said[1].startswith("the hosts have different GPUs: 1 H100 on nodea; none on nodeb")
@@ -32,12 +32,12 @@ def test_hosts_that_differ_do_not_meet_or_could_meet_faster_are_named() -> None:
     assert found.tables()[1]["reached by"] == ["all", "not nodea"]
     both = {(i, 1 - i, o.address): "" for i in (0, 1) for o in (ETH, IB)}
     same = {"nodea": one(), "nodeb": one()}
-    (faster,) = Checkup(same, [[IB, ETH], [IB, ETH]], both).findings()
+    (faster,) = HostsReport(same, [[IB, ETH], [IB, ETH]], both).findings()
     assert faster.startswith(
         "ib0 also connects all hosts and is faster (100 Gbit/s, eth0 1 Gbit/s); %ddp stop, then start"
     )
-    assert Checkup(same, [[IB, ETH], [IB, ETH]], both | {(0, 1, IB.address): SILENCE}).findings() == []
-    assert "2 hosts: nothing to improve" in repr(Checkup(same))
+    assert HostsReport(same, [[IB, ETH], [IB, ETH]], both | {(0, 1, IB.address): SILENCE}).findings() == []
+    assert "2 hosts: nothing to improve" in repr(HostsReport(same))
 
 
 @pytest.fixture(scope="module")

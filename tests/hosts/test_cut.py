@@ -19,7 +19,7 @@ import pytest
 import nbddp
 from nbddp.errors import PoolNotRunning
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.hosts.netns_hosts import Network, network, why_not
 from tests.kernels import loaded
 from tests.pool.faults import needs_recorder
@@ -35,7 +35,7 @@ LOOP = f"{INIT}t = torch.ones(4)\ndist.barrier()\n{READY}while True: dist.all_re
 ADDED = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item(), globals().get('kept')"
 
 
-class Then(Silent):
+class Then(NullScreen):
     """A screen that does something some time after the first rank has said `ready`. `began`: when it did it."""
 
     def __init__(self, act: Callable[[], object], after: float = 0.3):
@@ -77,7 +77,7 @@ def lasting(net: Network) -> Iterator[nbddp.Pool]:
 def pool(net: Network) -> Iterator[nbddp.Pool]:
     net.mend()
     with pool_on(net) as made:
-        made.run_cell("kept = 7", screen=Silent())
+        made.run_cell("kept = 7", screen=NullScreen())
         yield made
     net.mend()
 
@@ -108,7 +108,7 @@ def check_lost(
 
 @pytest.mark.cuts
 def test_a_stall_of_two_seconds_harms_nothing(net: Network, lasting: nbddp.Pool) -> None:
-    lasting.run_cell(f"{INIT}kept = 7", screen=Silent())
+    lasting.run_cell(f"{INIT}kept = 7", screen=NullScreen())
     code = (
         f"t, slowest = torch.ones(1), 0.0\n{READY}for _ in range(150):\n"
         "    began = time.time(); dist.all_reduce(t, dist.ReduceOp.MAX); slowest = max(slowest, time.time() - began)\n"
@@ -124,13 +124,13 @@ def test_a_stall_of_two_seconds_harms_nothing(net: Network, lasting: nbddp.Pool)
 def test_ranks_whose_hosts_do_not_reach_each_other_any_more_are_freed(net: Network, lasting: nbddp.Pool) -> None:
     """The notebook reaches both: each rank has to see for itself that the other is silent, long before any timeout."""
     screen = Then(lambda: net.set("nodeb", apart=["nodea"]))
-    lasting.run_cell(f"{INIT}kept = 7", screen=Silent())
+    lasting.run_cell(f"{INIT}kept = 7", screen=NullScreen())
     with pytest.raises(nbddp.WorkerFailed, match="raised RuntimeError") as caught:
         lasting.run_cell(LOOP, hang_after=None, screen=screen, timeout=30)
     assert 4 < screen.took < TOLD
     assert {s.status for s in caught.value.states} <= {"failed", "interrupted"}, caught.value.report
     net.mend()
-    assert list(lasting.run_cell(ADDED, want_value=True, screen=Silent())) == [(2.0, 7)] * 2
+    assert list(lasting.run_cell(ADDED, want_value=True, screen=NullScreen())) == [(2.0, 7)] * 2
 
 
 @pytest.mark.cuts
@@ -172,11 +172,11 @@ def test_cut_between_cells(net: Network, pool: nbddp.Pool) -> None:
 
 @pytest.mark.cuts
 def test_a_cell_that_begins_after_the_cut_is_told_so(net: Network, pool: nbddp.Pool) -> None:
-    pool.run_cell(INIT, screen=Silent())
+    pool.run_cell(INIT, screen=NullScreen())
     began = time.monotonic()
     net.cut("nodeb")
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 died: its host is gone"):
-        pool.run_cell("t = torch.ones(1); dist.all_reduce(t)", hang_after=None, screen=Silent())
+        pool.run_cell("t = torch.ones(1); dist.all_reduce(t)", hang_after=None, screen=NullScreen())
     assert time.monotonic() - began < TOLD + 2
 
 

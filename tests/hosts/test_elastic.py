@@ -16,7 +16,7 @@ import pytest
 
 import nbddp
 from nbddp.launch.options import LaunchSpec, parse_cell
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import places, warm
 from tests.hosts import slurm_hosts, ssh_hosts
 from tests.hosts.ssh_hosts import Hosts
@@ -51,7 +51,7 @@ state["step"], state["worlds"], state["weight"].tolist()
 """
 
 
-class Told(Silent):
+class Told(NullScreen):
     """Keeps the lines that stay."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ def test_training_goes_through_two_one_and_three_nodes_to_the_same_end(hosts: Ho
     assert worlds[-1] == 3
     undisturbed = tmp_path / "undisturbed"
     with warm.pool(1) as alone:
-        (same,) = alone.run_cell(training(undisturbed, steps, {}), want_value=True, screen=Silent())
+        (same,) = alone.run_cell(training(undisturbed, steps, {}), want_value=True, screen=NullScreen())
     assert weight == same[2]
     assert any(line.startswith("attempt 1 of 4: rank ") for line in told.said), told.said
     assert any("the pool has 1 node (nodea), world size 1" in line for line in told.said), told.said
@@ -165,7 +165,7 @@ def test_between_cells_a_lost_host_is_told_and_the_pool_goes_on(hosts: Hosts) ->
         assert note.startswith("nodea is gone (")
         assert note.endswith("the pool has 1 node (nodeb), world size 1; names on all workers are gone")
         code = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.get_world_size()"
-        assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [1]
+        assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [1]
 
 
 def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        assert list(pool.run_cell(code, want_value=True, screen=Silent())) == ["0"] * 3, "it is no failure"
+        assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == ["0"] * 3, "it is no failure"
         thread.join()
         assert "was started with --nnodes 1:3 and cannot have 4" in answers[0].stderr
         assert "will have 3 nodes" in answers[1].stdout
@@ -213,4 +213,4 @@ def test_slurm_is_asked_for_a_second_job(tmp_path_factory: pytest.TempPathFactor
             assert pool.scale(2)[0].startswith("the pool has 2 nodes (n")
             assert len(pool.elsewhere.allocations) == 2
             code = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.get_world_size()"
-            assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [2, 2]
+            assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [2, 2]

@@ -24,12 +24,12 @@ from ipyparallel.error import RemoteError
 
 import nbddp
 from nbddp.capabilities.attached import clusters, nodes
-from nbddp.capabilities.attached.nodes import Engine, Joined
+from nbddp.capabilities.attached.nodes import AttachedCluster, Engine
 from nbddp.capabilities.stacks import command
 from nbddp.errors import PoolError, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.notebook.status import status_table
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.pool.faults import needs_recorder
 
 ENGINES = 3
@@ -109,7 +109,7 @@ def found() -> clusters.Cluster:
 
 
 def value(pool: nbddp.Pool, code: str) -> list[Any]:
-    return list(pool.run_cell(code, want_value=True, screen=Silent()))
+    return list(pool.run_cell(code, want_value=True, screen=NullScreen()))
 
 
 def test_engines_are_ranks_and_meet(taken: nbddp.Pool, stock: Stock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,16 +144,16 @@ def test_torch_is_imported_before_the_store_of_the_ranks_is_needed(taken: nbddp.
 def test_a_failure_frees_the_others_and_a_deadlock_is_told(taken: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: mine") as caught:
         taken.run_cell(
-            f"{INIT}kept = 7\nif dist.get_rank() == 1: raise ValueError('mine')\ndist.barrier()", screen=Silent()
+            f"{INIT}kept = 7\nif dist.get_rank() == 1: raise ValueError('mine')\ndist.barrier()", screen=NullScreen()
         )
     assert re.search(
         r"ranks? (0|2|0, 2): cell line 5, waiting in barrier", caught.value.report
     )  # the other may be late
     assert "freed, names are kept" in caught.value.report
     with pytest.raises(nbddp.RunHung, match=r"rank 0 waits in barrier #\d+ \(line 3\); ranks 1–2 have finished"):
-        taken.run_cell(f"{INIT}if dist.get_rank() == 0: dist.barrier()", hang_after=0.5, screen=Silent())
+        taken.run_cell(f"{INIT}if dist.get_rank() == 0: dist.barrier()", hang_after=0.5, screen=NullScreen())
     with pytest.raises(nbddp.RunTimedOut):
-        taken.run_cell("import time\nwhile True: time.sleep(0.01)", timeout=0.3, screen=Silent())
+        taken.run_cell("import time\nwhile True: time.sleep(0.01)", timeout=0.3, screen=NullScreen())
     assert value(taken, "kept") == [7] * ENGINES
 
 
@@ -166,7 +166,7 @@ def test_what_is_asked_of_ranks_between_cells(taken: nbddp.Pool) -> None:
         f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
         "for _ in range(3):\n    model.zero_grad(); model(torch.randn(8, 64)).sum().backward()\n"
     )
-    taken.run_cell(code, screen=Silent())
+    taken.run_cell(code, screen=NullScreen())
     assert sorted(taken.timings().steps) == [*range(ENGINES)]
     assert "giv" in str(taken.ask(0, {"op": "complete", "code": "giv", "cursor_pos": 3}))
     assert taken.agent is not None
@@ -215,7 +215,7 @@ def test_only_ranks_and_what_they_start_reach_the_store(taken: nbddp.Pool) -> No
 
 
 def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Joined(found(), "another")
+    other = AttachedCluster(found(), "another")
     words = f"the pool of process {os.getpid()} on {socket.gethostname()} .* is using engine 0 of cluster stock"
     try:
         with pytest.raises(PoolError, match=words):
@@ -225,7 +225,7 @@ def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch
             other.evaluate({0: f"take({asked!r})"}, 10)
         monkeypatch.setattr(nodes, "SLOW", 0.2)
         code = ("import time; time.sleep(2)",)
-        at_work = threading.Thread(target=taken.run_cell, args=code, kwargs={"screen": Silent()})
+        at_work = threading.Thread(target=taken.run_cell, args=code, kwargs={"screen": NullScreen()})
         at_work.start()
         while (taken.ask(0, {"op": "where"}) or {"idle": True}).get("idle"):
             time.sleep(0.01)
@@ -251,7 +251,7 @@ def test_stop_leaves_engines_that_can_be_taken_again(
     taken: nbddp.Pool, stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here as if they were of another container: one of them starts the gate through which they reach the store."""
-    taken.run_cell(f"{SUM}\nkept = 'still here'", screen=Silent())
+    taken.run_cell(f"{SUM}\nkept = 'still here'", screen=NullScreen())
     client = stock.client
     pids = client[:].apply_sync(os.getpid)
     taken.stop()
@@ -310,10 +310,10 @@ def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> No
 
 ENDS = """
 import os, sys, nbddp
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 pool = nbddp.Pool(cluster="stock")
 pool.start()
-pool.run_cell("kept = 1", screen=Silent())
+pool.run_cell("kept = 1", screen=NullScreen())
 print("ready", flush=True)
 sys.stdin.readline() or os._exit(1)
 """
@@ -353,7 +353,7 @@ def test_engines_outlive_the_pools_agent(client: ipyparallel.Client) -> None:
         home = pool.agent.home
         agent.kill()
         with pytest.raises(PoolError, match="the node agent"):
-            [pool.run_cell("1", screen=Silent()) for _ in itertools.count()]
+            [pool.run_cell("1", screen=NullScreen()) for _ in itertools.count()]
         while home.exists():
             time.sleep(0.01)
     assert client[:].apply_sync(os.getpid) == pids
@@ -365,12 +365,12 @@ def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipypa
         began = time.monotonic()
         with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: its engine has ended, or the cluster") as caught:
             pool.run_cell("import os, time\nif os.environ['RANK'] == '2': os.kill(os.getpid(), 9)\ntime.sleep(30)",
-                          screen=Silent())  # fmt: skip
+                          screen=NullScreen())  # fmt: skip
         assert time.monotonic() - began < 3
         assert "ranks 0–1: cell line 3" in caught.value.report
         assert "starts a new, empty process" not in caught.value.report
         with pytest.raises(PoolError, match=r"the engine of rank 2 ended, .* %ddp stop, then %ddp start --cluster"):
-            pool.run_cell("1", screen=Silent())
+            pool.run_cell("1", screen=NullScreen())
         pool.stop()
         pool.start()
         assert value(pool, SUM) == [2.0, 2.0]
@@ -382,7 +382,7 @@ def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> 
     with nbddp.Pool(cluster="stock") as pool:
         code = "import ctypes, os\nif os.environ['RANK'] == '1': ctypes.PyDLL(None).sleep(60)"
         with pytest.raises(nbddp.RunTimedOut) as caught:
-            pool.run_cell(code, timeout=0.5, screen=Silent())
+            pool.run_cell(code, timeout=0.5, screen=NullScreen())
         assert "ended; names on it are gone" in caught.value.report
         assert "replaced" not in caught.value.report
     assert client.ids == [0, 2]
@@ -398,7 +398,7 @@ def test_a_controller_that_dies_is_told(cluster: ipyparallel.Cluster, monkeypatc
         with pytest.raises(
             PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; names stay on its"
         ):
-            pool.run_cell("import time; time.sleep(30)", screen=Silent())
+            pool.run_cell("import time; time.sleep(30)", screen=NullScreen())
         with pytest.raises(PoolNotRunning, match=r"%ddp start --cluster .* uses them again once it answers"):
             pool.ensure(LaunchSpec())
     for process in below:  # the schedulers of a controller that was killed outlive it

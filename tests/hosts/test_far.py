@@ -20,13 +20,13 @@ import psutil
 import pytest
 
 from nbddp.agent import hardware
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import empty_into
 from nbddp.capabilities.hosts import remote_agent
 from nbddp.capabilities.hosts.names import Host
-from nbddp.capabilities.hosts.remote_agent import ReachedAgent
-from nbddp.capabilities.hosts.remote_client import FarAgent
-from nbddp.capabilities.hosts.transports import Ssh
+from nbddp.capabilities.hosts.remote_agent import RemoteAgent
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
+from nbddp.capabilities.hosts.transports import SshTransport
 from nbddp.errors import AgentFailed
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
@@ -41,9 +41,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield made
 
 
-def ssh_of(hosts: Hosts, *, setup: str = "") -> Ssh:
+def ssh_of(hosts: Hosts, *, setup: str = "") -> SshTransport:
     path = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
-    return Ssh(str(hosts.config), sys.executable, f"{setup}\n{path}".strip())
+    return SshTransport(str(hosts.config), sys.executable, f"{setup}\n{path}".strip())
 
 
 def until(done: Callable[[], bool], seconds: float = 30) -> None:
@@ -54,14 +54,14 @@ def until(done: Callable[[], bool], seconds: float = 30) -> None:
 
 
 @pytest.fixture
-def far(hosts: Hosts, tmp_path: Path) -> Iterator[FarAgent]:
+def far(hosts: Hosts, tmp_path: Path) -> Iterator[RemoteAgentClient]:
     noisy = "echo welcome; printf 'and no line end'"
-    agent = FarAgent(Host("nodea"), ssh_of(hosts, setup=noisy), tmp_path / "nodea.log", {"HERE": "1"})
+    agent = RemoteAgentClient(Host("nodea"), ssh_of(hosts, setup=noisy), tmp_path / "nodea.log", {"HERE": "1"})
     yield agent
     agent.close()
 
 
-def test_a_far_agent_warms_up_serves_and_ends_with_its_owner(far: FarAgent) -> None:
+def test_a_far_agent_warms_up_serves_and_ends_with_its_owner(far: RemoteAgentClient) -> None:
     warm = far.wait_warm()
     assert warm["cores"] >= 1
     assert not warm["missing"]
@@ -70,7 +70,7 @@ def test_a_far_agent_warms_up_serves_and_ends_with_its_owner(far: FarAgent) -> N
     placed = far.request("put", name="../../keys.json", text="{}")["path"]
     assert Path(placed) == far.far_home / "keys.json"
     assert Path(placed).stat().st_mode & 0o777 == 0o600
-    identity = Identity(far.hello["pid"], far.hello["started"])
+    identity = ProcessId(far.hello["pid"], far.hello["started"])
     assert identity.alive()
     heard: list[dict[str, Any]] = []
     far.on_event(heard.append)
@@ -83,7 +83,7 @@ def test_a_far_agent_warms_up_serves_and_ends_with_its_owner(far: FarAgent) -> N
     assert not far.far_home.exists()
 
 
-def test_a_far_agent_that_is_killed_is_told(far: FarAgent) -> None:
+def test_a_far_agent_that_is_killed_is_told(far: RemoteAgentClient) -> None:
     far.wait_warm()
     heard: list[dict[str, Any]] = []
     far.on_event(heard.append)
@@ -94,9 +94,9 @@ def test_a_far_agent_that_is_killed_is_told(far: FarAgent) -> None:
         far.request("status")
 
 
-def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: FarAgent) -> None:
+def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: RemoteAgentClient) -> None:
     far.wait_warm()
-    identity = Identity(far.hello["pid"], far.hello["started"])
+    identity = ProcessId(far.hello["pid"], far.hello["started"])
     os.kill(identity.pid, signal.SIGSTOP)
 
     def say_much() -> None:  # more than all that lies between takes: who says it waits
@@ -115,7 +115,7 @@ def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: FarAgent) -
 def test_what_is_still_connecting_is_not_waited_for(hosts: Hosts, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         host = Host("127.0.0.1", port=deaf.getsockname()[1])
-        far = FarAgent(host, ssh_of(hosts), tmp_path / "deaf.log", {})
+        far = RemoteAgentClient(host, ssh_of(hosts), tmp_path / "deaf.log", {})
         with deaf.accept()[0]:
             began = time.monotonic()
             far.stop()
@@ -136,7 +136,7 @@ def test_what_a_login_shell_has_left_running_may_print_at_any_time(hosts: Hosts,
     """Its words are between the agent's, with and without the end of a line; they are noted, and nothing is lost."""
     noisy = "(while kill -0 $$; do echo 'you have mail'; printf 'and no line end'; sleep 0.1; done 2> /dev/null) &"
     log = tmp_path / "nodea.log"
-    far = FarAgent(Host("nodea"), ssh_of(hosts, setup=noisy), log, {})
+    far = RemoteAgentClient(Host("nodea"), ssh_of(hosts, setup=noisy), log, {})
     far.wait_warm()
     assert all(far.request("limits")["limits"] for _ in range(20))
     until(lambda: "not a message: you have mail" in log.read_text())
@@ -146,7 +146,7 @@ def test_what_a_login_shell_has_left_running_may_print_at_any_time(hosts: Hosts,
 
 @pytest.mark.more
 def test_an_owner_that_is_silent_is_given_up(hosts: Hosts, tmp_path: Path) -> None:
-    class Mute(FarAgent):
+    class Mute(RemoteAgentClient):
         def _look_after(self) -> None:
             """As if the cable were cut on the way there."""
 
@@ -155,7 +155,7 @@ def test_an_owner_that_is_silent_is_given_up(hosts: Hosts, tmp_path: Path) -> No
     command[-1] = command[-1].replace("nbddp.capabilities.hosts.remote_agent", "tests.pool.impatient")
     far = Mute(Host("nodeb"), ssh, tmp_path / "nodeb.log", {}, command)
     far.wait_warm()
-    identity = Identity(far.hello["pid"], far.hello["started"])
+    identity = ProcessId(far.hello["pid"], far.hello["started"])
     until(lambda: not identity.alive(), 15)
     assert not far.far_home.exists()
     far.close()
@@ -165,7 +165,7 @@ def test_an_owner_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
     """As beyond a cut cable, once all that lies between is full: the agent is not held by what it has to say."""
     monkeypatch.setattr(remote_agent, "PATIENCE", 0.2)
     read, write = os.pipe()
-    agent = ReachedAgent(tmp_path, read, write, {"cwd": ""})
+    agent = RemoteAgent(tmp_path, read, write, {"cwd": ""})
     agent.tell(agent.owner, ev="much", words="x" * (1 << 20))
     assert not agent.running
     agent.selector.close()
@@ -196,13 +196,15 @@ def test_a_child_that_cannot_write_its_last_words_ends_all_the_same(tmp_path: Pa
 
 
 def test_a_host_that_does_not_come_up_is_told_in_the_words_of_ssh(hosts: Hosts, tmp_path: Path) -> None:
-    nowhere = FarAgent(Host("127.0.1.2", port=1), ssh_of(hosts), tmp_path / "nowhere.log", {})
+    nowhere = RemoteAgentClient(Host("127.0.1.2", port=1), ssh_of(hosts), tmp_path / "nowhere.log", {})
     began = time.monotonic()
     with pytest.raises(AgentFailed, match=r"127.0.1.2:1 cannot be reached: .*Connection refused; check that sshd runs"):
         nowhere.wait_warm()
     nowhere.close()
     assert time.monotonic() - began < 10
-    broken = FarAgent(Host("nodea"), Ssh(str(hosts.config), sys.executable, "exit 3"), tmp_path / "b.log", {})
+    broken = RemoteAgentClient(
+        Host("nodea"), SshTransport(str(hosts.config), sys.executable, "exit 3"), tmp_path / "b.log", {}
+    )
     with pytest.raises(AgentFailed, match="the agent on nodea ended with exit code 3"):
         broken.wait_warm()
     broken.close()

@@ -20,15 +20,15 @@ import pytest
 
 import nbddp
 from nbddp.agent import store_host
-from nbddp.capabilities.hosts.remote_agent import ReachedAgent
-from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.hosts.remote_agent import RemoteAgent
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.notebook.status import status_table
 from nbddp.output.progress import StageText
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.pool.node import ClusterFiles
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
@@ -79,13 +79,13 @@ def until(done: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def agents(pool: nbddp.Pool) -> list[FarAgent]:
+def agents(pool: nbddp.Pool) -> list[RemoteAgentClient]:
     return [node.agent for node in pool.group.spread]
 
 
 def test_ranks_are_placed_on_hosts_and_meet(far: nbddp.Pool) -> None:
     code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\n[os.environ[n] for n in {PLACE!r}], t.item()"
-    found = far.run_cell(code, want_value=True, screen=Silent())
+    found = far.run_cell(code, want_value=True, screen=NullScreen())
     assert [[int(v) for v in place] for place, _ in found] == [
         [0, 0, 0, 4, 2, 2], [1, 1, 0, 4, 2, 2], [2, 0, 1, 4, 2, 2], [3, 1, 1, 4, 2, 2],
     ]  # fmt: skip
@@ -96,9 +96,9 @@ def test_ranks_are_placed_on_hosts_and_meet(far: nbddp.Pool) -> None:
 
 
 def test_names_stay_values_travel_and_functions_run_there(far: nbddp.Pool) -> None:
-    far.run_cell("kept = int(os.environ['RANK'])", screen=Silent())
+    far.run_cell("kept = int(os.environ['RANK'])", screen=NullScreen())
     far.push({"given": [1, 2]})
-    assert list(far.run_cell("kept + given[1]", want_value=True, screen=Silent())) == [2, 3, 4, 5]
+    assert list(far.run_cell("kept + given[1]", want_value=True, screen=NullScreen())) == [2, 3, 4, 5]
     assert list(far.pull(["kept"])["kept"]) == [0, 1, 2, 3]
     assert list(far.run(lambda x: x * 2, 21)) == [42] * 4
     assert not far.compare("kept").equal
@@ -108,27 +108,27 @@ def test_names_stay_values_travel_and_functions_run_there(far: nbddp.Pool) -> No
 def test_a_failure_frees_the_others_and_is_named(far: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="rank 3 raised ValueError: mine") as caught:
         far.run_cell(
-            f"{INIT}kept = 7\nif dist.get_rank() == 3: raise ValueError('mine')\ndist.barrier()", screen=Silent()
+            f"{INIT}kept = 7\nif dist.get_rank() == 3: raise ValueError('mine')\ndist.barrier()", screen=NullScreen()
         )
     assert "ranks 0–2: cell line 5, waiting in barrier" in caught.value.report
     assert "freed, names are kept" in caught.value.report
-    assert list(far.run_cell("kept", want_value=True, screen=Silent())) == [7] * 4
+    assert list(far.run_cell("kept", want_value=True, screen=NullScreen())) == [7] * 4
 
 
 @needs_recorder
 def test_a_deadlock_over_hosts_is_told(far: nbddp.Pool) -> None:
     with pytest.raises(nbddp.RunHung, match=r"rank 0 waits in barrier #\d+ \(line 3\); ranks 1–3 have finished"):
-        far.run_cell(f"{INIT}if dist.get_rank() == 0: dist.barrier()", hang_after=0.5, screen=Silent())
+        far.run_cell(f"{INIT}if dist.get_rank() == 0: dist.barrier()", hang_after=0.5, screen=NullScreen())
 
 
 def test_a_rank_that_dies_there_is_told_with_its_last_words_and_replaced(far: nbddp.Pool) -> None:
-    far.run_cell("kept = 7", screen=Silent())
+    far.run_cell("kept = 7", screen=NullScreen())
     with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: killed by SIGABRT") as caught:
-        far.run_cell("import os\nif os.environ['RANK'] == '2': os.abort()", screen=Silent())
+        far.run_cell("import os\nif os.environ['RANK'] == '2': os.abort()", screen=NullScreen())
     assert "Fatal Python error: Aborted" in caught.value.report
     assert far.ensure(LaunchSpec()) == ["rank 2 is new and empty"]
     found = far.run_cell(f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item(), 'kept' in globals()", want_value=True,
-                         screen=Silent())  # fmt: skip
+                         screen=NullScreen())  # fmt: skip
     assert list(found) == [(4.0, True), (4.0, True), (4.0, False), (4.0, True)]
 
 
@@ -152,7 +152,7 @@ def test_steps_are_recorded_and_a_programs_own_store_serves_all_hosts(far: nbddp
         f"s = dist.TCPStore(os.environ['MASTER_ADDR'], {free_port()}, 4, os.environ['RANK'] == '0')\n"
         "s.set(os.environ['RANK'], 'x'); s.get(str((int(os.environ['RANK']) + 1) % 4)); dist.barrier()"
     )
-    far.run_cell(code, screen=Silent(), timeout=60)
+    far.run_cell(code, screen=NullScreen(), timeout=60)
     recording = far.timings()
     assert sorted(recording.steps) == [0, 1, 2, 3]
     assert [len(m.seconds) > 0 and m.wrong == 0 for m in far.bench("all_reduce", [1024], repeat=2, warmup=1)] == [True]
@@ -166,7 +166,7 @@ def test_a_client_of_the_pools_store_reaches_it_from_every_host(far: nbddp.Pool)
         "s = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)\n"
         "s.set(f'hello from {rank}', 'here')\n[s.get(f'hello from {r}') for r in range(world)]"
     )
-    assert list(far.run_cell(code, want_value=True, timeout=20, screen=Silent())) == [[b"here"] * 4] * 4
+    assert list(far.run_cell(code, want_value=True, timeout=20, screen=NullScreen())) == [[b"here"] * 4] * 4
 
 
 @pytest.mark.more
@@ -175,11 +175,11 @@ def test_traces_of_two_hosts_are_one_file_and_a_step_is_carried_on_to_more(far: 
         f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
         "for _ in range(4):\n    model.zero_grad(); model(torch.randn(8, 64)).sum().backward()"
     )
-    far.run_cell(code, screen=Silent(), trace=True, timeout=60)
+    far.run_cell(code, screen=NullScreen(), trace=True, timeout=60)
     merged = far.trace()
     assert merged.ranks == [0, 1, 2, 3]
     assert merged.joined > 0
-    far.run_cell(code, screen=Silent(), timeout=60)
+    far.run_cell(code, screen=NullScreen(), timeout=60)
     found = far.forecast(inter_node=1e9, latency=1e-5, nodes=4)
     assert found.weak[-1].ranks == 8
     assert "world size 4 = 2 nodes × 2 processes" in far.placed().words()
@@ -204,7 +204,7 @@ print(json.dumps(list(filter(None, ThreadPoolExecutor(8).map(tried, json.loads(s
 
 def test_only_the_pools_processes_reach_the_store(far: nbddp.Pool) -> None:
     """Neither at the gates, nor, without a signature, at the port for gates of other hosts."""
-    far.run_cell(INIT, screen=Silent())
+    far.run_cell(INIT, screen=NullScreen())
     keepers = [c["pid"] for a in agents(far) for c in a.request("status")["children"] if c["kind"] == "store"]
     found = [c.laddr for pid in keepers for c in connections(psutil.Process(pid), "tcp") if c.status == "LISTEN"]
     places = [(laddr.ip, laddr.port) for laddr in found]
@@ -259,7 +259,7 @@ def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: 
     assert home.process is not None
     assert "libtorch" not in Path(f"/proc/{home.process.pid}/maps").read_text()
     assert any(c["kind"] == "controller" for c in home.request("status")["children"]), "it serves all the same"
-    seen = far.run_cell("open('/proc/self/maps').read().count('libtorch') > 0", want_value=True, screen=Silent())
+    seen = far.run_cell("open('/proc/self/maps').read().count('libtorch') > 0", want_value=True, screen=NullScreen())
     assert list(seen) == [True] * 4
     assert home.wait_warm()["unkept"] == "the pool's workers are on other hosts"
 
@@ -273,7 +273,7 @@ def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) 
 
 def test_what_has_started_an_agent_there_is_none_of_the_pool(tmp_path: Path) -> None:
     """ssh's own process, through which others may forward connections, does not pass the gate."""
-    agent = ReachedAgent(tmp_path, 0, 1, {"cwd": ""})
+    agent = RemoteAgent(tmp_path, 0, 1, {"cwd": ""})
     assert agent.owner_pid == os.getpid()
     agent.selector.close()
 
@@ -285,24 +285,24 @@ def test_a_hosts_file_is_read_once(hosts: Hosts, tmp_path: Path) -> None:
     file.write_text(f"nodea slots=2 python={sys.executable} setup={shlex.quote(setup)}\n")
     with on(hosts, str(file), nproc=None, python="/no/such") as pool:
         assert pool.world_size == 2
-        assert list(pool.run_cell("import os\nos.environ['OWN']", want_value=True, screen=Silent())) == ["a", "a"]
+        assert list(pool.run_cell("import os\nos.environ['OWN']", want_value=True, screen=NullScreen())) == ["a", "a"]
         file.unlink()
         assert pool.ensure(LaunchSpec()) == []
-        assert list(pool.run_cell("1 + 1", want_value=True, screen=Silent())) == [2, 2]
+        assert list(pool.run_cell("1 + 1", want_value=True, screen=NullScreen())) == [2, 2]
 
 
 @pytest.mark.more
 def test_a_pool_that_grows_has_its_ranks_on_the_right_hosts(hosts: Hosts) -> None:
     """Rank 1 of two hosts with one worker each is on the second, and of two with two each on the first."""
     with on(hosts, nproc=1) as pool:
-        pool.run_cell("kept = 7", screen=Silent())
+        pool.run_cell("kept = 7", screen=NullScreen())
         assert pool.ensure(LaunchSpec(nproc=2)) == [
             "pool grown from 2 to 4 workers; rank 0 keeps its names",
             "rank 1 restarted on another host; names on it are gone",
         ]
         assert [sorted(node.workers) for node in pool.group.spread] == [[0, 1], [2, 3]]
         code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
-        assert list(pool.run_cell(code, want_value=True, timeout=20, screen=Silent())) == [4.0] * 4
+        assert list(pool.run_cell(code, want_value=True, timeout=20, screen=NullScreen())) == [4.0] * 4
 
 
 def test_other_hosts_than_those_it_runs_on_are_refused(far: nbddp.Pool) -> None:
@@ -354,7 +354,7 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
     with pytest.raises(
         PoolNotRunning, match="the pool ended while the cell was running, because its agent or its contr"
     ):
-        pool.run_cell("import time\ntime.sleep(30)", screen=Silent())
+        pool.run_cell("import time\ntime.sleep(30)", screen=NullScreen())
     pool.close()
     until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
 
@@ -382,7 +382,7 @@ def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_pat
     )
     logs = LogOptions(folder=str(tmp_path / "logs"), tee={None: frozenset({"stdout"})})
     with pytest.raises(WorkerFailed, match=r"rank 1 raised ValueError: bad \(fails.py line 7, in main\)"):
-        far.run_script(str(tmp_path / "fails.py"), logs=logs, screen=Silent())
+        far.run_script(str(tmp_path / "fails.py"), logs=logs, screen=NullScreen())
     assert far.last_run is not None
     failure = far.last_run.failures[1]
     assert (failure.exitcode, failure.host) == (1, far.placed().nodes[far.placed().workers[1].node].host)

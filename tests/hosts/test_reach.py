@@ -14,7 +14,7 @@ import nbddp
 from nbddp.agent.version_diff import CUDA, DRIVER, differing, otherwise
 from nbddp.agent.versions import OF_CUDA, driver
 from nbddp.capabilities.hosts.names import Host, host_of, hosts_of
-from nbddp.capabilities.hosts.transports import Ssh
+from nbddp.capabilities.hosts.transports import SshTransport
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
 real = pytest.mark.skipif(not HERE, reason=MISSING)
@@ -49,7 +49,9 @@ def test_hosts_come_on_a_line_or_in_a_file(tmp_path: Path, monkeypatch: pytest.M
     file.write_text("nodea slots=2 python='/opt/my py' setup='module load cuda # 12'\n")
     (host,) = hosts_of(str(file))
     assert host == Host("nodea", slots=2, python="/opt/my py", setup="module load cuda # 12")
-    assert Ssh("", "/opt/my py", "module load cuda # 12").command(Host("nodea")) == Ssh().command(host)
+    assert SshTransport("", "/opt/my py", "module load cuda # 12").command(Host("nodea")) == SshTransport().command(
+        host
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield made
 
 
-def words(ssh: Ssh, host: Host) -> str:
+def words(ssh: SshTransport, host: Host) -> str:
     done = subprocess.run(ssh.command(host), input="", capture_output=True, text=True, timeout=60)
     return ssh.failure(host, done.returncode, done.stderr + done.stdout)
 
@@ -102,7 +104,7 @@ def test_words_reach_the_far_shell_as_they_are(hosts: Hosts, tmp_path: Path, set
     python = tmp_path / 'it\'s "a" $HOME python'
     python.write_text('#!/bin/sh\nprintf "%s|" "$@" "$GREETING"')
     python.chmod(0o755)
-    ssh = Ssh(str(hosts.config), str(python), setup)
+    ssh = SshTransport(str(hosts.config), str(python), setup)
     done = subprocess.run(ssh.command(Host("nodea")), input="", capture_output=True, text=True, timeout=60)
     assert done.stdout == f"-m|nbddp.capabilities.hosts.remote_agent|{'it' + chr(39) + 's 2' if setup else ''}|", (
         done.stderr
@@ -112,7 +114,7 @@ def test_words_reach_the_far_shell_as_they_are(hosts: Hosts, tmp_path: Path, set
 
 @real
 def test_a_login_shell_that_runs_nothing_is_named(hosts: Hosts) -> None:
-    silent = Ssh(str(hosts.config), "true", "exit 0")
+    silent = SshTransport(str(hosts.config), "true", "exit 0")
     assert words(silent, Host("nodea")) == (
         "nodea ran no command and printed nothing; ssh nodea date shows whether its login shell runs commands"
     )
@@ -120,12 +122,12 @@ def test_a_login_shell_that_runs_nothing_is_named(hosts: Hosts) -> None:
 
 @real
 def test_a_host_without_the_interpreter_or_without_nbddp_is_named(hosts: Hosts, tmp_path: Path) -> None:
-    nowhere = Ssh(str(hosts.config), "/no/such/python")
+    nowhere = SshTransport(str(hosts.config), "/no/such/python")
     assert words(nowhere, Host("nodeb")).startswith("nodeb has no /no/such/python: ")
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\ncd /\nexec {shlex.quote(sys.executable)} -I -S "$@"\n')
     bare.chmod(0o755)
-    said = words(Ssh(str(hosts.config), str(bare)), Host("nodeb"))
+    said = words(SshTransport(str(hosts.config), str(bare)), Host("nodeb"))
     assert said.startswith(f"{bare} on nodeb has no nbddp: "), said
     assert said.endswith("install it there, or name another interpreter with --python")
 
@@ -136,18 +138,18 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(hosts: Hos
     strict = tmp_path / "config"
     text = hosts.config.read_text()
     strict.write_text(text.replace(f"{hosts.folder}/known_hosts", f"{tmp_path}/none"))
-    assert words(Ssh(str(strict)), Host("nodea")) == (
+    assert words(SshTransport(str(strict)), Host("nodea")) == (
         "nodea cannot be reached: Host key verification failed.; "
         "run ssh nodea once in a terminal and check the key that it shows"
     )
     assert not (tmp_path / "none").exists(), "no key is taken silently"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
     strict.write_text(text.replace(f"{hosts.folder}/id", f"{tmp_path}/other"))
-    denied = words(Ssh(str(strict)), Host("nodea"))
+    denied = words(SshTransport(str(strict)), Host("nodea"))
     assert "Permission denied (publickey)" in denied
     assert "ssh-copy-id nodea" in denied
-    assert "Could not resolve hostname" in words(Ssh(str(hosts.config)), Host("no-such-host.invalid"))
-    refused = words(Ssh(str(hosts.config)), Host(address, port=1))
+    assert "Could not resolve hostname" in words(SshTransport(str(hosts.config)), Host("no-such-host.invalid"))
+    refused = words(SshTransport(str(hosts.config)), Host(address, port=1))
     assert f"{address}:1 cannot be reached: ssh: connect to host {address} port 1: Connection refused" in refused
 
 

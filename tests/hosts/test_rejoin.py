@@ -16,14 +16,14 @@ import pytest
 
 import nbddp
 from nbddp.agent import runtime_dir
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.names import Host
-from nbddp.capabilities.hosts.remote_client import FarAgent
-from nbddp.capabilities.hosts.transports import Template
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
+from nbddp.capabilities.hosts.transports import TemplateTransport
 from nbddp.errors import PoolNotRunning
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.protocol.jsonl import encode
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
@@ -43,7 +43,7 @@ def test_what_was_not_read_is_sent_again_and_taken_once() -> None:
     assert theirs.is_new({"ev": "ping"})
 
 
-class Told(Silent):
+class Told(NullScreen):
     def __init__(self) -> None:
         self.said: list[str] = []
 
@@ -77,10 +77,10 @@ def on(hosts: Hosts, keep_alive: float) -> nbddp.Pool:
 
 def test_an_owner_that_comes_back_twice_is_served_on_its_last_connection(tmp_path: Path) -> None:
     """Beyond a cut cable the first one lives on for a while."""
-    way = Template(f"env PYTHONPATH={shlex.quote(str(ROOT))} AT={{host}} {{command}}", sys.executable)
-    far = FarAgent(Host("here"), way, tmp_path / "here.log", {}, keep_alive=60)
+    way = TemplateTransport(f"env PYTHONPATH={shlex.quote(str(ROOT))} AT={{host}} {{command}}", sys.executable)
+    far = RemoteAgentClient(Host("here"), way, tmp_path / "here.log", {}, keep_alive=60)
     far.wait_warm()
-    identity = Identity(far.hello["pid"], far.hello["started"])
+    identity = ProcessId(far.hello["pid"], far.hello["started"])
     first, second = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     with first, second:
         for one in (first, second):
@@ -104,7 +104,7 @@ def test_a_cell_goes_on_while_ssh_is_lost_and_names_stay(hosts: Hosts) -> None:
     pool = on(hosts, 60)
     try:
         first, second = (node.agent for node in pool.group.spread)
-        pool.run_cell(f"{INIT}kept = 7", screen=Silent())
+        pool.run_cell(f"{INIT}kept = 7", screen=NullScreen())
         told = Told()
         threading.Timer(0.5, lambda: [os.kill(a.process.pid, signal.SIGKILL) for a in (first, second)]).start()  # type: ignore[union-attr]
         code = "import time\nfor i in range(40): dist.barrier(); time.sleep(0.1)\nkept"
@@ -114,13 +114,13 @@ def test_a_cell_goes_on_while_ssh_is_lost_and_names_stay(hosts: Hosts) -> None:
             for name in ("nodea", "nodeb")
         }
         until(lambda: first.away is None and second.away is None)
-        assert list(pool.run_cell("kept + 1", want_value=True, screen=Silent())) == [8, 8]
+        assert list(pool.run_cell("kept + 1", want_value=True, screen=NullScreen())) == [8, 8]
         with pytest.raises(nbddp.WorkerFailed, match="rank 1 died: killed by SIGKILL"):
-            pool.run_cell("import os\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)", screen=Silent())
+            pool.run_cell("import os\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)", screen=NullScreen())
         assert pool.ensure(LaunchSpec()) == ["rank 1 is new and empty"]
     finally:
         pool.stop()
-    mine = [Identity(a.hello["pid"], a.hello["started"]) for a in (first, second)]
+    mine = [ProcessId(a.hello["pid"], a.hello["started"]) for a in (first, second)]
     until(lambda: not any(identity.alive() for identity in mine))
 
 
@@ -142,7 +142,7 @@ def test_a_rank_that_dies_while_its_host_is_away_is_told_afterwards(hosts: Hosts
 
         threading.Timer(0.3, disturb).start()
         with pytest.raises(nbddp.WorkerFailed, match="rank 1 died: killed by SIGKILL"):
-            pool.run_cell("import time\ntime.sleep(30)", screen=Silent())
+            pool.run_cell("import time\ntime.sleep(30)", screen=NullScreen())
     finally:
         pool.stop()
 
@@ -163,7 +163,7 @@ def test_a_host_that_does_not_come_back_is_given_up(hosts: Hosts) -> None:
     ):
         pool.ensure(LaunchSpec(), shown.append)
     assert shown[0].startswith("nodeb is unreachable; nbddp keeps trying for ")
-    identity = Identity(agent.hello["pid"], agent.hello["started"])
+    identity = ProcessId(agent.hello["pid"], agent.hello["started"])
     until(lambda: not identity.alive())
     pool.close()
 

@@ -19,7 +19,7 @@ from nbddp.capabilities.slurm.allocation import Allocation
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import AgentFailed, PoolNotRunning
 from nbddp.launch.options import LaunchSpec, parse_cell
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.hosts.slurm_hosts import HERE, MISSING
 from tests.hosts.slurm_hosts import slurm as running_slurm
 
@@ -160,10 +160,10 @@ def until(done: Callable[[], object], seconds: float = 20) -> None:
 def test_ranks_are_on_the_nodes_that_slurm_gives(far: nbddp.Pool) -> None:
     assert queue() == {far.elsewhere.allocations[0].job: "RUNNING"}
     code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nos.environ['SLURMD_NODENAME'], t.item()"
-    found = far.run_cell(code, want_value=True, screen=Silent())
+    found = far.run_cell(code, want_value=True, screen=NullScreen())
     assert list(found) == [("n1", 4.0), ("n1", 4.0), ("n2", 4.0), ("n2", 4.0)]
     misleading = "[k for k in os.environ if k.startswith(('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP', 'PMI'))]"
-    assert list(far.run_cell(misleading, want_value=True, screen=Silent())) == [[]] * 4
+    assert list(far.run_cell(misleading, want_value=True, screen=NullScreen())) == [[]] * 4
     (words,) = far.elsewhere.words()
     assert "on n[1-2], 59m " in words
 
@@ -172,7 +172,7 @@ def test_ranks_are_on_the_nodes_that_slurm_gives(far: nbddp.Pool) -> None:
 def test_new_workers_and_failures_keep_the_allocation(far: nbddp.Pool) -> None:
     held = queue()
     with pytest.raises(nbddp.WorkerFailed, match="rank 3 died: killed by SIGKILL"):
-        far.run_cell("import os\nif os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=Silent())
+        far.run_cell("import os\nif os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=NullScreen())
     far.ensure(LaunchSpec(fresh=True))
     assert queue() == held
     assert far.ensure(LaunchSpec(slurm=Slurm())) == [], "--slurm alone is the pool's own"
@@ -224,7 +224,7 @@ def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: 
         assert host_source.offer().startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
         with nbddp.Pool(nproc=1, slurm=True) as pool:
             assert pool.elsewhere.allocations[0].job == job
-            assert list(pool.run_cell("1 + 1", want_value=True, screen=Silent())) == [2]
+            assert list(pool.run_cell("1 + 1", want_value=True, screen=NullScreen())) == [2]
         assert queue()[job] == "RUNNING"
     finally:
         subprocess.run(["scancel", str(job)], check=True)
@@ -268,7 +268,7 @@ def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None
         timer = threading.Timer(0.5, lambda: taken.append(subprocess.Popen(take)))
         timer.start()
         with pytest.raises(nbddp.WorkerFailed) as caught:
-            pool.run_cell("import time\ntime.sleep(60)", screen=Silent())
+            pool.run_cell("import time\ntime.sleep(60)", screen=NullScreen())
         # Slurm's SIGTERM may end the rank before anybody knows why the job ends
         reasons = (f"Slurm job {held.job} was {how}", f"Slurm job {held.job} is ending")
         assert any(reason in caught.value.report for reason in reasons)
@@ -347,7 +347,7 @@ def test_the_end_of_a_job_is_told_before_it_comes(conf: Path, capsys: pytest.Cap
     """At the next cell, or while one runs; once, and not if the job was given more time."""
     held = Allocation.new(Slurm(nodes=1, time="6"), 1, conf.parent / "log", lambda text: None)
     try:
-        here = host_source.Elsewhere()
+        here = host_source.HostSource()
         here.hold(held)
         assert here.reminder() == "", "five minutes and more are left"
         here._ends[held] = time.monotonic() + 1.0

@@ -23,7 +23,7 @@ from nbddp.capabilities.hosts import sync_rules
 from nbddp.capabilities.hosts.sync import Listing, listing
 from nbddp.capabilities.hosts.sync_remote import FolderCopy
 from nbddp.capabilities.hosts.sync_rules import FileEntry
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
@@ -264,12 +264,12 @@ def test_workers_begin_in_the_copy_and_a_running_pool_gets_what_changed(
             "import os, hashlib, helper\nread = open('out/big.bin', 'rb').read()\n"
             "helper.value, os.getcwd(), hashlib.sha1(read).hexdigest()"
         )
-        found = list(pool.run_cell(code, want_value=True, screen=Silent()))
+        found = list(pool.run_cell(code, want_value=True, screen=NullScreen()))
         assert [value for value, _, _ in found] == [41, 41]
         assert len({folder for _, folder, _ in found}) == 2
         assert all(Path(folder).parent == tmp_path / "cache/nbddp/work" for _, folder, _ in found)
         assert {digest for *_, digest in found} == {hashlib.sha1((project / "out/big.bin").read_bytes()).hexdigest()}
-        pool.run_cell("open('made', 'w').write('x')", screen=Silent())
+        pool.run_cell("open('made', 'w').write('x')", screen=NullScreen())
         (project / "helper.py").write_text("value = 4200\n")
         (project / "src/näme.py").unlink()
         (project / "broken").symlink_to("nowhere")
@@ -281,6 +281,6 @@ def test_workers_begin_in_the_copy_and_a_running_pool_gets_what_changed(
             "pipe is not copied: it is neither a file, a folder nor a link",
         ]
         look = "import importlib, os; importlib.reload(helper).value, os.path.exists('made'), sorted(os.listdir('src'))"
-        assert list(pool.run_cell(look, want_value=True, screen=Silent())) == [(4200, True, ["link"])] * 2
+        assert list(pool.run_cell(look, want_value=True, screen=NullScreen())) == [(4200, True, ["link"])] * 2
     with pytest.raises(nbddp.BadInput, match="--sync is for other hosts; add --hosts"):
         nbddp.Pool(nproc=1, sync=True).start()

@@ -16,7 +16,7 @@ from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.transports import last_line
 from nbddp.capabilities.hosts.via import filled, via_of
 from nbddp.errors import AgentFailed
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import places
 from tests.hosts import ssh_hosts
 from tests.hosts.ssh_hosts import Hosts
@@ -73,7 +73,7 @@ def set_up(hosts: Hosts) -> str:
 def test_a_command_starts_the_agents(hosts: Hosts) -> None:
     via = f"ssh -F {hosts.config} {{host}} env NBDDP_RUNTIME_DIR={hosts.folder} PYTHONPATH={ROOT} '{{command}}'"
     with nbddp.Pool(nproc=1, hosts="nodea,nodeb", via=via) as pool:
-        assert list(pool.run_cell(SUM, want_value=True, screen=Silent())) == [2.0, 2.0]
+        assert list(pool.run_cell(SUM, want_value=True, screen=NullScreen())) == [2.0, 2.0]
 
 
 @mpi
@@ -85,14 +85,14 @@ def test_mpiexec_starts_the_agents(hosts: Hosts, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", f"ssh -F {hosts.config}")
     with nbddp.Pool(nproc=2, hosts="nodea,nodeb", via="mpiexec", setup=set_up(hosts)) as pool:
-        assert list(pool.run_cell(SUM, want_value=True, screen=Silent())) == [4.0] * 4
+        assert list(pool.run_cell(SUM, want_value=True, screen=NullScreen())) == [4.0] * 4
         found = pool.run_cell(
             "[k for k in os.environ if k.startswith(('OMPI', 'PMIX'))], len(os.sched_getaffinity(0))",
-            want_value=True, screen=Silent(),
+            want_value=True, screen=NullScreen(),
         )  # fmt: skip
         assert list(found) == [([], len(os.sched_getaffinity(0)))] * 4
         with pytest.raises(nbddp.WorkerFailed, match="rank 3 died: killed by SIGKILL"):
-            pool.run_cell("if os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=Silent())
+            pool.run_cell("if os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=NullScreen())
         started = [psutil.Process(node.agent.process.pid) for node in pool.group.spread]  # type: ignore[union-attr]
         assert {process.name() for process in started} <= {"mpiexec", "mpirun", "orterun", "mpiexec.hydra"}
     _, alive = psutil.wait_procs(started, 20)

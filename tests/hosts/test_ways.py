@@ -14,11 +14,11 @@ import pytest
 
 import nbddp
 from nbddp.capabilities.hosts import pairwise_probe
-from nbddp.capabilities.hosts.listeners import Doors
-from nbddp.capabilities.hosts.reachability import ANOTHER, SILENCE, Offer, chosen, home_words, offers, why_not
+from nbddp.capabilities.hosts.listeners import Listeners
+from nbddp.capabilities.hosts.reachability import ANOTHER, SILENCE, Endpoint, chosen, home_words, offers, why_not
 from nbddp.errors import PoolError
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import places
 from tests.hosts.cabled_hosts import CABLE, NET, cabled_hosts
 from tests.hosts.cabled_hosts import why_not as no_cables
@@ -32,16 +32,16 @@ SLOW, FAST, LOOP = "eth0", "ib0", "lo"
 # -- the rules ----------------------------------------------------------------------------------------
 
 
-def host(i: int, *interfaces: str) -> list[Offer]:
+def host(i: int, *interfaces: str) -> list[Endpoint]:
     made = {
-        SLOW: Offer(SLOW, f"10.0.0.{i}", 1000), FAST: Offer(FAST, f"10.1.0.{i}", 100_000),
-        LOOP: Offer(LOOP, "127.0.0.1", loopback=True), "ens5": Offer("ens5", f"10.0.0.{i}", 10_000),
+        SLOW: Endpoint(SLOW, f"10.0.0.{i}", 1000), FAST: Endpoint(FAST, f"10.1.0.{i}", 100_000),
+        LOOP: Endpoint(LOOP, "127.0.0.1", loopback=True), "ens5": Endpoint("ens5", f"10.0.0.{i}", 10_000),
     }  # fmt: skip
     return [made[name] for name in interfaces]
 
 
 def everywhere(
-    *hosts: Sequence[Offer], but: dict[tuple[int, int, str], str] | None = None
+    *hosts: Sequence[Endpoint], but: dict[tuple[int, int, str], str] | None = None
 ) -> dict[tuple[int, int, str], str]:
     found = {
         (who, whom, offer.address): "Connection refused" if offer.loopback else ""
@@ -66,7 +66,7 @@ def everywhere(
     ],
 )
 def test_the_interface_that_joins_all_is_taken(
-    hosts: list[list[Offer]], lost: dict[tuple[int, int, str], str], taken: list[str] | None
+    hosts: list[list[Endpoint]], lost: dict[tuple[int, int, str], str], taken: list[str] | None
 ) -> None:
     found = chosen(hosts, everywhere(*hosts, but=lost))
     assert (None if found is None else [o.interface for o in found]) == taken
@@ -120,7 +120,7 @@ def test_gloos_address_of_each_interface_is_offered() -> None:
 
 def test_doors_answer_and_what_answers_otherwise_is_told() -> None:
     selector = selectors.DefaultSelector()
-    doors, found = Doors(selector), list[list[str]]()
+    doors, found = Listeners(selector), list[list[str]]()
     (good, _), (other, _) = *doors.open([("127.0.0.1", 0)], "token"), *doors.open([("127.0.0.1", 0)], "else")
     assert doors.open([("192.0.2.77", 0)], "token")[0] == (0, "Cannot assign requested address")
     with socket.create_server(("127.0.0.1", 0)) as mute, socket.socket() as free:
@@ -177,7 +177,7 @@ def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
 ) -> None:
     monkeypatch.setattr(pairwise_probe, "SECONDS", 0.5)
     with cabled_hosts(tmp_path) as hosts, on(hosts, "export NCCL_SOCKET_IFNAME==eth0") as pool:
-        found = pool.run_cell(SUM, want_value=True, screen=Silent())
+        found = pool.run_cell(SUM, want_value=True, screen=NullScreen())
         assert list(found) == [([CABLE, "=eth0", f"{NET}.9.1"], 2.0)] * 2
         with pytest.raises(nbddp.BadInput, match="the pool's hosts are already connected; %ddp stop"):
             pool.ensure(LaunchSpec(interface="lo"))
@@ -195,7 +195,7 @@ def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
         before = home.address
         pairwise_probe.find(home, far, CABLE)
         assert (home.address, [node.address for node in far]) == (before, [f"{NET}.9.1", f"{NET}.9.2"])
-        probe = pairwise_probe.tried(home, far, [[], []], [Offer("lo", "127.0.0.1", loopback=True)])
+        probe = pairwise_probe.tried(home, far, [[], []], [Endpoint("lo", "127.0.0.1", loopback=True)])
         assert probe.home_offer() is None
         assert home_words(probe.names, probe.home).startswith(
             "nodea (Connection refused), nodeb (Connection refused) cannot reach this machine at 127.0.0.1 (lo). "

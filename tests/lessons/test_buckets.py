@@ -24,7 +24,7 @@ from nbddp.lessons.l08_buckets_and_overlap.simulation import (
     linear_layers,
     packed,
 )
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.teach import check, explore
 from tests.lessons.answers import Mutant, cells, defined, exercise, solution
 
@@ -101,7 +101,7 @@ for _ in range(3):
 def test_the_packers_buckets_are_ddps(pool: nbddp.Pool, layers: int, width: int, cap: float | str) -> None:
     options = "" if cap == DEFAULT else f"bucket_cap_mb={cap}"
     code = TRAIN.format(layers=layers, width=width, options=options)
-    found = pool.run_cell(code, want_value=True, screen=Silent())
+    found = pool.run_cell(code, want_value=True, screen=NullScreen())
     some = packed(linear_layers(layers, width), cap)
     assert found[0] == found[1] == some.sizes()
     both = beside(pool.timings(), linear_layers(layers, width), cap)
@@ -116,7 +116,7 @@ def test_the_packers_buckets_are_ddps(pool: nbddp.Pool, layers: int, width: int,
 
 def test_the_limits_are_torchs_own(pool: nbddp.Pool) -> None:
     code = "import torch.distributed as dist\ndist._DEFAULT_FIRST_BUCKET_BYTES"
-    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [FIRST] * 2
+    assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [FIRST] * 2
     assert limits() == (FIRST, CAP)
     assert limits(2) == (2 * MIB, 2 * MIB)
 
@@ -309,7 +309,7 @@ def test_the_examples_in_the_lesson_are_right() -> None:
 
 def test_the_last_bucket_is_sent_at_the_end_of_backward_and_the_optimizer_starts_after_it(pool: nbddp.Pool) -> None:
     (trains,) = [c.text for c in cells("08") if c.text.startswith("%%ddp --nproc 2")]
-    pool.run_cell(trains.partition("\n")[2], screen=Silent())
+    pool.run_cell(trains.partition("\n")[2], screen=NullScreen())
     recording = pool.timings()
     steps = [s for n in recording.numbers()[2:] for s in recording.step(n).values()]
     assert len(steps) == 8

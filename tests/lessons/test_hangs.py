@@ -8,7 +8,7 @@ import nbddp
 from nbddp.lessons.l09_hangs.exercise import LOG_CASES, LOGS, missing
 from nbddp.lessons.l09_hangs.figure import draw_collectives
 from nbddp.lessons.l09_hangs.simulation import Action, log, play
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.teach import check, explore
 from tests.kernels import Kernel
 from tests.lessons.answers import Mutant, cells, defined, exercise, solution
@@ -38,7 +38,7 @@ def test_the_played_deadlock_is_worded_as_the_real_one(
     pool: nbddp.Pool, code: str, programs: list[list[Action]]
 ) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
-        pool.run_cell(REAL + code, hang_after=0.5, screen=Silent())
+        pool.run_cell(REAL + code, hang_after=0.5, screen=NullScreen())
     played = play(programs, MANY)
     assert played.deadlock is not None
     assert str(caught.value) == f"deadlock: {'; '.join(played.deadlock.words)}"
@@ -71,7 +71,7 @@ said
 )
 def test_what_torchs_debug_mode_tells_and_what_not(pool: nbddp.Pool, call: str, told: bool) -> None:
     """The lesson's table."""
-    said = pool.run_cell(REAL + UNDER_DETAIL.format(call), want_value=True, screen=Silent())
+    said = pool.run_cell(REAL + UNDER_DETAIL.format(call), want_value=True, screen=NullScreen())
     assert ["Detected mismatch between collectives" in text for text in said] == [told, told]
 
 
@@ -254,9 +254,9 @@ def test_the_lessons_solution_passes_and_its_exercise_hangs(pool: nbddp.Pool) ->
 def test_the_check_leaves_the_process_group_as_it_was(pool: nbddp.Pool) -> None:
     is_there = "import torch.distributed as dist\ndist.is_initialized()"
     pool.run_cell("import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()",
-                  screen=Silent())  # fmt: skip
+                  screen=NullScreen())  # fmt: skip
     assert check.train_uneven(solution("09", "train_uneven"))
-    assert list(pool.run_cell(is_there, want_value=True, screen=Silent())) == [False, False]
-    pool.run_cell("dist.init_process_group()", screen=Silent())
+    assert list(pool.run_cell(is_there, want_value=True, screen=NullScreen())) == [False, False]
+    pool.run_cell("dist.init_process_group()", screen=NullScreen())
     assert check.train_uneven(solution("09", "train_uneven"))
-    assert list(pool.run_cell(is_there, want_value=True, screen=Silent())) == [True, True]
+    assert list(pool.run_cell(is_there, want_value=True, screen=NullScreen())) == [True, True]

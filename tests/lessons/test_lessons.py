@@ -24,7 +24,7 @@ from nbddp.lessons.framework import run_check
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
 from nbddp.lessons.framework.on_rank import tabulate
 from nbddp.lessons.framework.plain_values import Strange, plain
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.teach import explore, predict
 from tests.kernels import Kernel
 from tests.lessons.answers import NOTEBOOKS, SOURCES, defined, is_ok, pool_of, text_of
@@ -272,7 +272,7 @@ def test_distributed_exercises_run_on_ranks_seeded_differently_and_leave_no_trac
         assert a != b, "ranks that must agree have to make themselves agree"
         assert total == other == pytest.approx(a + b)
         assert list(pool.call(state)) == before
-        pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=Silent())
+        pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=NullScreen())
         assert list(run_check.in_group(draw).values()) == one
         assert [initialized for initialized, _ in pool.call(state)] == [True, True], "a cell's own group stays"
 

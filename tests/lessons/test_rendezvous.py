@@ -11,7 +11,7 @@ from nbddp.lessons.framework.on_rank import meet
 from nbddp.lessons.l03_finding_each_other import simulation as finding_each_other_simulation
 from nbddp.lessons.l03_finding_each_other.exercise import reachable
 from nbddp.lessons.l03_finding_each_other.figure import arrivals
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.teach import check, explore
 from tests.lessons.answers import Mutant, defined, exercise, pool_of, solution
 
@@ -59,7 +59,7 @@ def test_real_processes_meet_exactly_if_they_do_on_paper(pool: nbddp.Pool, fault
     patience = 15.0 if finding_each_other_simulation.meeting(made).met else 1.0
     claim, ports = quiet_ports(4)
     with claim:
-        found = pool.call(meet, (reachable(made, ports), patience), screen=Silent(), hang_after=None, timeout=40)
+        found = pool.call(meet, (reachable(made, ports), patience), screen=NullScreen(), hang_after=None, timeout=40)
     met = [kind == "met" for kind, _, _ in found]
     assert met == [
         place.state == finding_each_other_simulation.MEETS
@@ -161,10 +161,10 @@ def test_right_configurations_written_otherwise_meet(pool: nbddp.Pool) -> None:
 
 
 def test_a_group_that_still_stands_is_told(pool: nbddp.Pool) -> None:
-    pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=Silent())
+    pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=NullScreen())
     answer = check.by_rank(solution("03", "by_rank"))
     assert "an earlier cell left a process group" in answer.line
-    pool.run_cell("dist.destroy_process_group()", screen=Silent())
+    pool.run_cell("dist.destroy_process_group()", screen=NullScreen())
     assert check.by_rank(solution("03", "by_rank"))
 
 

@@ -10,7 +10,7 @@ import pytest
 import nbddp
 from nbddp.lessons.l10_restarts.figure import draw_restarts
 from nbddp.lessons.l10_restarts.simulation import LOST, simulate_restarts, training
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.teach import check, predict
 from tests.lessons.answers import Mutant, cells, defined, exercise, solution
 
@@ -224,6 +224,8 @@ def test_a_killed_run_equals_the_undisturbed_one(tmp_path: Path) -> None:
     with nbddp.Pool(nproc=4) as pool:
         for name, source, wanted in (("whole", program, True), ("forgetful", forgetful, False)):
             (tmp_path / name).mkdir()
-            found = pool.run_cell(source, argv=[str(tmp_path / name)], max_restarts=1, want_value=True, screen=Silent())
+            found = pool.run_cell(
+                source, argv=[str(tmp_path / name)], max_restarts=1, want_value=True, screen=NullScreen()
+            )
             assert list(found) == [wanted] * 4
             assert (tmp_path / name / "checkpoint.pt").exists()

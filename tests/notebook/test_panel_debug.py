@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.capabilities.debugger.transcript import MOST, PROMPT, Debugged
+from nbddp.capabilities.debugger.transcript import MOST, PROMPT, Transcripts
 from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.rows import SeenRanks, doing_of
@@ -48,7 +48,7 @@ def said(text: str, stopped: bool = True) -> dict[str, Any]:
 
 
 def test_a_transcript_has_lines_and_answers_of_each_rank() -> None:
-    found = Debugged()
+    found = Transcripts()
     for rank in (0, 1):
         found.heard(rank, said("-> x = 1\n"))
     assert found.stopped == [0, 1]

@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 from nbddp.agent import devices
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.panel import on_agent, page, poll
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.on_agent import Gpus
@@ -77,13 +77,13 @@ def test_nvml_that_counts_no_gpu_says_why(machine: Recorded) -> None:
 
 def test_a_worker_is_found_once_and_tells_nothing_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    monkeypatch.setattr(on_agent, "Identity", type("Counting", (Identity,), {
-        "process": lambda self: looked.append(self.pid) or Identity.process(self)}))  # fmt: skip
+    monkeypatch.setattr(on_agent, "ProcessId", type("Counting", (ProcessId,), {
+        "process": lambda self: looked.append(self.pid) or ProcessId.process(self)}))  # fmt: skip
     workers = on_agent.WorkerPids()
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
 
     def of(child: subprocess.Popen[bytes]) -> Any:
-        return SimpleNamespace(rank=0, pid=child.pid, started=Identity.of(child.pid).started)
+        return SimpleNamespace(rank=0, pid=child.pid, started=ProcessId.of(child.pid).started)
 
     try:
         first, second = map(of, children)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import nbddp
 from nbddp.compat import system
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 RECORDS = hasattr(_distributed_c10d, "_dump_fr_trace_json")
 NO_RECORDER = "torch before 2.8 has no flight recorder for gloo"
@@ -102,7 +102,7 @@ def cases() -> Iterator[tuple[str, str]]:
                 yield call, fault
 
 
-class StopWhenReady(Silent):
+class StopWhenReady(NullScreen):
     """A screen that presses Stop as soon as the first rank prints `ready`; `times`: how often, `after`: seconds."""
 
     def __init__(self, times: int = 1, after: float = 0.0) -> None:
@@ -131,7 +131,7 @@ class StopAgain(StopWhenReady):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-class Watching(Silent):
+class Watching(NullScreen):
     """A screen that keeps what the live view said."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class Outcome:
 
 def run_faulty(pool: nbddp.Pool, call: str, fault: str) -> Outcome:
     """Run a call with a fault on a pool whose ranks hold `kept`, their own rank."""
-    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=NullScreen())
     began = time.monotonic()
     error = None
     try:
@@ -219,6 +219,6 @@ def check_after(pool: nbddp.Pool, lost: tuple[int, ...]) -> None:
     lost = lost if FREES else (*lost, *replaced(pool))
     pool.ensure(LaunchSpec())
     world = pool.world_size
-    found = pool.run_cell(AFTER, want_value=True, screen=Silent())
+    found = pool.run_cell(AFTER, want_value=True, screen=NullScreen())
     mean = (world + 1) / 2
     assert [tuple(v) for v in found] == [(None if r in lost else r, mean) for r in range(world)]

@@ -29,7 +29,7 @@ from nbddp.capabilities.memory.history import (
 from nbddp.capabilities.memory.timeline import Allocations, RankAllocations, of_rank, sentences
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import torch as torch_compat
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.kernels import Kernel
 
 MIB = 1 << 20
@@ -175,7 +175,7 @@ work(1)
 
 
 def test_on_a_cpu_samples_tell_true_sizes_and_lines(two: nbddp.Pool) -> None:
-    two.run_cell(HOLDS, memory=True, screen=Silent())
+    two.run_cell(HOLDS, memory=True, screen=NullScreen())
     found = two.allocations()
     assert (found.step, found.steps, found.sampled) == (None, [], True)
     for r in found.ranks:
@@ -208,7 +208,7 @@ for step in range(4):
 
 
 def test_the_step_with_the_highest_peak_is_shown_and_any_other_can_be(two: nbddp.Pool) -> None:
-    two.run_cell(TRAINS.format(after=""), memory=True, screen=Silent())
+    two.run_cell(TRAINS.format(after=""), memory=True, screen=NullScreen())
     found = two.allocations()
     assert (found.step, list(found.steps), found.model) == (2, [0, 1, 2, 3], "Sequential")
     assert [[p.name for p in r.phases] for r in found.ranks] == [["forward", "backward", "optimizer"]] * 2
@@ -225,7 +225,7 @@ def test_without_a_recording_what_to_type_is_said(two: nbddp.Pool) -> None:
     two.restart()
     with pytest.raises(nbddp.BadInput, match="no allocations have been recorded on these workers; %%ddp --memory"):
         two.allocations()
-    two.run_cell("import os\nkept = int(os.environ['RANK'])\n" + HOLDS, memory=True, ranks=[1], screen=Silent())
+    two.run_cell("import os\nkept = int(os.environ['RANK'])\n" + HOLDS, memory=True, ranks=[1], screen=NullScreen())
     found = two.allocations()
     assert [r.rank for r in found.ranks] == [1]
     assert "nothing was recorded on rank 0: it took no part" in str(draw_allocations(found))
@@ -233,11 +233,11 @@ def test_without_a_recording_what_to_type_is_said(two: nbddp.Pool) -> None:
 
 def test_a_cell_that_fails_keeps_its_recording_and_a_deadlock_is_found_in_spite_of_the_samples(two: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed):
-        two.run_cell(HOLDS + "raise ValueError(1)", memory=True, screen=Silent())
+        two.run_cell(HOLDS + "raise ValueError(1)", memory=True, screen=NullScreen())
     assert two.allocations().ranks[0].window.peak > 80 * MIB
     stuck = TRAINS.format(after="if dist.get_rank() == 0: model(torch.ones(9, 256)).sum().backward()")
     with pytest.raises(nbddp.RunHung):
-        two.run_cell(stuck, memory=True, hang_after=1, screen=Silent(), timeout=60)
+        two.run_cell(stuck, memory=True, hang_after=1, screen=NullScreen(), timeout=60)
 
 
 def test_memory_of_a_cell_in_a_notebook(four: Kernel) -> None:
@@ -268,7 +268,7 @@ same = torch.from_numpy(array)
 
 
 def test_names_are_told_with_what_they_share(two: nbddp.Pool) -> None:
-    two.run_cell(NAMES, screen=Silent())
+    two.run_cell(NAMES, screen=NullScreen())
     found = two.sizes("net", "twice", "view", "array", "kept_in")
     assert [(n, of[1].total) for n, of in found.held.items()] == [
         ("net", 80_000), ("twice", 120_000), ("view", 40_000), ("array", 8000), ("kept_in", 2000)
@@ -284,7 +284,7 @@ def test_names_are_told_with_what_they_share(two: nbddp.Pool) -> None:
 def test_of_a_sharded_module_the_shard_and_the_whole_are_told(two: nbddp.Pool) -> None:
     code = "import torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
     code += "from torch.distributed.fsdp import fully_shard\n"
-    two.run_cell(code + "part = fully_shard(torch.nn.Linear(3, 5, bias=False))", screen=Silent())
+    two.run_cell(code + "part = fully_shard(torch.nn.Linear(3, 5, bias=False))", screen=NullScreen())
     found = two.sizes("part")
     assert [h.parts["parameters"] for h in found.held["part"].values()] == [36, 36], "FSDP2 pads to equal shards"
     assert {h.whole for h in found.held["part"].values()} == {60}

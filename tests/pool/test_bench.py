@@ -11,7 +11,7 @@ from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench.command import sizes
 from nbddp.capabilities.bench.figure import draw_bench
 from nbddp.notebook.commands import parse_command
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.kernels import Kernel
 
@@ -53,11 +53,11 @@ def test_wrong_results_are_counted(pool: nbddp.Pool) -> None:
             return work
         dist.ProcessGroupGloo.broadcast = broadcast
     """
-    pool.run_cell(textwrap.dedent(spoil), screen=Silent())
+    pool.run_cell(textwrap.dedent(spoil), screen=NullScreen())
     try:
         found = pool.bench(["broadcast", "reduce"], [1200], repeat=1)
     finally:
-        pool.run_cell("dist.ProcessGroupGloo.broadcast = right", screen=Silent())
+        pool.run_cell("dist.ProcessGroupGloo.broadcast = right", screen=NullScreen())
     assert [m.wrong for m in found] == [6, 0], "three elements, before and after it was timed"
     assert "WRONG results: broadcast of 1.2 KiB (6 elements)" in repr(draw_bench(found))
 
@@ -67,14 +67,14 @@ def test_the_programs_own_group_counts_on_as_if_nothing_had_been_measured(pool: 
     """Lesson 09 matches collectives by their numbers, and a deadlock is proved by them. A measurement calls more
     collectives than torch's recorder holds."""
     begin = "import torch, torch.distributed as dist\ndist.init_process_group()\nmine = dist.group.WORLD\n"
-    pool.run_cell(begin + "for _ in range(5): dist.barrier()\ntwo = dist.new_group([0, 1])", screen=Silent())
+    pool.run_cell(begin + "for _ in range(5): dist.barrier()\ntwo = dist.new_group([0, 1])", screen=NullScreen())
     before = pool.collectives()
     pool.bench(["all_reduce", "send_recv"], [1000, 2000], repeat=50)
     pool.bench("all_gather", [1000], repeat=50)
     assert [(k.op, k.count) for k in pool.collectives().kinds] == [(k.op, k.count) for k in before.kinds]
     assert pool.collectives().notes == before.notes, "all that the program called is known"
     with pytest.raises(nbddp.RunFailed) as failed:
-        pool.run_cell("if dist.get_rank() == 0: dist.barrier()", screen=Silent(), hang_after=0.3)
+        pool.run_cell("if dist.get_rank() == 0: dist.barrier()", screen=NullScreen(), hang_after=0.3)
     assert "waits in barrier #6 (line 1)" in str(failed.value)
     assert "deadlock: " in str(failed.value)
 
@@ -84,13 +84,15 @@ def test_a_measurement_leaves_the_programs_group_and_no_other(pool: nbddp.Pool) 
     pool.bench("all_reduce", [1000], repeat=1)
     assert list(pool.run(lambda: __import__("torch").distributed.is_initialized())) == [False] * 3
     code = "import torch, torch.distributed as dist\ndist.init_process_group()\nmine = dist.group.WORLD\n"
-    threads = pool.run_cell(f"{code}dist.barrier()\n{count}", want_value=True, screen=Silent())
+    threads = pool.run_cell(f"{code}dist.barrier()\n{count}", want_value=True, screen=NullScreen())
     pool.bench("all_reduce", [1000], repeat=1)
     code = f"t = torch.ones(1); dist.all_reduce(t); dist.group.WORLD is mine, t.item(), {count}"
-    for (same, total, now), before in zip(pool.run_cell(code, want_value=True, screen=Silent()), threads, strict=True):
+    for (same, total, now), before in zip(
+        pool.run_cell(code, want_value=True, screen=NullScreen()), threads, strict=True
+    ):
         assert (same, total) == (True, 3)
         assert now <= before, "threads"
-    pool.run_cell("dist.destroy_process_group()", screen=Silent())
+    pool.run_cell("dist.destroy_process_group()", screen=NullScreen())
 
 
 def test_what_cannot_be_measured_is_said(pool: nbddp.Pool) -> None:

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.agent import log_rotation, runtime_dir, spool_files
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.errors import AgentFailed
 from nbddp.output import log_file
 from nbddp.output.buffer import RankOutput
 from nbddp.output.log_file import LogFile
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.pool.node import RUNS_KEPT
 from nbddp.worker import output_spool
 from tests.screens import Hearing
@@ -76,7 +76,7 @@ def test_a_limit_that_is_none_is_refused_before_anything_runs(
 ) -> None:
     monkeypatch.setenv(log_file.SETTING, text)
     with pytest.raises(nbddp.BadInput, match=words):
-        pool.run_cell("pass", screen=Silent())
+        pool.run_cell("pass", screen=NullScreen())
 
 
 LOUD = "line = 'x' * 1023\nfor i in range(12_000): print(i, line)\n"
@@ -88,7 +88,7 @@ def size_of(folder: Path) -> int:
 
 def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(log_file.SETTING, "1MiB")
-    pool.run_cell(LOUD, screen=Silent())
+    pool.run_cell(LOUD, screen=NullScreen())
     assert pool.agent is not None
     assert pool.last_run is not None
     log = pool.last_run.outputs[1].log
@@ -104,7 +104,7 @@ def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: 
 def test_the_last_words_of_a_rank_that_printed_much_and_died_are_there(pool: nbddp.Pool) -> None:
     died = f"{LOUD}import os\nif os.environ['RANK'] == '1': print('the last'); os.kill(os.getpid(), 9)"
     with pytest.raises(nbddp.WorkerFailed, match="killed by SIGKILL"):
-        pool.run_cell(died, screen=Silent())
+        pool.run_cell(died, screen=NullScreen())
     assert pool.last_run is not None
     assert pool.last_run.outputs[1].log.read_text().splitlines()[-1] == "the last"
 
@@ -130,7 +130,7 @@ def test_the_copy_tells_how_much_it_has_no_more(tmp_path_factory: pytest.TempPat
 def test_runs_of_some_time_ago_are_gone(pool: nbddp.Pool) -> None:
     assert pool.agent is not None
     for _ in range(RUNS_KEPT + 5):
-        pool.run_cell("print(1)", screen=Silent())
+        pool.run_cell("print(1)", screen=NullScreen())
     assert len(list((pool.agent.bulk / "runs").iterdir())) <= RUNS_KEPT
 
 
@@ -173,7 +173,7 @@ def test_the_agent_cuts_the_logs_of_its_processes(pool: nbddp.Pool) -> None:
         file.write(b"x" * (log_rotation.MOST + 1))
     until(lambda: log.stat().st_size < log_rotation.MOST, "the log is cut")
     with pytest.raises(nbddp.WorkerFailed, match="SIGABRT"):
-        pool.run_cell("import os; os.abort()", ranks=[0], screen=Silent())
+        pool.run_cell("import os; os.abort()", ranks=[0], screen=NullScreen())
 
 
 # -- folders --------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def dead(folder: Path, victim: Path) -> Path:
     """A folder as a dead pool leaves it, that names a file of the victim's."""
     found = folder / "abc123"
     found.mkdir(parents=True)
-    runtime_dir.record(found, Identity(2**22 - 1, 1.0), [str(victim)])
+    runtime_dir.record(found, ProcessId(2**22 - 1, 1.0), [str(victim)])
     return found
 
 
@@ -226,7 +226,7 @@ def test_of_a_dead_pools_files_links_and_folders_are_left(base: Path) -> None:
     own = base / "connection.json"
     own.write_text("{}")
     found = dead(runtime_dir.runtime(), link)
-    runtime_dir.record(found, Identity(2**22 - 1, 1.0), [str(link), str(base / "shared"), str(own)])
+    runtime_dir.record(found, ProcessId(2**22 - 1, 1.0), [str(link), str(base / "shared"), str(own)])
     runtime_dir.bulk(found).joinpath("runs").mkdir()
     assert runtime_dir.running() == []
     assert (victim.exists(), link.is_symlink(), own.exists(), found.exists()) == (True, True, False, False)
@@ -260,7 +260,7 @@ def test_a_pool_that_nobody_holds_ends(pool: nbddp.Pool) -> None:
     dropped = nbddp.Pool(nproc=1)
     assert list(dropped.run(os.getpid))
     with pytest.raises(nbddp.WorkerFailed):
-        dropped.run_cell("1 / 0", screen=Silent())
+        dropped.run_cell("1 / 0", screen=NullScreen())
     del dropped
     gc.collect()
     until(lambda: set(me.children(recursive=True)) <= set(before), "their processes end")
@@ -274,7 +274,7 @@ def test_a_pool_that_nobody_holds_ends(pool: nbddp.Pool) -> None:
 def test_a_pool_that_is_at_work_is_held(pool: nbddp.Pool) -> None:
     made = nbddp.Pool(nproc=1)
     made.start()
-    assert list(made.run_cell("import time; time.sleep(0.5); 3", want_value=True, screen=Silent())) == [3]
+    assert list(made.run_cell("import time; time.sleep(0.5); 3", want_value=True, screen=NullScreen())) == [3]
     agent = made.agent
     assert agent is not None
     assert agent.process is not None
@@ -317,12 +317,14 @@ def test_a_process_that_has_left_its_rank_ends_with_the_pool_and_nothing_stays_i
         patch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
         patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it where a test of before has compiled
         with nbddp.Pool(nproc=2) as pool:
-            orphans = [psutil.Process(pid) for pid in pool.run_cell(ORPHAN, want_value=True, screen=Silent())]
+            orphans = [psutil.Process(pid) for pid in pool.run_cell(ORPHAN, want_value=True, screen=NullScreen())]
             assert all(p.is_running() for p in orphans)
-            in_child, in_rank = zip(*pool.run_cell(TORCHS, want_value=True, screen=Silent()), strict=True)
+            in_child, in_rank = zip(*pool.run_cell(TORCHS, want_value=True, screen=NullScreen()), strict=True)
             assert set(in_child) == {0}
             assert min(in_rank) >= 1
-            told = pool.run_cell("import os; os.environ['TORCHINDUCTOR_CACHE_DIR']", want_value=True, screen=Silent())
+            told = pool.run_cell(
+                "import os; os.environ['TORCHINDUCTOR_CACHE_DIR']", want_value=True, screen=NullScreen()
+            )
             assert set(told) == {str(runtime_dir.cache() / "torchinductor")}
         until(lambda: not any(p.is_running() for p in orphans), "orphans end")
     left = [p for p in (tmp_path / "ipython").rglob("*") if p.is_file() and p.name != "README"]

@@ -15,7 +15,7 @@ from nbddp.capabilities.compare import command as compare_command
 from nbddp.capabilities.compare import on_rank as compare_on_rank
 from nbddp.capabilities.compare.exchange import Wanted, pieces, within
 from nbddp.capabilities.compare.replicas import Compared, HeldValue, Leaf
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.kernels import Kernel
 
@@ -42,16 +42,16 @@ train()
 @pytest.fixture(scope="module")
 def pool() -> Iterator[nbddp.Pool]:
     with warm.pool(4) as pool:
-        pool.run_cell(MODEL, screen=Silent())
+        pool.run_cell(MODEL, screen=NullScreen())
         yield pool
 
 
 def cell(pool: nbddp.Pool, code: str) -> list[object]:
-    return list(pool.run_cell(textwrap.dedent(code), want_value=True, screen=Silent()))
+    return list(pool.run_cell(textwrap.dedent(code), want_value=True, screen=NullScreen()))
 
 
 def test_ddp_keeps_replicas_equal(pool: nbddp.Pool) -> None:
-    pool.run_cell(MODEL, screen=Silent())
+    pool.run_cell(MODEL, screen=NullScreen())
     report = pool.compare("model", "optimizer")
     assert report.equal
     assert repr(report) == (

@@ -19,9 +19,9 @@ from zmq.eventloop.zmqstream import ZMQStream
 import nbddp
 from nbddp.compat import ipyparallel
 from nbddp.execution.execution import OUTCOME, Execution
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.pool import connection
-from nbddp.pool.rpc import Wire
+from nbddp.pool.rpc import RankRpc
 from tests.lessons.answers import pool_of
 
 LAST = [b"x"] * 11  # of a burst; libzmq aborts if a socket that has read half a message leaves its sender
@@ -37,7 +37,7 @@ def pool() -> Iterator[nbddp.Pool]:
 
 def kept(pool: nbddp.Pool) -> None:
     """A cell runs, and the names are there. The limit is a day's work for it: a hang fails here, not in the runner."""
-    found = pool.run_cell("kept", want_value=True, screen=Silent(), timeout=60)
+    found = pool.run_cell("kept", want_value=True, screen=NullScreen(), timeout=60)
     assert list(found) == [7, 7]
 
 
@@ -212,7 +212,7 @@ def test_a_cell_is_one_message_to_each_rank_and_one_back(pool: nbddp.Pool, monke
     monkeypatch.setattr(link, "_hear", lambda message: heard.append(message) or pool.group.wire._heard(message))
     receivers = ipyparallel.guard(link.client, link._hear, link._drop)
     monkeypatch.setattr(link, "_receivers", receivers)
-    pool.run_cell("pass", screen=Silent())
+    pool.run_cell("pass", screen=NullScreen())
     assert [(m["header"]["msg_type"], m["buffers"]) for m in heard] == [(OUTCOME, [])] * 2
     known = link.client.queue_status()
     assert all(known[rank] == {"queue": 0, "completed": 0, "tasks": 0} for rank in (0, 1))
@@ -273,7 +273,7 @@ def test_cell_goes_on_while_its_client_is_lost(pool: nbddp.Pool) -> None:
     lost.start()
     cell = "import os, time\ntime.sleep(0.6 + 2 * int(os.environ['RANK']))\nkept + int(os.environ['RANK'])"
     renewed = pool.group.wire.connection.renewed
-    assert list(pool.run_cell(cell, want_value=True, screen=Silent(), timeout=60)) == [7, 8]
+    assert list(pool.run_cell(cell, want_value=True, screen=NullScreen(), timeout=60)) == [7, 8]
     lost.join()
     assert pool.group.wire.connection.renewed == renewed + 1
 
@@ -303,10 +303,10 @@ def test_outcome_too_large_to_be_kept_is_an_error_and_no_hang(
         else:
             hear(run, rank, message)
 
-    pool.run_cell("import nbddp.worker.kernel as k\nk.REPEATED = 1000", screen=Silent())
+    pool.run_cell("import nbddp.worker.kernel as k\nk.REPEATED = 1000", screen=NullScreen())
     monkeypatch.setattr(Execution, "hear", lossy)
     with pytest.raises(nbddp.WorkerFailed, match="too large to be sent again"):
-        pool.run_cell("'x' * 2000", want_value=True, screen=Silent(), timeout=60)
+        pool.run_cell("'x' * 2000", want_value=True, screen=NullScreen(), timeout=60)
     kept(pool)
 
 
@@ -322,7 +322,7 @@ def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
         assert link.client is client, "a thread that is at work is left alone"
         monkeypatch.setattr(connection, "SILENT_LOOKS", 4)
         with pytest.raises(nbddp.WorkerFailed, match="lost before this rank was reached; run the cell again"):
-            pool.run_cell("kept = 8", screen=Silent(), timeout=60)
+            pool.run_cell("kept = 8", screen=NullScreen(), timeout=60)
     finally:
         free.set()
     assert link.client is not client
@@ -342,7 +342,7 @@ def test_controller_that_does_not_answer_is_told() -> None:
                 raise TimeoutError("Hub connection request timed out")
             return made
 
-        wire = Wire(connect)
+        wire = RankRpc(connect)
         stop_loop(made)
         with pytest.raises(nbddp.PoolError, match="the controller does not answer"):
             wire.connection.check()

@@ -15,7 +15,7 @@ from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.protocol import outcome
 from nbddp.worker import cuda_context
 from tests.gpu import conftest as gpu_conftest
@@ -78,11 +78,11 @@ def test_cudas_error_is_found_behind_the_programs_own(monkeypatch: pytest.Monkey
 
 
 def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: nbddp.Pool) -> None:
-    pool.run_cell("import torch, torch.distributed as dist, numpy as np; model = 1", screen=Silent())
+    pool.run_cell("import torch, torch.distributed as dist, numpy as np; model = 1", screen=NullScreen())
     before = [pool.workers[r].pid for r in (0, 1)]
     fails = f"{STAND_IN}torch.cuda.synchronize = fails\ndist.init_process_group('gloo')\n"
     with pytest.raises(nbddp.WorkerFailed) as failed:
-        pool.run_cell(f"{fails}if dist.get_rank() == 1: fails()\ndist.barrier()", screen=Silent())
+        pool.run_cell(f"{fails}if dist.get_rank() == 1: fails()\ndist.barrier()", screen=NullScreen())
     assert (
         str(failed.value)
         == "rank 1 raised RuntimeError: CUDA error: device-side assert triggered (cell line 3, in fails)"
@@ -102,8 +102,8 @@ def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: nbddp.Pool) 
 def test_a_rank_whose_context_is_well_is_kept(pool: nbddp.Pool) -> None:
     before = [w.pid for _, w in sorted(pool.workers.items())]
     with pytest.raises(nbddp.WorkerFailed, match="device-side assert"):
-        pool.run_cell(f"{STAND_IN}torch.cuda.synchronize = well\nfails()", screen=Silent())
-    pool.run_cell("pass", screen=Silent())
+        pool.run_cell(f"{STAND_IN}torch.cuda.synchronize = well\nfails()", screen=NullScreen())
+    pool.run_cell("pass", screen=NullScreen())
     assert [w.pid for _, w in sorted(pool.workers.items())] == before
 
 

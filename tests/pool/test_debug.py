@@ -13,7 +13,7 @@ import nbddp
 from nbddp.errors import BadInput, RunHung, WorkerFailed
 from nbddp.launch import env_options
 from nbddp.launch.options import LaunchSpec, parse_cell
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 
 HERE = [
@@ -72,7 +72,7 @@ def pool() -> Iterator[nbddp.Pool]:
 
 
 def seen(pool: nbddp.Pool) -> list[object]:
-    found: list[object] = json.loads(pool.run_cell(LOOK, want_value=True, screen=Silent())[1])
+    found: list[object] = json.loads(pool.run_cell(LOOK, want_value=True, screen=NullScreen())[1])
     return found
 
 
@@ -133,7 +133,7 @@ def detail(pool: nbddp.Pool) -> nbddp.Pool:
 )  # fmt: skip
 def test_a_deadlock_under_detail_is_named(detail: nbddp.Pool, program: str, words: str) -> None:
     with pytest.raises(RunHung) as e:
-        detail.run_cell(INIT + program, hang_after=0.5, screen=Silent())
+        detail.run_cell(INIT + program, hang_after=0.5, screen=NullScreen())
     assert words in re.sub(r"collective #\d+", "collective #N", str(e.value))
     assert {s.rank for s in e.value.states} == {0, 1, 2}
     assert "freed, names are kept" in e.value.report
@@ -141,12 +141,12 @@ def test_a_deadlock_under_detail_is_named(detail: nbddp.Pool, program: str, word
 
 def test_under_detail_a_rank_that_is_late_is_waited_for(detail: nbddp.Pool) -> None:
     late = INIT + "time.sleep(2 * (rank == 0))\nfor _ in range(20): dist.all_reduce(x)\nint(x[0]) > 0"
-    assert list(detail.run_cell(late, hang_after=0.5, want_value=True, screen=Silent())) == [True] * 3
+    assert list(detail.run_cell(late, hang_after=0.5, want_value=True, screen=NullScreen())) == [True] * 3
 
 
 def test_under_detail_torchs_own_word_on_a_mismatch_is_reported(detail: nbddp.Pool) -> None:
     with pytest.raises(WorkerFailed, match="Detected mismatch between collectives on ranks"):
-        detail.run_cell(INIT + "dist.all_reduce(x) if rank else dist.broadcast(x, 0)", screen=Silent())
+        detail.run_cell(INIT + "dist.all_reduce(x) if rank else dist.broadcast(x, 0)", screen=NullScreen())
 
 
 def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: nbddp.Pool) -> None:
@@ -156,15 +156,15 @@ def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: 
         INIT.removesuffix("dist.all_reduce(x)\n"),
         "under TORCH_DISTRIBUTED_DEBUG=DETAIL torch does not record",
     )
-    detail.run_cell(init, screen=Silent())
+    detail.run_cell(init, screen=NullScreen())
     with pytest.raises(BadInput, match="no collective has been recorded; call some"):
         detail.collectives()
     cpp = "import torch.distributed._functional_collectives as f\nf.all_reduce(x, 'sum', list(range(3))).sum().item()\n"
-    detail.run_cell(cpp, screen=Silent())
+    detail.run_cell(cpp, screen=NullScreen())
     with pytest.raises(BadInput, match=f"no collective has been recorded, because {missing}"):
         detail.collectives()
     for program, complete in (("dist.all_reduce(x)\n", True), (f"dist.all_reduce(x)\n{cpp}", False), (cpp, False)):
-        detail.run_cell(program, screen=Silent())
+        detail.run_cell(program, screen=NullScreen())
         found = detail.collectives()
         assert [(kind.op, kind.count) for kind in found.kinds] == [("all_reduce", 1)]
         assert any(missing in note for note in found.notes) is not complete, program
@@ -172,8 +172,8 @@ def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: 
 
 def test_under_detail_all_reduces_of_ddp_are_shown(detail: nbddp.Pool) -> None:
     model = "model = DDP(torch.nn.Linear(4, 4))\n"
-    detail.run_cell(INIT + model, screen=Silent())
-    detail.run_cell("for _ in range(3): model(torch.ones(2, 4)).sum().backward()", screen=Silent())
+    detail.run_cell(INIT + model, screen=NullScreen())
+    detail.run_cell("for _ in range(3): model(torch.ones(2, 4)).sum().backward()", screen=NullScreen())
     assert [(kind.op, kind.count) for kind in detail.collectives().kinds if kind.op == "all_reduce"] == [
         ("all_reduce", 3)
     ]

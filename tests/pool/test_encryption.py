@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.ports import connections
 
 NOBODY = 65534
@@ -122,7 +122,7 @@ def test_the_keys_are_their_owners_alone(pool: nbddp.Pool) -> None:
 def test_a_stranger_hears_nothing(pool: nbddp.Pool) -> None:
     process = stranger(LISTEN, 2.0, cluster(pool))
     while process.poll() is None:
-        pool.run_cell("print('a secret')\n{'key': 'a secret'}", want_value=True, screen=Silent())
+        pool.run_cell("print('a secret')\n{'key': 'a secret'}", want_value=True, screen=NullScreen())
     assert process.communicate()[0].strip() == "0"
 
 
@@ -137,7 +137,7 @@ def loud(pool: nbddp.Pool) -> Iterator[None]:
 @pytest.mark.more
 def test_junk_of_a_stranger_reaches_nobody(pool: nbddp.Pool, loud: None) -> None:
     for n in range(20):
-        assert list(pool.run_cell(f"{n}", want_value=True, screen=Silent())) == [n] * pool.world_size
+        assert list(pool.run_cell(f"{n}", want_value=True, screen=NullScreen())) == [n] * pool.world_size
     assert pool.troubles() == ""
     assert pool.agent is not None
     assert sum(f.stat().st_size for f in pool.agent.home.rglob("*.log")) < 1 << 20

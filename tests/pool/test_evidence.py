@@ -16,7 +16,7 @@ import pytest
 import nbddp
 from nbddp.errors import RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Screen, Silent
+from nbddp.output.screens import NullScreen, Screen
 from nbddp.worker import call_log, flight
 from tests import warm
 from tests.pool.faults import INIT, SET_UP, Watching, needs_recorder
@@ -93,21 +93,21 @@ HEALTHY = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_can_end_is_not_ended(two: nbddp.Pool, name: str) -> None:
-    two.run_cell(PREPARE + HEALTHY[name], hang_after=0.3, timeout=60, screen=Silent())
+    two.run_cell(PREPARE + HEALTHY[name], hang_after=0.3, timeout=60, screen=NullScreen())
 
 
 def test_a_work_of_an_earlier_cell_is_waited_for(two: nbddp.Pool) -> None:
     """Rank 1 has called its part two cells ago, and has finished."""
-    two.run_cell(PREPARE + "tensor = torch.ones(60_000_000)", screen=Silent())
-    two.run_cell("work = [dist.all_reduce(tensor, async_op=True) for _ in range(8)]", screen=Silent())
-    two.run_cell("if rank == 0: [w.wait() for w in work]", hang_after=0.1, timeout=60, screen=Silent())
+    two.run_cell(PREPARE + "tensor = torch.ones(60_000_000)", screen=NullScreen())
+    two.run_cell("work = [dist.all_reduce(tensor, async_op=True) for _ in range(8)]", screen=NullScreen())
+    two.run_cell("if rank == 0: [w.wait() for w in work]", hang_after=0.1, timeout=60, screen=NullScreen())
 
 
 def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: nbddp.Pool, tmp_path: Path) -> None:
     """Its main thread is still at work for nobody: it hears of the next cell three seconds late."""
     sleeps = tmp_path / "sleeps"
     busy = f"import asyncio, pathlib, time\ndef busy(): pathlib.Path({str(sleeps)!r}).touch(); time.sleep(3)\n"
-    two.run_cell(busy + "asyncio.get_event_loop().call_later(0.1, busy)", ranks=[0], screen=Silent())
+    two.run_cell(busy + "asyncio.get_event_loop().call_later(0.1, busy)", ranks=[0], screen=NullScreen())
     while not sleeps.exists():
         time.sleep(0.01)
     watching = Watching()
@@ -182,7 +182,7 @@ NAMED = {
 def test_waits_of_other_kinds_are_named(two: nbddp.Pool, name: str) -> None:
     code, words = NAMED[name]
     with pytest.raises(RunHung, match=words):
-        two.run_cell(PREPARE + code, hang_after=0.5, timeout=20, screen=Silent())
+        two.run_cell(PREPARE + code, hang_after=0.5, timeout=20, screen=NullScreen())
     two.ensure(LaunchSpec(nproc=2))
 
 
@@ -248,7 +248,7 @@ def test_what_only_seems_to_wait_is_said_and_not_ended(two: nbddp.Pool, name: st
     assert screen.said, screen.shown[-1]
     assert screen.said - began < 10
     two.ensure(LaunchSpec(nproc=2))
-    two.run_cell(PREPARE + "dist.barrier()", hang_after=0.5, timeout=20, screen=Silent())
+    two.run_cell(PREPARE + "dist.barrier()", hang_after=0.5, timeout=20, screen=NullScreen())
 
 
 SPAWNS = """
@@ -302,7 +302,7 @@ def test_where_started_processes_wait_is_said(one: nbddp.Pool, name: str, by: st
 
 @pytest.mark.parametrize("by", ["cell", "script"])
 def test_the_advice_for_started_processes_helps(one: nbddp.Pool, by: str, tmp_path: Path) -> None:
-    spawning(one, by, tmp_path, {**STARTED["a server that is alone"][0], "nprocs": 2}, Silent())
+    spawning(one, by, tmp_path, {**STARTED["a server that is alone"][0], "nprocs": 2}, NullScreen())
 
 
 def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:
@@ -321,26 +321,26 @@ def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:
 
 def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
     code = (
-        "import gc, weakref\nfrom nbddp.worker.call_log import NOTES\ngc.collect()\nbefore = NOTES.forget()\n"
+        "import gc, weakref\nfrom nbddp.worker.call_log import CALLS\ngc.collect()\nbefore = CALLS.forget()\n"
         "tensor = torch.ones(4)\nfor _ in range(50):\n"
         "    dist.all_reduce(tensor)\n    dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)\n"
         "mine = dist.all_reduce(tensor, async_op=True); mine.wait()\n"
         "left = [weakref.ref(tensor), weakref.ref(mine), weakref.ref(dist.group.WORLD)]\n"
-        "noted = NOTES.forget() - before\n"
+        "noted = CALLS.forget() - before\n"
         "del tensor, mine; dist.destroy_process_group(); gc.collect()\n"
-        "(noted, NOTES.forget() - before, [ref() is None for ref in left])"
+        "(noted, CALLS.forget() - before, [ref() is None for ref in left])"
     )
-    found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
+    found = two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())
     assert list(found) == [(1, 0, [True, True, True])] * 2
 
 
 def test_the_end_of_a_work_runs_nothing_that_an_interrupt_could_be_lost_in() -> None:
     """Python only prints a KeyboardInterrupt that hits the callback of a weak reference."""
-    notes, ran, numbers = call_log.Notes(), [], set()
+    notes, ran, numbers = call_log.CallLog(), [], set()
     for number in range(100):
         work = {number}  # the next one often is at the same address
         numbers.add(id(work))
-        notes.remember(work, call_log.Note(("all_reduce", "group", number)))
+        notes.remember(work, call_log.CallRecord(("all_reduce", "group", number)))
         assert notes.of_work(work) == ("all_reduce", "group", number)
         sys.setprofile(lambda frame, event, what: ran.append((event, getattr(what, "__name__", ""))))
         del work
@@ -353,8 +353,8 @@ def test_the_end_of_a_work_runs_nothing_that_an_interrupt_could_be_lost_in() -> 
 @needs_recorder
 def test_workers_record_and_their_environment_does_not_show_it(two: nbddp.Pool) -> None:
     code = "from nbddp.worker import flight\ndist.barrier()\n[e.op for e in flight.entries(flight.dumps(False))][-1:]"
-    assert list(two.run_cell(PREPARE + code, want_value=True, screen=Silent())) == [["barrier"]] * 2
-    found = two.run_cell(f"[n for n in {flight.SIZES} if n in os.environ]", want_value=True, screen=Silent())
+    assert list(two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())) == [["barrier"]] * 2
+    found = two.run_cell(f"[n for n in {flight.SIZES} if n in os.environ]", want_value=True, screen=NullScreen())
     assert list(found) == [[], []]
 
 
@@ -365,7 +365,7 @@ def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) 
     with nbddp.Pool(nproc=2) as pool:
         loop = "end = time.monotonic() + 2\ngo = torch.ones(1)\nwhile go.item():\n"
         loop += "    go.fill_(float(time.monotonic() < end)); dist.all_reduce(go, dist.ReduceOp.MIN)"
-        pool.run_cell(PREPARE + loop, hang_after=0.3, screen=Silent())
+        pool.run_cell(PREPARE + loop, hang_after=0.3, screen=NullScreen())
         watching = Watching()
         with pytest.raises(RunTimedOut) as caught:
             pool.run_cell("if rank == 0: dist.barrier()", hang_after=0.3, timeout=4, screen=watching)
@@ -376,7 +376,7 @@ def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) 
         assert "deadlock" not in str(caught.value)
         pool.ensure(LaunchSpec())
         with pytest.raises(RunHung, match="rank 0 waits in recv from rank 1"):
-            pool.run_cell(PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, screen=Silent())
+            pool.run_cell(PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, screen=NullScreen())
 
 
 def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.Pool) -> None:
@@ -384,7 +384,7 @@ def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.
         two.ensure(LaunchSpec(nproc=nproc))
         with pytest.raises(RunHung, match=r"rank 0 waits in recv from rank 1 .*; rank 1 has finished the cell"):
             two.run_cell(
-                PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, timeout=30, screen=Silent()
+                PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, timeout=30, screen=NullScreen()
             )
 
 
@@ -393,10 +393,10 @@ def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
     """torch's recorder still holds the collectives of groups that nothing else remembers."""
     two.ensure(LaunchSpec(nproc=2))
     for _ in range(call_log.EPOCHS + 3):
-        two.run_cell(PREPARE + "for _ in range(3): dist.all_reduce(torch.ones(1))", screen=Silent())
+        two.run_cell(PREPARE + "for _ in range(3): dist.all_reduce(torch.ones(1))", screen=NullScreen())
     with pytest.raises(RunHung, match=r"rank 0 waits in barrier #2 .*; rank 1 has finished the cell"):
         two.run_cell(
-            PREPARE + "dist.barrier()\nif rank == 0: dist.barrier()", hang_after=0.3, timeout=30, screen=Silent()
+            PREPARE + "dist.barrier()\nif rank == 0: dist.barrier()", hang_after=0.3, timeout=30, screen=NullScreen()
         )
 
 
@@ -406,5 +406,5 @@ def test_what_a_recorder_said_holds_until_something_more_is_called(two: nbddp.Po
     code = "from nbddp.worker import position, flight\ndist.all_reduce(torch.ones(1))\n"
     code += "known = position.Known(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
     code += "dist.barrier()\nbefore, known.lasts()"
-    found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
+    found = two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())
     assert list(found) == [((True, "all_reduce"), False)] * 2

@@ -17,7 +17,7 @@ import pytest
 
 import nbddp
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.pool import faults
 from tests.pool.faults import (
     CALLS,
@@ -185,7 +185,7 @@ def test_deadlock_is_named_and_freed(two: nbddp.Pool, name: str) -> None:
     if "finalize_backward" in code and not LAZY:
         pytest.skip(NO_LAZY)
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + code, hang_after=0.5, timeout=30, screen=Silent())
+        two.run_cell(PREPARE + code, hang_after=0.5, timeout=30, screen=NullScreen())
     assert str(caught.value) == f"deadlock: {words}"
     assert words in caught.value.report
     assert advice in caught.value.report
@@ -202,7 +202,7 @@ SLOW = {
 }
 
 
-class Fails(Silent):
+class Fails(NullScreen):
     """A screen that raises where the front end would, at each `times` further look."""
 
     def __init__(self, where: str, times: int) -> None:
@@ -238,7 +238,7 @@ def test_another_signals_exception_amid_a_cell_leaves_no_rank_at_work(two: nbddp
     """A time limit of the caller's own; it may expire again while the ranks are freed, as Stop may be pressed twice."""
     left = list(range(times))
 
-    class Expires(Silent):
+    class Expires(NullScreen):
         def line(self, rank: int, stream: str, text: str) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.1, 0.02)
 
@@ -255,7 +255,7 @@ def test_another_signals_exception_amid_a_cell_leaves_no_rank_at_work(two: nbddp
         signal.signal(signal.SIGALRM, before)
     if times > 1:  # what had not ended yet was replaced
         two.ensure(LaunchSpec())
-        two.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+        two.run_cell("import os; kept = int(os.environ['RANK'])", screen=NullScreen())
     check_after(two, ())
 
 
@@ -277,7 +277,7 @@ def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: nbddp.Pool, how: st
 def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed) as caught:
         two.run_cell(
-            PREPARE + "if rank == 0: dist.all_reduce(torch.ones(1))\nelse: raise ValueError('bad')", screen=Silent()
+            PREPARE + "if rank == 0: dist.all_reduce(torch.ones(1))\nelse: raise ValueError('bad')", screen=NullScreen()
         )
     error = caught.value
     assert str(error) == "rank 1 raised ValueError: bad (cell line 25)"
@@ -285,22 +285,22 @@ def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Poo
     assert (error.rank, error.node, error.exception_type, error.exception_message) == (1, 0, "ValueError", "bad")
     assert Path(error.logs[0]).parent.is_dir()
     with pytest.raises(nbddp.WorkerFailed, match="Default process group has not been initialized"):
-        two.run_cell("dist.all_reduce(torch.ones(1))", screen=Silent())
+        two.run_cell("dist.all_reduce(torch.ones(1))", screen=NullScreen())
 
 
 @needs_recorder
 def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: nbddp.Pool) -> None:
-    two.run_cell(PREPARE, screen=Silent())
+    two.run_cell(PREPARE, screen=NullScreen())
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell("dist.all_reduce(torch.ones(1))", ranks=[0], hang_after=0.5, screen=Silent())
+        two.run_cell("dist.all_reduce(torch.ones(1))", ranks=[0], hang_after=0.5, screen=NullScreen())
     assert str(caught.value).endswith("rank 0 waits in all_reduce #1 (line 1); rank 1 takes no part in this run")
     check_after(two, ())
 
 
 def test_a_rank_that_dies_beside_a_cell_of_others_is_none_of_its_concern(two: nbddp.Pool) -> None:
     code = f"import os, time; os.kill({two.workers[1].pid}, 9); time.sleep(0.3); kept"
-    assert two.run_cell(code, ranks=[0], want_value=True, screen=Silent())[0] == 0
-    assert two.run_cell("1", want_value=True, screen=Silent()) == [1, 1], "rank 1 is new"
+    assert two.run_cell(code, ranks=[0], want_value=True, screen=NullScreen())[0] == 0
+    assert two.run_cell("1", want_value=True, screen=NullScreen()) == [1, 1], "rank 1 is new"
 
 
 @needs_recorder
@@ -308,7 +308,7 @@ def test_place_in_the_users_own_module_is_told(two: nbddp.Pool, tmp_path: Path) 
     (tmp_path / "trainer.py").write_text("import torch, torch.distributed as dist\ndef fit():\n    dist.barrier()\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport trainer\nif rank == 0: trainer.fit()"
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + code, hang_after=0.5, screen=Silent())
+        two.run_cell(PREPARE + code, hang_after=0.5, screen=NullScreen())
     words = "rank 0 waits in barrier #1 (trainer.py line 3, in fit); rank 1 has finished the cell without calling it"
     assert str(caught.value) == f"deadlock: {words}"
     check_after(two, ())
@@ -321,7 +321,7 @@ def test_key_that_may_come_from_outside_is_waited_for(two: nbddp.Pool, tmp_path:
     coming = threading.Timer(1.5, lambda: FileStore(path, -1).set("it", "came"))
     coming.start()
     code = f"from torch.distributed import FileStore\nFileStore({path!r}, -1).get('it').decode()"
-    assert list(two.run_cell(code, hang_after=0.3, want_value=True, screen=Silent())) == ["came"] * 2
+    assert list(two.run_cell(code, hang_after=0.3, want_value=True, screen=NullScreen())) == ["came"] * 2
 
 
 @needs_recorder
@@ -334,7 +334,7 @@ def test_error_in_a_comm_hook_is_the_cause(two: nbddp.Pool) -> None:
         "model.register_comm_hook(None, hook)\nmodel(torch.ones(2, 4)).sum().backward()"
     )
     with pytest.raises(nbddp.WorkerFailed) as caught:
-        two.run_cell(PREPARE + hook, screen=Silent())
+        two.run_cell(PREPARE + hook, screen=NullScreen())
     assert str(caught.value) == "rank 1 raised ValueError: in the hook (cell line 26, in hook)"
     assert f"rank 0: cell line 30, waiting in backward, all_reduce #4 for rank 1; {FREED}" in caught.value.report
     check_after(two, ())
@@ -346,7 +346,7 @@ def test_program_that_swallows_the_error_is_freed_too(two: nbddp.Pool) -> None:
         "while True:\n    try: dist.all_reduce(torch.ones(4))\n    except RuntimeError: pass"
     )
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError"):
-        two.run_cell(PREPARE + loop, screen=Silent())
+        two.run_cell(PREPARE + loop, screen=NullScreen())
     check_after(two, ())
 
 
@@ -358,7 +358,7 @@ def test_group_that_an_interrupted_init_left_registered_is_forgotten(two: nbddp.
         "dist.distributed_c10d.GroupMember.WORLD = None\nraise ValueError('as after a Stop')"
     )
     with pytest.raises(nbddp.WorkerFailed, match="as after a Stop"):
-        two.run_cell(PREPARE + left, screen=Silent())
+        two.run_cell(PREPARE + left, screen=NullScreen())
     check_after(two, ())
 
 
@@ -371,7 +371,7 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
         "if os.environ['RANK'] == '1': dist.init_process_group('gloo', init_method=store, rank=1, world_size=3)"
     )
     with pytest.raises(nbddp.RunTimedOut) as caught:
-        two.run_cell(code, hang_after=0.5, timeout=2, screen=Silent())
+        two.run_cell(code, hang_after=0.5, timeout=2, screen=NullScreen())
     state = caught.value.states[1]
     assert (state.status, "kept" in state.lost) == ("replaced", True)
     assert set(state.imports) >= {"os", "tempfile", "dist"}
@@ -383,7 +383,7 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
 @needs_recorder
 def test_timeout_ends_the_cell_with_the_table(two: nbddp.Pool) -> None:
     with pytest.raises(nbddp.RunTimedOut) as caught:
-        two.run_cell(PREPARE + "if rank: time.sleep(600)\ndist.barrier()", timeout=1.0, screen=Silent())
+        two.run_cell(PREPARE + "if rank: time.sleep(600)\ndist.barrier()", timeout=1.0, screen=NullScreen())
     assert str(caught.value) == "the run took longer than --timeout 1"
     assert "waiting in barrier #1 for rank 1" in caught.value.report
     check_after(two, ())
@@ -436,7 +436,7 @@ DEATHS = {
 def test_death_is_told_with_signal_memory_last_words_and_log(two: nbddp.Pool, how: str) -> None:
     code, words, last = DEATHS[how]
     with pytest.raises(nbddp.WorkerFailed) as caught:
-        two.run_cell(PREPARE + f"if rank == 1: {code}\ndist.all_reduce(torch.ones(4))", screen=Silent())
+        two.run_cell(PREPARE + f"if rank == 1: {code}\ndist.all_reduce(torch.ones(4))", screen=NullScreen())
     error = caught.value
     assert words in str(error)
     assert error.cause.kind == "died"
@@ -457,7 +457,7 @@ def test_last_line_of_a_killed_rank_is_not_lost(two: nbddp.Pool) -> None:
             two.run_cell(
                 f"import os, sys\nprint('last', {number}); print('word', {number}, file=sys.stderr)\n"
                 "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)",
-                screen=Silent(),
+                screen=NullScreen(),
             )
         assert two.last_run is not None
         for output in two.last_run.outputs.values():
@@ -508,10 +508,10 @@ context.destroy(linger=0); del batches, loader
 count
 """
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
-        two.run_cell(SET_UP.format(fault="") + mine + between, screen=Silent())
+        two.run_cell(SET_UP.format(fault="") + mine + between, screen=NullScreen())
     assert two.last_run is not None
     assert two.last_run.ended[0].status == "interrupted"
-    assert list(two.run_cell(after, want_value=True, screen=Silent())) == [199, 199]
+    assert list(two.run_cell(after, want_value=True, screen=NullScreen())) == [199, 199]
     check_after(two, ())
 
 
@@ -551,7 +551,7 @@ CHECKS = {
 def test_check_says_what_differs_between_which_ranks(two: nbddp.Pool, what: str) -> None:
     code, words = CHECKS[what]
     with pytest.raises(nbddp.WorkerFailed) as caught:
-        two.run_cell(PREPARE + code, check=True, screen=Silent())
+        two.run_cell(PREPARE + code, check=True, screen=NullScreen())
     assert caught.value.exception_type == "CollectiveMismatch"
     assert caught.value.exception_message == words
     check_after(two, ())
@@ -570,18 +570,20 @@ def test_check_leaves_a_right_program_alone_and_goes_away(pools: dict[int, nbddp
         "DDP(torch.nn.Linear(2, 1))(torch.ones(1, 2)).sum().backward()\n"
         "got.tolist(), out"
     )
-    checked = four.run_cell(code, check=True, want_value=True, screen=Silent())
-    plain = four.run_cell(code, want_value=True, screen=Silent())
+    checked = four.run_cell(code, check=True, want_value=True, screen=NullScreen())
+    plain = four.run_cell(code, want_value=True, screen=NullScreen())
     assert list(checked) == list(plain)
     assert (
-        list(four.run_cell("vars(dist.ProcessGroup)['allreduce'].__name__", want_value=True, screen=Silent()))
+        list(four.run_cell("vars(dist.ProcessGroup)['allreduce'].__name__", want_value=True, screen=NullScreen()))
         == ["allreduce"] * 4
     )
 
 
 def test_check_sees_a_missing_call_as_a_deadlock(two: nbddp.Pool) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + "if rank: dist.all_reduce(torch.ones(4))", check=True, hang_after=0.5, screen=Silent())
+        two.run_cell(
+            PREPARE + "if rank: dist.all_reduce(torch.ones(4))", check=True, hang_after=0.5, screen=NullScreen()
+        )
     assert "rank 1 waits in all_reduce #1 (line 24); rank 0 has finished" in str(caught.value)
     check_after(two, ())
 
@@ -613,10 +615,10 @@ attempt, os.environ["TORCHELASTIC_MAX_RESTARTS"], [p.tolist() for p in model.mod
 
 def test_max_restarts_with_checkpoints_ends_with_the_same_bits(two: nbddp.Pool, tmp_path: Path) -> None:
     """On two ranks, since a sum of two has the same bits in every order."""
-    calm = two.run_cell(TRAIN.format(path=str(tmp_path / "calm"), deaths=[]), want_value=True, screen=Silent())
+    calm = two.run_cell(TRAIN.format(path=str(tmp_path / "calm"), deaths=[]), want_value=True, screen=NullScreen())
     said: list[str] = []
 
-    class Hearing(Silent):
+    class Hearing(NullScreen):
         def say(self, text: str) -> None:
             said.append(text)
 
@@ -628,7 +630,10 @@ def test_max_restarts_with_checkpoints_ends_with_the_same_bits(two: nbddp.Pool, 
     assert [text.split(" died")[0] for text in said] == [
         f"attempt {i} of 4: rank {r}" for i, (_, r) in enumerate(deaths, 1)
     ]
-    assert list(two.run_cell("os.environ['TORCHELASTIC_RESTART_COUNT']", want_value=True, screen=Silent())) == ["0"] * 2
+    assert (
+        list(two.run_cell("os.environ['TORCHELASTIC_RESTART_COUNT']", want_value=True, screen=NullScreen()))
+        == ["0"] * 2
+    )
 
 
 def test_when_all_attempts_fail_each_cause_is_in_the_report(two: nbddp.Pool) -> None:
@@ -637,7 +642,7 @@ def test_when_all_attempts_fail_each_cause_is_in_the_report(two: nbddp.Pool) -> 
         "if os.environ['RANK'] == '1': raise ValueError('attempt ' + attempt)"
     )
     with pytest.raises(nbddp.WorkerFailed) as caught:
-        two.run_cell(code, max_restarts=2, screen=Silent())
+        two.run_cell(code, max_restarts=2, screen=NullScreen())
     assert caught.value.attempts == tuple(f"rank 1 raised ValueError: attempt {i} (cell line 3)" for i in range(3))
     assert all(f"attempt {i + 1} of 3: {why}" in caught.value.report for i, why in enumerate(caught.value.attempts))
 
@@ -648,9 +653,9 @@ def test_record_writes_the_error_file_that_torchrun_would(two: nbddp.Pool) -> No
         "path = os.environ['TORCHELASTIC_ERROR_FILE']\n@record\ndef main():\n    raise ValueError('recorded')\nmain()"
     )
     with pytest.raises(nbddp.WorkerFailed, match="raised ValueError: recorded"):
-        two.run_cell(code, screen=Silent())
+        two.run_cell(code, screen=NullScreen())
     read = "import json; json.load(open(path))['message']['message']"
-    assert list(two.run_cell(read, want_value=True, screen=Silent())) == ["ValueError: recorded"] * 2
+    assert list(two.run_cell(read, want_value=True, screen=NullScreen())) == ["ValueError: recorded"] * 2
 
 
 def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) -> None:
@@ -674,7 +679,7 @@ def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) 
         + "if rank == 0: train()\nelse: import ctypes; ctypes.PyDLL(None).sleep(60)"
     )
     with pytest.raises(nbddp.RunStopped):
-        two.run_cell(code, screen=Silent())
+        two.run_cell(code, screen=NullScreen())
     asking.join()
     text = found[0].stdout
     assert "cell line 25, in train  apparently waiting in all_reduce #1 for rank 1" in text, found

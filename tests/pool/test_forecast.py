@@ -19,7 +19,7 @@ from nbddp.capabilities.forecast.command import foresee
 from nbddp.capabilities.forecast.cost import Link, seconds, together
 from nbddp.capabilities.forecast.figure import draw_forecast
 from nbddp.capabilities.forecast.scale import forecast, profile
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.benchmarks.forecast import table, validate
 from tests.kernels import Kernel
@@ -164,7 +164,7 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
     with pytest.raises(nbddp.BadInput, match="train a DistributedDataParallel model in a %%ddp cell first"):
         pool.forecast()
     assert asked == [], "nothing is measured for a forecast that cannot be"
-    pool.run_cell(TRAIN, screen=Silent())
+    pool.run_cell(TRAIN, screen=NullScreen())
     notes: list[str] = []
     found = pool.forecast(inter_node="25GB/s", progress=notes.append)
     assert notes[0] == "measuring all-reduces on 2 ranks, once"
@@ -178,7 +178,7 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
     assert found.here.compute == pytest.approx(found.profile.compute)
     assert 0 < found.chosen.link.latency < 1
     assert len(found.profile.buckets) >= 3
-    pool.run_cell(TRAIN.replace("128, 128", "1024, 1024").replace("8, 128", "8, 1024"), screen=Silent())
+    pool.run_cell(TRAIN.replace("128, 128", "1024, 1024").replace("8, 128", "8, 1024"), screen=NullScreen())
     pool.forecast()
     assert asked[1:] == [("all_reduce", 1 << 23)], "larger buckets than were measured: measured again, up to them"
     with pytest.raises(nbddp.BadInput, match="'25' has no unit; type 25GB/s"):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 
 def test_nobody_types_at_a_rank(pool: nbddp.Pool) -> None:
     """By this Lightning and Fabric refuse `strategy="ddp"` in notebooks."""
     code = "import sys\n[hasattr(sys, name) for name in ('ps1', 'ps2', 'ps3')], sys.flags.interactive"
-    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [([False] * 3, 0)] * 2
+    assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [([False] * 3, 0)] * 2
 
 
 LAUNCHES = """
@@ -28,11 +28,13 @@ finally: __name__ = "__main__"
 
 def test_a_launcher_that_would_start_ranks_within_ranks_is_told_so(pool: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match=r'already runs on every rank.*use strategy="ddp"'):
-        pool.run_cell(LAUNCHES.format(name="lightning.pytorch.strategies.launchers.multiprocessing"), screen=Silent())
+        pool.run_cell(
+            LAUNCHES.format(name="lightning.pytorch.strategies.launchers.multiprocessing"), screen=NullScreen()
+        )
 
 
 def test_a_programs_own_processes_are_its_own(pool: nbddp.Pool) -> None:
-    pool.run_cell(LAUNCHES.format(name="__main__"), screen=Silent())
+    pool.run_cell(LAUNCHES.format(name="__main__"), screen=NullScreen())
 
 
 # -- what libraries keep of a group -------------------------------------------------------------
@@ -56,17 +58,19 @@ ENDS = {
 def end_group(pool: nbddp.Pool, code: str, how: str) -> None:
     if how == "fails":
         with pytest.raises(nbddp.WorkerFailed, match="on purpose"):
-            pool.run_cell(code + ENDS[how], screen=Silent())
+            pool.run_cell(code + ENDS[how], screen=NullScreen())
     else:
-        pool.run_cell(code + ENDS[how], screen=Silent())
+        pool.run_cell(code + ENDS[how], screen=NullScreen())
 
 
 @pytest.mark.parametrize("how", ENDS)
 def test_deepspeed_keeps_no_group_that_is_gone(pool: nbddp.Pool, how: str) -> None:
-    pool.run_cell(HOLDS, screen=Silent())
-    assert pool.run_cell(HELD, want_value=True, screen=Silent())[0] == (False, False, 1, False), "a living one is kept"
+    pool.run_cell(HOLDS, screen=NullScreen())
+    assert pool.run_cell(HELD, want_value=True, screen=NullScreen())[0] == (False, False, 1, False), (
+        "a living one is kept"
+    )
     end_group(pool, HOLDS, how)
-    found = pool.run_cell(HELD, want_value=True, screen=Silent())
+    found = pool.run_cell(HELD, want_value=True, screen=NullScreen())
     assert list(found) == [(True, True, 1, True)] * 2
 
 
@@ -100,17 +104,20 @@ sys.modules.update({"accelerate": module, "accelerate.state": state})
 @pytest.mark.parametrize("how", ENDS)
 def test_accelerate_begins_anew_when_its_group_is_gone(pool: nbddp.Pool, how: str) -> None:
     pool.run_cell(
-        "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=Silent()
+        "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=NullScreen()
     )
-    pool.run_cell(ACCELERATE, screen=Silent())
+    pool.run_cell(ACCELERATE, screen=NullScreen())
     for _ in range(2):  # the group of an earlier cell is used as long as it lives
-        assert list(pool.run_cell("made = Accelerator(); made.reduce()", want_value=True, screen=Silent())) == [2, 2]
+        assert list(pool.run_cell("made = Accelerator(); made.reduce()", want_value=True, screen=NullScreen())) == [
+            2,
+            2,
+        ]
     end_group(pool, "", how)
-    rank = pool.run_cell("made.state.process_index", want_value=True, screen=Silent())
+    rank = pool.run_cell("made.state.process_index", want_value=True, screen=NullScreen())
     assert list(rank) == [0, 1], "an object that is left over still knows its rank"
     for code in ("Accelerator().reduce()", "PartialState().num_processes"):
-        assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [2, 2]
-    pool.run_cell("for name in ('accelerate', 'accelerate.state'): del sys.modules[name]", screen=Silent())
+        assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [2, 2]
+    pool.run_cell("for name in ('accelerate', 'accelerate.state'): del sys.modules[name]", screen=NullScreen())
 
 
 def test_whose_group_is_gone_is_said(pool: nbddp.Pool, tmp_path: Path) -> None:
@@ -118,13 +125,13 @@ def test_whose_group_is_gone_is_said(pool: nbddp.Pool, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("import torch.distributed as dist\ndef wait(): dist.barrier()\n")
     pool.run_cell(
-        "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=Silent()
+        "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=NullScreen()
     )
     with pytest.raises(nbddp.WorkerFailed) as theirs:
         pool.run_cell(
-            f"import sys; sys.path.insert(0, {str(folder.parent)!r})\nimport holder; holder.wait()", screen=Silent()
+            f"import sys; sys.path.insert(0, {str(folder.parent)!r})\nimport holder; holder.wait()", screen=NullScreen()
         )
     assert "create holder's objects again, or run the cell with --fresh" in theirs.value.report
     with pytest.raises(nbddp.WorkerFailed) as own:
-        pool.run_cell("sys.path.pop(0); dist.barrier()", screen=Silent())
+        pool.run_cell("sys.path.pop(0); dist.barrier()", screen=NullScreen())
     assert "--fresh" not in own.value.report

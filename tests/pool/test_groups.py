@@ -21,7 +21,7 @@ import pytest
 import nbddp
 from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.pool.runs import Runs
 from nbddp.worker import process_groups
 from tests.pool.faults import INIT, OLD_DESTROY, SET_UP, StopAgain, StopWhenReady, check_after, needs_recorder
@@ -39,10 +39,10 @@ def test_work_that_a_finished_rank_left_pending_does_not_hold_up_the_next_cell(t
     code = "work = dist.all_reduce(torch.ones(4), async_op=True); work.wait()\n"
     code += "if rank == 1: raise ValueError('x')\npending = dist.all_reduce(torch.ones(4), async_op=True)"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
-        two.run_cell(PREPARE + code, screen=Silent())
+        two.run_cell(PREPARE + code, screen=NullScreen())
     assert "\n  rank 0: finished the cell\n" in caught.value.report
     assert "\nThe process group has been ended" in caught.value.report
-    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=Silent())) == [0, 1]
+    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=NullScreen())) == [0, 1]
     check_after(two, ())
 
 
@@ -56,12 +56,12 @@ if rank == 1: raise ValueError('x')
 thread = threading.Thread(target=reduce); thread.start()
 while not kernel.groups.facts()["sequence"]: time.sleep(0.01)  # it has called"""
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
-        two.run_cell(PREPARE + code, screen=Silent())
+        two.run_cell(PREPARE + code, screen=NullScreen())
     ended = (
         "import time\nend = time.monotonic() + 10\nwhile rank == 0 and thread.is_alive() and time.monotonic() < end:\n"
     )
     ended += "    time.sleep(0.01)\nrank == 0 and thread.is_alive()"
-    assert list(two.run_cell(ended, want_value=True, screen=Silent())) == [False, False]
+    assert list(two.run_cell(ended, want_value=True, screen=NullScreen())) == [False, False]
     check_after(two, ())
 
 
@@ -72,7 +72,7 @@ def test_rank_that_cannot_end_its_group_is_replaced_and_that_is_said(
     monkeypatch.setattr("nbddp.pool.runs.END_GROUP_SECONDS", 0.5)
     code = f"import functools\nif rank == {stuck}: dist.destroy_process_group = functools.partial(time.sleep, 600)\n"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
-        two.run_cell(PREPARE + code + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=Silent())
+        two.run_cell(PREPARE + code + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=NullScreen())
     said = f"rank {stuck}: ending the process group; could not be freed, so it is replaced; lost: "
     assert said in caught.value.report
     state = caught.value.states[stuck]
@@ -88,7 +88,7 @@ def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
     two: nbddp.Pool, late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gloo aborts one whose pending call does not fit: before the groups are ended, or while they are."""
-    two.run_cell("pass", screen=Silent())  # what an earlier test has left broken is ended
+    two.run_cell("pass", screen=NullScreen())  # what an earlier test has left broken is ended
     ends = two.runs.end_groups
 
     def end_groups(after: Execution | None = None) -> dict[int, dict[str, object]]:
@@ -104,7 +104,7 @@ def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
     pending = "dist.all_reduce(torch.ones(4), async_op=True)"
     code = f"if rank == 0: {dies[late]}\nelse:\n    {pending}\n    raise ValueError('x')"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
-        two.run_cell(PREPARE + code, screen=Silent())
+        two.run_cell(PREPARE + code, screen=NullScreen())
     monkeypatch.undo()
     assert "rank 0: died: killed by SIGABRT, after it had left the cell; " in caught.value.report
     assert caught.value.states[0].status == "died"
@@ -123,7 +123,7 @@ def test_a_rank_that_had_to_be_freed_ends_its_group_unasked(two: nbddp.Pool, mon
 
     monkeypatch.setattr(two.runs.ranks, "send", noted)
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
-        two.run_cell(PREPARE + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=Silent())
+        two.run_cell(PREPARE + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=NullScreen())
     assert re.search(r"waiting in barrier #\d+ for rank 1; freed, names are kept", caught.value.report), (
         caught.value.report
     )
@@ -134,7 +134,7 @@ def test_a_rank_that_had_to_be_freed_ends_its_group_unasked(two: nbddp.Pool, mon
 
 
 def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_killed(two: nbddp.Pool) -> None:
-    [port] = set(two.run_cell(PREPARE + "int(os.environ['MASTER_PORT'])", want_value=True, screen=Silent()))
+    [port] = set(two.run_cell(PREPARE + "int(os.environ['MASTER_PORT'])", want_value=True, screen=NullScreen()))
     stores = two.group.stores
     assert stores is not None
     for process in psutil.Process(two.agent.hello["pid"]).children(recursive=True):
@@ -143,7 +143,7 @@ def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_k
     while stores.serves:  # until the agent has told
         time.sleep(0.01)
     code = "dist.destroy_process_group()\ndist.init_process_group()\nint(os.environ['MASTER_PORT'])"
-    assert port not in set(two.run_cell(code, want_value=True, timeout=20, screen=Silent()))
+    assert port not in set(two.run_cell(code, want_value=True, timeout=20, screen=NullScreen()))
     check_after(two, ())
 
 
@@ -152,11 +152,11 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
     """All ranks finished well. Where its rank is meanwhile is shown."""
     code = "work = dist.all_reduce(torch.ones(4), async_op=True); work.wait()\n"
     two.run_cell(
-        PREPARE + code + "if rank == 0: pending = dist.all_reduce(torch.ones(4), async_op=True)", screen=Silent()
+        PREPARE + code + "if rank == 0: pending = dist.all_reduce(torch.ones(4), async_op=True)", screen=NullScreen()
     )
     shown: list[str] = []
 
-    class Watching(Silent):
+    class Watching(NullScreen):
         def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
             shown.append(status())
             return 0.05
@@ -164,12 +164,12 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
     again = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(1)\n"
     again += "dist.all_reduce(t)\nt.item()"
     two.run_cell(  # long enough to be seen
-        "import functools, nbddp.worker.process_groups as g; grace, g.GRACE = g.GRACE, 2.5", screen=Silent()
+        "import functools, nbddp.worker.process_groups as g; grace, g.GRACE = g.GRACE, 2.5", screen=NullScreen()
     )
     values = two.run_cell(again, want_value=True, timeout=20, hang_after=0.3, screen=Watching())
     assert list(values) == [2.0, 2.0]
     assert any("rank 0 (cell line 2, in destroy_process_group of an earlier cell's group)" in s for s in shown), shown
-    two.run_cell("g.GRACE = grace", screen=Silent())
+    two.run_cell("g.GRACE = grace", screen=NullScreen())
     check_after(two, ())
 
 
@@ -183,13 +183,13 @@ def test_thirty_deadlocks_leave_no_descriptors_and_threads_behind(two: nbddp.Poo
         code += "dist.destroy_process_group()\n"
 
     def counts() -> list[tuple[int, int]]:
-        two.run_cell("pass", screen=Silent())
+        two.run_cell("pass", screen=NullScreen())
         places = [Path(f"/proc/{w.pid}") for w in two.workers.values()]
         return [(len(list((p / "fd").iterdir())), len(list((p / "task").iterdir()))) for p in places]
 
     def deadlock() -> None:
         with pytest.raises(nbddp.RunHung):
-            two.run_cell(f"{code}if rank == 0: {call}", hang_after=0.05, screen=Silent())
+            two.run_cell(f"{code}if rank == 0: {call}", hang_after=0.05, screen=NullScreen())
 
     deadlock()
     before = counts()
@@ -199,7 +199,8 @@ def test_thirty_deadlocks_leave_no_descriptors_and_threads_behind(two: nbddp.Poo
         assert files <= files_before + 4
         assert threads <= threads_before + 4
     assert (
-        list(two.run_cell("type(model).__name__", want_value=True, screen=Silent())) == ["DistributedDataParallel"] * 2
+        list(two.run_cell("type(model).__name__", want_value=True, screen=NullScreen()))
+        == ["DistributedDataParallel"] * 2
     ), "what a user's name holds stays"
 
 
@@ -216,7 +217,7 @@ FROM_ANY = {
 @pytest.mark.parametrize("how", FROM_ANY)
 def test_receive_from_any_source_is_freed(two: nbddp.Pool, how: str) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + FROM_ANY[how], hang_after=0.5, screen=Silent())
+        two.run_cell(PREPARE + FROM_ANY[how], hang_after=0.5, screen=NullScreen())
     assert {s.status for s in caught.value.states} <= {"interrupted", "finished"}
     assert "freed, names are kept" in caught.value.report
     check_after(two, ())
@@ -226,14 +227,14 @@ def test_program_that_receives_from_any_source_again_and_again_is_freed(two: nbd
     loop = "if rank == 1: raise ValueError('x')\n"
     loop += "while True:\n    try: dist.recv(torch.ones(4))\n    except ValueError: pass"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
-        two.run_cell(PREPARE + loop, screen=Silent())
+        two.run_cell(PREPARE + loop, screen=NullScreen())
     assert caught.value.states[0].status == "interrupted"
     check_after(two, ())
 
 
 def test_receive_from_any_source_says_who_sent(two: nbddp.Pool) -> None:
     code = "t = torch.zeros(2)\nif rank: dist.send(torch.ones(2), 0)\n(dist.recv(t) if rank == 0 else None, t.tolist())"
-    found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
+    found = two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())
     assert [tuple(v) for v in found] == [(1, [1.0, 1.0]), (None, [0.0, 0.0])]
     check_after(two, ())
 
@@ -256,7 +257,7 @@ def test_stop_lets_a_message_on_its_way_through_and_names_are_kept(two: nbddp.Po
     with pytest.raises(nbddp.RunStopped) as caught:
         two.run_cell(f"{prepare}{LARGE}while True: {IN_A_LOOP[call]}", screen=StopWhenReady(after=0.7))
     assert {s.status for s in caught.value.states} == {"interrupted"}
-    two.run_cell("t = into = None", screen=Silent())
+    two.run_cell("t = into = None", screen=NullScreen())
     check_after(two, ())
 
 
@@ -273,7 +274,7 @@ def test_message_is_let_through_whose_receiver_stands_still_for_a_moment(two: nb
         time.sleep(0.7)
         worker.resume()
 
-    class Stop(Silent):
+    class Stop(NullScreen):
         def line(self, rank: int, stream: str, text: str) -> None:
             if rank == 0:
                 threading.Timer(0.7, stop_and_go_on).start()
@@ -281,7 +282,7 @@ def test_message_is_let_through_whose_receiver_stands_still_for_a_moment(two: nb
     with pytest.raises(nbddp.RunStopped) as caught:
         two.run_cell(f"{prepare}{LARGE}while True: {IN_A_LOOP[call]}", screen=Stop())
     assert {s.status for s in caught.value.states} == {"interrupted"}
-    two.run_cell("t = into = None", screen=Silent())
+    two.run_cell("t = into = None", screen=NullScreen())
     check_after(two, ())
 
 
@@ -291,10 +292,10 @@ def test_peer_of_a_rank_that_dies_in_the_midst_of_a_message_is_freed(two: nbddp.
     code += "if rank == 1: threading.Timer(0.7, os.kill, (os.getpid(), 9)).start()\n"
     code += f"while True: dist.send(t, 1 - rank) if rank == {sender} else dist.recv(t, 1 - rank)"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 died: killed by SIGKILL") as caught:
-        two.run_cell(code, screen=Silent())
+        two.run_cell(code, screen=NullScreen())
     assert caught.value.states[0].status == "interrupted"
     two.ensure(LaunchSpec())
-    two.run_cell("t = None", screen=Silent())
+    two.run_cell("t = None", screen=NullScreen())
     check_after(two, (1,))
 
 
@@ -322,7 +323,7 @@ if rank == 0:  # alone: a peer that is freed first would free this one
     release.abort_nccl = frees_and_never_returns
     dist.recv(torch.ones(4), 1)"""
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + code, hang_after=0.5, screen=Silent())
+        two.run_cell(PREPARE + code, hang_after=0.5, screen=NullScreen())
     assert [s.status for s in caught.value.states] == ["replaced", "finished"]
     check_after(two, (0,))
 
@@ -336,8 +337,8 @@ def abort_groups(destroy=dist.destroy_process_group):
 release.has_nccl, seams.abort_groups = dist.is_initialized, abort_groups
 dist.recv(torch.ones(4), 1 - rank)"""
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + code, hang_after=0.5, screen=Silent())
-    two.run_cell("release.has_nccl, seams.abort_groups = was", screen=Silent())
+        two.run_cell(PREPARE + code, hang_after=0.5, screen=NullScreen())
+    two.run_cell("release.has_nccl, seams.abort_groups = was", screen=NullScreen())
     assert two.last_run is not None
     assert [s.status for s in caught.value.states] == ["interrupted", "interrupted"]
     assert "The process group has been ended" in caught.value.report
@@ -402,7 +403,7 @@ def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
 ) -> None:
     pools[world].ensure(LaunchSpec())
     for _ in range(5):
-        pools[world].run_cell(TUTORIAL.format(port=12355, slow=slow), timeout=60, screen=Silent())
+        pools[world].run_cell(TUTORIAL.format(port=12355, slow=slow), timeout=60, screen=NullScreen())
 
 
 @pytest.mark.parametrize("slow", ["0", "1"])
@@ -424,7 +425,7 @@ finally:
     del groups._through
     peer_check.check = known_check
 through, destroyed"""
-    quick, late = two.run_cell(code, want_value=True, screen=Silent())
+    quick, late = two.run_cell(code, want_value=True, screen=NullScreen())
     assert late[0] <= quick[1]
 
 
@@ -444,14 +445,14 @@ finally:  # else each group that follows hangs
     else: process_groups.CONNECTING = was
     peer_check.check = known_check
 dist.is_initialized()"""
-    found = two.run_cell(code, want_value=True, screen=Silent())
+    found = two.run_cell(code, want_value=True, screen=NullScreen())
     assert list(found) == [False, False]
 
 
 def test_nothing_listens_at_a_port_of_the_cells_own(two: nbddp.Pool) -> None:
     """Somebody else may: of several people on one machine, say, who all run the tutorial."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        two.run_cell(TUTORIAL.format(port=listener.getsockname()[1], slow=0), timeout=60, screen=Silent())
+        two.run_cell(TUTORIAL.format(port=listener.getsockname()[1], slow=0), timeout=60, screen=NullScreen())
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):
             listener.accept()
@@ -460,7 +461,7 @@ def test_nothing_listens_at_a_port_of_the_cells_own(two: nbddp.Pool) -> None:
 def test_ranks_that_name_the_same_port_in_two_ways_meet(two: nbddp.Pool) -> None:
     code = "os.environ['MASTER_PORT'] = '12355'\nos.environ['MASTER_ADDR'] = ['localhost', '127.0.0.1'][rank]\n"
     code = SET_UP.format(fault="") + code + INIT + "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
-    assert list(two.run_cell(code, want_value=True, screen=Silent())) == [2.0, 2.0]
+    assert list(two.run_cell(code, want_value=True, screen=NullScreen())) == [2.0, 2.0]
     check_after(two, ())
 
 
@@ -469,7 +470,7 @@ def test_group_of_other_ranks_has_torchs_own_store(two: nbddp.Pool) -> None:
     code += "found = dist.get_world_size(), kernel.groups.owns(dist.distributed_c10d._get_default_store())\n"
     code += "dist.destroy_process_group()\nfound"
     code = SET_UP.format(fault="") + "kernel = get_ipython().kernel\n" + code
-    found = two.run_cell(code, want_value=True, screen=Silent())
+    found = two.run_cell(code, want_value=True, screen=NullScreen())
     assert [tuple(v) for v in found] == [(1, False)] * 2
 
 
@@ -494,7 +495,7 @@ def test_destroyed_group_that_a_model_held_is_let_go_after_the_cell_that_replace
     ddp = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
     step = "model(torch.randn(4, 2)).sum().backward()\n"
     old = "import weakref\nold = weakref.ref(dist.group.WORLD)\n"
-    run = functools.partial(two.run_cell, screen=Silent())
+    run = functools.partial(two.run_cell, screen=NullScreen())
     run(PREPARE + old + ddp + step + "dist.destroy_process_group()")
     assert list(run("old() is not None", want_value=True)) == [True, True]
     made = PREPARE + ddp + step + "dist.destroy_process_group()\nimport gc; gc.collect(); old() is not None"
@@ -541,12 +542,12 @@ def test_next_cell_meets_no_end_of_a_group_although_an_older_one_is_still_ending
 def test_only_where_a_rank_had_a_group_are_groups_ended_after_a_failure(
     two: nbddp.Pool, body: str, ends: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two.run_cell(f"{PREPARE}dist.destroy_process_group()", screen=Silent())
+    two.run_cell(f"{PREPARE}dist.destroy_process_group()", screen=NullScreen())
     calls, known = [], Runs.end_groups
     monkeypatch.setattr(Runs, "end_groups", lambda runs, *after: calls.append(1) or known(runs, *after))
     code = f"{SET_UP.format(fault='')}{body}if rank == 1: raise ValueError('x')\ntime.sleep(60)"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
-        two.run_cell(code, screen=Silent())
+        two.run_cell(code, screen=NullScreen())
     assert len(calls) == ends
     check_after(two, ())
 
@@ -613,21 +614,21 @@ def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: nbd
     with tempfile.TemporaryDirectory(prefix="nbddp") as folder:
         code = WAITING + program.replace("{port}", str(port)).replace("{folder}", folder)
         with pytest.raises(nbddp.RunTimedOut) as failed:
-            two.run_cell(code, hang_after=0.3, timeout=2, screen=Silent())
+            two.run_cell(code, hang_after=0.3, timeout=2, screen=NullScreen())
     said = " ".join(failed.value.report.split())
     for words in OWN_STORES[program]:
         ranks, _, waits = words.format(port=port, next=port + 1, folder=folder).partition(": ")
         assert re.search(rf"{ranks.split()[1]} (cell line \d|–) {re.escape(waits)}", said), said
     assert "lost" not in said
-    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=Silent())) == [0, 1]
+    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=NullScreen())) == [0, 1]
 
 
 def test_a_host_that_is_not_this_one_is_named_by_the_rank_that_cannot_serve_there(two: nbddp.Pool) -> None:
     program = "os.environ['MASTER_ADDR'] = 'no-such-host.invalid'\ndist.init_process_group('gloo')"
     with pytest.raises(nbddp.WorkerFailed, match=r"no-such-host\.invalid is no address of this machine") as failed:
-        two.run_cell(WAITING + program, screen=Silent())
+        two.run_cell(WAITING + program, screen=NullScreen())
     assert "lost" not in failed.value.report
-    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=Silent())) == [0, 1]
+    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=NullScreen())) == [0, 1]
 
 
 def test_a_store_waits_for_its_server_as_long_as_it_is_told(two: nbddp.Pool) -> None:
@@ -649,7 +650,7 @@ except dist.DistNetworkError as e:
     assert '400ms' in str(e), e
 assert 0.3 < time.monotonic() - began < 5
 """.replace("PORT", str(port_for_two()))
-    two.run_cell(WAITING + program, screen=Silent())
+    two.run_cell(WAITING + program, screen=NullScreen())
 
 
 def test_stores_in_files_and_in_memory_do_what_torchs_do(two: nbddp.Pool, tmp_path: Path) -> None:
@@ -693,7 +694,7 @@ if hasattr(store, 'multi_get'):
 if hasattr(store, 'queue_pop'):
     one.queue_push('q', b'1'); assert one.queue_pop('q') == b'1'
 """.replace("PATH", repr(str(tmp_path / "keys")))
-    two.run_cell(WAITING + program, timeout=60, screen=Silent())
+    two.run_cell(WAITING + program, timeout=60, screen=NullScreen())
 
 
 def test_a_thread_in_such_a_wait_is_freed_with_the_run(two: nbddp.Pool) -> None:
@@ -709,7 +710,7 @@ try: thread.join()
 finally: done.wait()
 """
     with pytest.raises(nbddp.RunTimedOut) as failed:
-        two.run_cell(WAITING + program, hang_after=0.3, timeout=2, screen=Silent())
+        two.run_cell(WAITING + program, hang_after=0.3, timeout=2, screen=NullScreen())
     assert "lost" not in failed.value.report
-    told = list(two.run_cell("said", want_value=True, timeout=10, screen=Silent()))
+    told = list(two.run_cell("said", want_value=True, timeout=10, screen=NullScreen()))
     assert told == [["the wait for get('k') was ended with the run"]] * 2

@@ -17,7 +17,7 @@ from torch.torch_version import TorchVersion
 import nbddp
 from nbddp.errors import RunHung
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.worker import runnable
 from tests.lessons.answers import pool_of
 from tests.pool import later
@@ -50,7 +50,7 @@ def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], nbddp.Pool], 
         pytest.skip("torch 2.6 has no fully_shard on CPU")
     world, program = PROGRAMS[name]
     pool = pool_for(world)
-    found = pool.run_cell(program + "'done'", want_value=True, hang_after=HANG_AFTER, screen=Silent())
+    found = pool.run_cell(program + "'done'", want_value=True, hang_after=HANG_AFTER, screen=NullScreen())
     assert list(found) == ["done"] * world
     assert pool.last_run is not None
     assert pool.last_run.deadlock is None
@@ -70,7 +70,7 @@ def stands(pool: nbddp.Pool, rank: int) -> list[str]:
 def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
     """And nothing of it stands when it is over, so that the next is judged as well."""
     pool = pool_for(2 * later.PAIRS)
-    pool.run_cell(BATCHES[name], hang_after=HANG_AFTER, screen=Silent())
+    pool.run_cell(BATCHES[name], hang_after=HANG_AFTER, screen=NullScreen())
     assert pool.last_run is not None
     assert pool.last_run.deadlock is None
     until = time.monotonic() + 10
@@ -80,8 +80,10 @@ def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], nbdd
 
 def test_a_timer_of_the_c_library_is_left_alone(pool_for: Callable[[int], nbddp.Pool]) -> None:
     pool = pool_for(2)
-    pool.run_cell(later.cell((later.TIMER_OF_C, later.MEET)), hang_after=HANG_AFTER, screen=Silent())
-    (program,) = pool.run_cell("open('/proc/self/comm').read().strip()", ranks=[0], want_value=True, screen=Silent())
+    pool.run_cell(later.cell((later.TIMER_OF_C, later.MEET)), hang_after=HANG_AFTER, screen=NullScreen())
+    (program,) = pool.run_cell(
+        "open('/proc/self/comm').read().strip()", ranks=[0], want_value=True, screen=NullScreen()
+    )
     found = stands(pool, 0)
     pool.ensure(LaunchSpec(fresh=True))  # the timer is not left to the tests that follow
     assert found == [f'thread "{program}" of a library']
@@ -96,9 +98,9 @@ def test_a_rank_that_serves_rpc_is_left_alone(pool_for: Callable[[int], nbddp.Po
         "if rank: dist.barrier()\nif rank == 3: asked.wait()\n"
     )
     pool = pool_for(4)
-    pool.run_cell(PREPARE.format(seconds=SECONDS) + code, hang_after=HANG_AFTER, timeout=60, screen=Silent())
+    pool.run_cell(PREPARE.format(seconds=SECONDS) + code, hang_after=HANG_AFTER, timeout=60, screen=NullScreen())
     assert "RPC" in stands(pool, 0)
-    pool.run_cell("rpc.shutdown(graceful=False); dist.destroy_process_group()", screen=Silent())
+    pool.run_cell("rpc.shutdown(graceful=False); dist.destroy_process_group()", screen=NullScreen())
     assert "RPC" not in stands(pool, 0)
 
 
@@ -137,9 +139,9 @@ def test_what_calls_nobody_keeps_no_deadlock_from_being_ended(pool_for: Callable
     began = time.monotonic()
     code = PREPARE.format(seconds=SECONDS) + LEFT[name] + "if rank: dist.barrier()\n"
     with pytest.raises(RunHung, match=r"rank 1 waits in barrier #.*; rank 0 has finished the cell"):
-        pool.run_cell(code, hang_after=HANG_AFTER, timeout=20, screen=Silent())
+        pool.run_cell(code, hang_after=HANG_AFTER, timeout=20, screen=NullScreen())
     assert time.monotonic() - began < 10
-    pool.run_cell("torch.set_num_threads(1); loader = rows = child = None", screen=Silent())
+    pool.run_cell("torch.set_num_threads(1); loader = rows = child = None", screen=NullScreen())
 
 
 def test_a_stack_is_read_to_its_end_and_no_further() -> None:
@@ -157,7 +159,7 @@ def test_a_programs_own_handler_under_a_loaders_still_stands(pool_for: Callable[
     pool = pool_for(2)
     code = "import signal, torch\nsignal.signal(signal.SIGCHLD, lambda *_: None)\n" + LOADS.format(keep="")
     pool.ensure(LaunchSpec(fresh=True))
-    pool.run_cell(code + "list(loader)\n", screen=Silent())
+    pool.run_cell(code + "list(loader)\n", screen=NullScreen())
     found = stands(pool, 0)
     pool.ensure(LaunchSpec(fresh=True))
     assert found == ["its handler of SIGCHLD"]

@@ -17,7 +17,7 @@ from nbddp.errors import WorkerFailed
 from nbddp.execution import report
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.buffer import Text
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.kernels import Kernel
 from tests.pool.faults import FREED_STATUS, check_after, numbered
@@ -40,13 +40,13 @@ def made() -> Iterator[nbddp.Pool]:
 @pytest.fixture
 def two(made: nbddp.Pool) -> nbddp.Pool:
     made.ensure(LaunchSpec())
-    made.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+    made.run_cell("import os; kept = int(os.environ['RANK'])", screen=NullScreen())
     return made
 
 
 def fails(pool: nbddp.Pool, code: str) -> WorkerFailed:
     with pytest.raises(nbddp.WorkerFailed) as caught:
-        pool.run_cell(code, want_value=True, hang_after=1.0, screen=Silent())
+        pool.run_cell(code, want_value=True, hang_after=1.0, screen=NullScreen())
     return caught.value
 
 
@@ -132,20 +132,20 @@ def test_a_signal_that_the_program_handles_is_its_own_business(two: nbddp.Pool) 
         "os.kill(os.getpid(), signal.SIGTERM)\nwhile not heard: time.sleep(0.01)\n"
         "signal.signal(signal.SIGTERM, signal.SIG_DFL)\nheard"
     )
-    assert list(two.run_cell(code, want_value=True, screen=Silent())) == [[1], [1]]
+    assert list(two.run_cell(code, want_value=True, screen=NullScreen())) == [[1], [1]]
     check_after(two, ())
 
 
 @pytest.mark.parametrize("way", ["sys.exit()", "sys.exit(0)", "sys.exit(256)"])
 def test_an_exit_that_is_a_success_leaves_no_value(two: nbddp.Pool, way: str) -> None:
-    found = two.run_cell(START + f"if rank == 1: {way}\nrank", want_value=True, screen=Silent())
+    found = two.run_cell(START + f"if rank == 1: {way}\nrank", want_value=True, screen=NullScreen())
     assert found.by_rank() == {0: 0}
     check_after(two, ())
 
 
 def test_an_exit_in_a_thread_is_the_threads_alone(two: nbddp.Pool) -> None:
     code = START + "thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()\nrank"
-    assert list(two.run_cell(code, want_value=True, screen=Silent())) == [0, 1]
+    assert list(two.run_cell(code, want_value=True, screen=NullScreen())) == [0, 1]
 
 
 def test_a_process_that_ends_well_is_a_success_and_its_names_are_told_to_be_gone(two: nbddp.Pool) -> None:
@@ -172,7 +172,7 @@ def test_a_request_is_no_program_and_must_be_answered(two: nbddp.Pool) -> None:
 
 
 def test_a_worker_that_cannot_begin_is_told_as_that(two: nbddp.Pool) -> None:
-    two.run_cell(START + "if rank == 1: os.path.isdir = lambda *_, **__: 1 / 0", screen=Silent())
+    two.run_cell(START + "if rank == 1: os.path.isdir = lambda *_, **__: 1 / 0", screen=NullScreen())
     error = fails(two, "print('never')")
     assert str(error).startswith("rank 1 could not begin the cell: ZeroDivisionError: division by zero")
     assert "%ddp restart --ranks 1" in error.report
@@ -210,9 +210,9 @@ def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: nb
         pytest.skip("only root may become another user")
     if words:
         with pytest.raises(WorkerFailed, match=re.escape(words)):
-            two.run_cell(code, timeout=20, screen=Silent())
+            two.run_cell(code, timeout=20, screen=NullScreen())
     else:
-        two.run_cell(code, timeout=20, screen=Silent())
+        two.run_cell(code, timeout=20, screen=NullScreen())
     two.ensure(LaunchSpec())
     two.restart([1])
     check_after(two, (1,))
@@ -225,7 +225,7 @@ def test_a_clock_that_stands_still_holds_up_neither_a_deadlocks_end_nor_a_timeou
     code = START + "import time as module\nif rank: module.monotonic = lambda: 5.0\nif rank: dist.all_reduce(t)\n"
     code += "" if ends["hang_after"] else "else: time.sleep(600)"
     with pytest.raises(nbddp.RunFailed) as caught:
-        two.run_cell(code, screen=Silent(), **ends)
+        two.run_cell(code, screen=NullScreen(), **ends)
     assert "replaced" not in {s.status for s in caught.value.states}, caught.value.report
     check_after(two, ())
     two.restart([1])
@@ -233,14 +233,16 @@ def test_a_clock_that_stands_still_holds_up_neither_a_deadlocks_end_nor_a_timeou
 
 def test_a_stream_of_the_programs_own_stays_and_needs_nothing_but_write(two: nbddp.Pool) -> None:
     code = "import sys\nfirst = sys.stdout\nclass Loud:\n    def write(self, text): first.write(text.upper())\n"
-    two.run_cell(code + "sys.stdout = Loud()", screen=Silent())
-    two.run_cell("print('again'); sys.stdout = first", screen=Silent())
+    two.run_cell(code + "sys.stdout = Loud()", screen=NullScreen())
+    two.run_cell("print('again'); sys.stdout = first", screen=NullScreen())
     assert lines(two, 1) == ["AGAIN"]
 
 
 def test_closed_stdout_is_the_cells_alone(two: nbddp.Pool) -> None:
-    two.run_cell("import io, sys\nsys.stdout = io.StringIO(); sys.stdout.close(); sys.stderr = None", screen=Silent())
-    two.run_cell("print('again'); print('and here', file=sys.stderr)", screen=Silent())
+    two.run_cell(
+        "import io, sys\nsys.stdout = io.StringIO(); sys.stdout.close(); sys.stderr = None", screen=NullScreen()
+    )
+    two.run_cell("print('again'); print('and here', file=sys.stderr)", screen=NullScreen())
     assert (lines(two, 1), lines(two, 1, "stderr")) == (["again"], ["and here"])
 
 
@@ -305,7 +307,7 @@ def test_a_lost_connection_that_nobody_explains_has_no_address_in_its_headline(t
 
 def test_last_words_are_this_cells(two: nbddp.Pool) -> None:
     speak = "import ctypes, os\nctypes.CDLL(None).dprintf(2, b'terminate called by hand\\n')\n"
-    two.run_cell(speak, screen=Silent())
+    two.run_cell(speak, screen=NullScreen())
     assert lines(two, 1, "stderr") == ["terminate called by hand"]
     assert "last words" not in fails(two, "import os\nif os.environ['RANK'] == '1': os._exit(3)").report
     two.ensure(LaunchSpec())
@@ -376,7 +378,7 @@ def test_verdicts_are_torchruns(two: nbddp.Pool, tmp_path: Path) -> None:
         assert theirs == UNDER_TORCHRUN[way], told
         two.ensure(LaunchSpec())
         try:
-            two.run_cell(f"import os, signal, sys, time\nif os.environ['RANK'] == '1': {way}", screen=Silent())
+            two.run_cell(f"import os, signal, sys, time\nif os.environ['RANK'] == '1': {way}", screen=NullScreen())
             ours: int | str | None = "a success"
         except nbddp.WorkerFailed as error:
             ours = error.cause.code

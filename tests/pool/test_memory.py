@@ -15,7 +15,7 @@ from nbddp.capabilities.memory.figure import draw_memory, table
 from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.parts import RankMemory
 from nbddp.errors import PoolNotRunning
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.kernels import Kernel
 from tests.pool.faults import needs_lazy
 from tests.unit.test_memory import of
@@ -113,7 +113,7 @@ LAZY_CASES: dict[str, tuple[tuple[str, str], tuple[int, int, int]]] = {
 @pytest.mark.parametrize("case", LAZY_CASES)
 def test_buckets_that_live_in_backward_alone_are_not_counted_as_held(pool: nbddp.Pool, case: str) -> None:
     (model, after), expected = LAZY_CASES[case]
-    pool.run_cell(MODEL.format(model=model, optimizer=SGD, after=after), screen=Silent())
+    pool.run_cell(MODEL.format(model=model, optimizer=SGD, after=after), screen=NullScreen())
     found = pool.memory()
     assert [(r.gradients, r.buckets, r.passing) for r in found] == [expected] * 2
     said = f"in backward DDP holds another {size(expected[2])} of buckets (lazy_bucket_allocation), which count in the"
@@ -123,36 +123,36 @@ def test_buckets_that_live_in_backward_alone_are_not_counted_as_held(pool: nbddp
 @pytest.mark.parametrize("case", CASES)
 def test_parts_are_those_of_the_closed_forms(pool: nbddp.Pool, case: str) -> None:
     (model, optimizer, after), expected = CASES[case]
-    pool.run_cell(MODEL.format(model=model, optimizer=optimizer, after=after), screen=Silent())
+    pool.run_cell(MODEL.format(model=model, optimizer=optimizer, after=after), screen=NullScreen())
     found = pool.memory()
     assert [r.rank for r in found] == [0, 1]
     assert [r.parts for r in found] == [expected] * 2
 
 
 def test_without_recording_buckets_are_known_from_the_parameters(pool: nbddp.Pool) -> None:
-    pool.run_cell(MODEL.format(model=WRAPPED, optimizer=MOMENTUM, after=""), timings=False, screen=Silent())
+    pool.run_cell(MODEL.format(model=WRAPPED, optimizer=MOMENTUM, after=""), timings=False, screen=NullScreen())
     assert [r.parts for r in pool.memory()] == [(4 * P, 0, 4 * P, 4 * P, 4 * P)] * 2
 
 
 def test_of_a_sharded_model_the_ranks_own_part_counts(pool: nbddp.Pool) -> None:
     shard = "from torch.distributed.fsdp import fully_shard; model = fully_shard(net)"
-    pool.run_cell(MODEL.format(model=shard, optimizer=ADAM, after=""), screen=Silent())
+    pool.run_cell(MODEL.format(model=shard, optimizer=ADAM, after=""), screen=NullScreen())
     found = pool.memory()
     assert [r.parts for r in found] == [(2 * P, 0, 2 * P, 4 * P + 4 * 6, 0)] * 2
 
 
 def test_peak_is_the_last_cells(pool: nbddp.Pool) -> None:
     small = MODEL.format(model=WRAPPED, optimizer=SGD, after="")
-    pool.run_cell(small, screen=Silent())
+    pool.run_cell(small, screen=NullScreen())
     before = pool.memory()
-    pool.run_cell("x = torch.ones(50_000_000 * (1 + rank)); del x", screen=Silent())
+    pool.run_cell("x = torch.ones(50_000_000 * (1 + rank)); del x", screen=NullScreen())
     big = pool.memory()
     assert [b.peak - a.peak > 150_000_000 * (1 + r) for r, (a, b) in enumerate(zip(before, big, strict=True))] == [
         True
     ] * 2
     assert all(r.kind == "cpu" and 0 < r.start < r.peak and not r.since_start for r in big)
     assert all(r.rest == r.peak - r.start - r.kept for r in big)
-    pool.run_cell("1", screen=Silent())
+    pool.run_cell("1", screen=NullScreen())
     assert all(a.peak < b.peak - 150_000_000 for a, b in zip(pool.memory(), big, strict=True))
 
 
@@ -160,7 +160,7 @@ def test_ranks_without_a_model_say_what_to_do(pool: nbddp.Pool) -> None:
     pool.restart()
     with pytest.raises(nbddp.BadInput, match="no rank has a module or an optimizer; create them in a %%ddp cell first"):
         pool.memory()
-    pool.run_cell("import torch, os\nif os.environ['RANK'] == '1': net = torch.nn.Linear(3, 4)", screen=Silent())
+    pool.run_cell("import torch, os\nif os.environ['RANK'] == '1': net = torch.nn.Linear(3, 4)", screen=NullScreen())
     assert [(r.rank, r.kept) for r in pool.memory()] == [(1, 64)]
     with pytest.raises(PoolNotRunning, match="there is no pool; %ddp start"):
         nbddp.Pool(nproc=2).memory()

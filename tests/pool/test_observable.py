@@ -10,7 +10,7 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import nbddp
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 CELL = """
 import copy, hashlib, inspect, io, pickle, pickletools, sys, threading, warnings
@@ -110,10 +110,10 @@ Seen = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def seen(pool: nbddp.Pool) -> tuple[Seen, Seen]:
     """What each rank saw without and with recording."""
-    plain = list(pool.run_cell(CELL, want_value=True, timings=False, screen=Silent()))
+    plain = list(pool.run_cell(CELL, want_value=True, timings=False, screen=NullScreen()))
     with pytest.raises(nbddp.BadInput, match="no DDP step has been recorded"):
         pool.timings()
-    recorded = list(pool.run_cell(CELL, want_value=True, screen=Silent()))
+    recorded = list(pool.run_cell(CELL, want_value=True, screen=NullScreen()))
     assert len(pool.timings().numbers()) > 3, "the second run was recorded"
     return plain, recorded
 
@@ -156,5 +156,5 @@ del model
 dist.destroy_process_group()
 dist.set_debug_level(dist.DebugLevel.OFF)
 """
-    pool.run_cell(detail, screen=Silent())
+    pool.run_cell(detail, screen=NullScreen())
     assert pool.timings().numbers() == [0]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.output import background
-from nbddp.output.buffer import HEAD, LONGEST, SHOWN_HEAD, SHOWN_TAIL, TAIL, WIDE_HEAD, WIDE_TAIL, Gap, Text
+from nbddp.output.buffer import HEAD, LONGEST, SHOWN_HEAD, SHOWN_TAIL, TAIL, WIDE_HEAD, WIDE_TAIL, Elision, Text
 from nbddp.output.layout import Print, Show, block
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.kernels import Kernel
 from tests.unit.test_output import Shown, output, say
@@ -85,7 +85,7 @@ def test_of_many_displays_the_first_and_the_last_are_shown_and_the_others_are_in
         new = {"data": {"text/html": "new"}, "metadata": {}, "transient": {"display_id": str(i)}}
         out.take("update_display_data", new)
     out.close()
-    gap = next(item for item in out.items if isinstance(item, Gap))
+    gap = next(item for item in out.items if isinstance(item, Elision))
     assert gap.displays == 20_000 - SHOWN_HEAD - SHOWN_TAIL
     assert len(out.items) <= 2 * (SHOWN_HEAD + SHOWN_TAIL) + 1
     shown = [piece.data["text/html"] for piece in block([out]) if isinstance(piece, Show)]
@@ -280,7 +280,7 @@ def test_a_file_whose_name_is_no_utf8_is_named_in_a_report(pool: nbddp.Pool) -> 
 
 
 def test_an_argument_that_is_no_utf8_arrives_as_it_is(pool: nbddp.Pool) -> None:
-    found = pool.run_cell("import sys\nsys.argv[1:]", argv=["a\udcff", "é"], want_value=True, screen=Silent())
+    found = pool.run_cell("import sys\nsys.argv[1:]", argv=["a\udcff", "é"], want_value=True, screen=NullScreen())
     assert list(found) == [["a\udcff", "é"]] * 2
 
 
@@ -302,7 +302,7 @@ def test_a_forked_process_that_falls_through_ends(pool: nbddp.Pool, how: str) ->
     pool.run_cell(
         f"import os, sys\nchild = os.fork()\nif not child:\n    print('forked')\n    {does}\n"
         "else:\n    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
-        screen=Silent(),
+        screen=NullScreen(),
     )
     assert time.monotonic() - started < 8
     assert list(pool.pull(["ended"])["ended"]) == [code, code]
@@ -310,7 +310,7 @@ def test_a_forked_process_that_falls_through_ends(pool: nbddp.Pool, how: str) ->
     for out in pool.last_run.outputs.values():
         rows = out.log.read_text().splitlines()
         assert [row for row in rows if not row.startswith(("Traceback", " "))] == says
-    pool.run_cell("print('next')", screen=Silent())
+    pool.run_cell("print('next')", screen=NullScreen())
     assert all(out.log.read_text() == "next\n" for out in pool.last_run.outputs.values())
 
 
@@ -323,7 +323,7 @@ def test_a_forked_process_that_falls_through_a_script_ends(tmp_path: Path, how: 
     )
     with warm.pool(1) as pool:
         started = time.monotonic()
-        pool.run_script(str(tmp_path / "forks.py"), timeout=30, screen=Silent())
+        pool.run_script(str(tmp_path / "forks.py"), timeout=30, screen=NullScreen())
         assert time.monotonic() - started < 20
         assert pool.last_run is not None
         rows = pool.last_run.outputs[0].log.read_text().splitlines()
@@ -335,7 +335,7 @@ def test_a_forked_process_that_falls_through_a_script_ends(tmp_path: Path, how: 
 
 def report_of(pool: nbddp.Pool, code: str) -> nbddp.WorkerFailed:
     with pytest.raises(nbddp.WorkerFailed) as raised:
-        pool.run_cell(code, screen=Silent())
+        pool.run_cell(code, screen=NullScreen())
     return raised.value
 
 
@@ -444,7 +444,7 @@ def test_a_ddp_model_that_is_pulled_says_what_to_pull(pool: nbddp.Pool) -> None:
     pool.run_cell(
         "import torch, torch.distributed as dist\ndist.init_process_group()\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)); held = [model]",
-        screen=Silent(),
+        screen=NullScreen(),
     )
     for name in ("model", "held"):
         assert "use its .module" in pool.pull([name])[name][0].why
@@ -582,7 +582,7 @@ if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out 
 
 def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_closed(pool: nbddp.Pool) -> None:
     def value(code: str) -> list[object]:
-        return list(pool.run_cell(f"import os, subprocess, time\n{code}", want_value=True, screen=Silent()))
+        return list(pool.run_cell(f"import os, subprocess, time\n{code}", want_value=True, screen=NullScreen()))
 
     pipes, count = "os.fstat(1).st_ino", "len(os.listdir('/proc/self/fd'))"
     value("forked = os.fork()\nif not forked: time.sleep(600); os._exit(0)")

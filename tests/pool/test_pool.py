@@ -32,7 +32,7 @@ from nbddp.errors import AgentFailed, PoolNotRunning, RankStatus
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.pool import start_requests
 from tests import places, warm
 from tests.kernels import Kernel
@@ -308,7 +308,9 @@ def test_without_its_folder_ranks_go_on_and_a_start_names_it(tmp_path: Path, mon
         monkeypatch.chdir(gone)
         gone.rmdir()
         assert pool.ensure(LaunchSpec()) == []
-        pool.run_cell("import torch.distributed as dist\ndist.init_process_group()\ndist.barrier()", screen=Silent())
+        pool.run_cell(
+            "import torch.distributed as dist\ndist.init_process_group()\ndist.barrier()", screen=NullScreen()
+        )
         told = f"^the working directory {gone} no longer exists; %cd FOLDER"
         larger, anew = LaunchSpec(nproc=2), LaunchSpec(fresh=True)
         for start in (pool.restart, partial(pool.ensure, larger), partial(pool.ensure, anew)):
@@ -340,9 +342,11 @@ def test_torchcomms_that_is_not_installed_leaves_gloo_as_it_is(monkeypatch: pyte
             "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(1)\n"
             "dist.all_reduce(t)\nt.item(), os.environ['TORCH_DISTRIBUTED_USE_TORCHCOMMS']"
         )
-        assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [(2.0, "1")] * 2
+        assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [(2.0, "1")] * 2
         with pytest.raises(nbddp.RunHung, match="rank 0 waits in all_reduce #2"):
-            pool.run_cell("if dist.get_rank() == 0: dist.all_reduce(t)", hang_after=0.5, timeout=30, screen=Silent())
+            pool.run_cell(
+                "if dist.get_rank() == 0: dist.all_reduce(t)", hang_after=0.5, timeout=30, screen=NullScreen()
+            )
 
 
 @pytest.mark.more

@@ -23,7 +23,7 @@ import nbddp
 from nbddp.agent import store_host
 from nbddp.agent.client import AgentClient
 from nbddp.capabilities.private import loopback, peer_check, sock_owner, store_proxy
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import places
 from tests.pool.intruder import AT_THE_STORE, Intruder
 from tests.ports import connections, held_port
@@ -58,7 +58,7 @@ def intruder(request: pytest.FixtureRequest) -> Iterator[Intruder]:
     found.close()
 
 
-class Hearing(Silent):
+class Hearing(NullScreen):
     """Keeps what a user would be told."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Hearing(Silent):
 
 
 def values(pool: nbddp.Pool, code: str) -> list[Any]:
-    return list(pool.run_cell(PREPARE + code, want_value=True, timeout=90, hang_after=None, screen=Silent()))
+    return list(pool.run_cell(PREPARE + code, want_value=True, timeout=90, hang_after=None, screen=NullScreen()))
 
 
 @contextlib.contextmanager
@@ -459,7 +459,7 @@ def test_only_what_a_rank_of_this_machine_has_not_accepted_yet_counts_as_its(mon
         peer_check._Kernel() as kernel,
     ):
         made = peer_check.ends([near.fileno()])
-        far = peer_check.Ends(frozenset(), {(next(iter(made.pairs))[0], ("198.51.100.1", 443)): near.fileno()})
+        far = peer_check.Endpoints(frozenset(), {(next(iter(made.pairs))[0], ("198.51.100.1", 443)): near.fileno()})
         assert kernel._ranks(made) == [*made.pairs]
         assert kernel._ranks(far) == []
         with busy.accept()[0]:
@@ -491,14 +491,14 @@ def test_no_rank_is_through_init_before_all_are_connected(pool: nbddp.Pool) -> N
     """So a rank that ends its group at once cuts off no slower one."""
     code = """
 from nbddp.capabilities.private import peer_check
-known, connected = peer_check.Ends.said, []
+known, connected = peer_check.Endpoints.said, []
 def slowly(ends):
     if rank == 1: time.sleep(0.3)
     connected.append(time.monotonic())
     return known(ends)
-peer_check.Ends.said = slowly
+peer_check.Endpoints.said = slowly
 dist.init_process_group('gloo'); through = time.monotonic(); dist.destroy_process_group()
-peer_check.Ends.said = known
+peer_check.Endpoints.said = known
 connected[0], through"""
     quick, late = values(pool, code)
     assert late[0] <= quick[1]
@@ -564,8 +564,8 @@ COMPARED = {
 @pytest.mark.parametrize("case", COMPARED)
 def test_connections_are_compared_from_both_ends(case: str) -> None:
     my_doors, my_pairs, their_doors, their_pairs, strange = COMPARED[case]
-    mine = peer_check.Ends(frozenset(my_doors), dict.fromkeys(my_pairs, 0))
-    theirs = peer_check.Ends(frozenset(their_doors), dict.fromkeys(their_pairs, 0))
+    mine = peer_check.Endpoints(frozenset(my_doors), dict.fromkeys(my_pairs, 0))
+    theirs = peer_check.Endpoints(frozenset(their_doors), dict.fromkeys(their_pairs, 0))
     matched = [pair for pair in my_pairs if pair[::-1] in their_pairs]
     assert mine.compared([b"", theirs.said()]) == (matched, strange)
 
@@ -654,7 +654,7 @@ def test_nobody_listens_off_the_loopback_before_the_first_cell_and_in_what_the_p
             "from torch.nn.parallel import DistributedDataParallel as DDP\ndist.init_process_group('gloo')\n"
             "DDP(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward(); dist.destroy_process_group()"
         )
-        pool.run_cell(PREPARE + train, trace=True, check=True, screen=Silent())
+        pool.run_cell(PREPARE + train, trace=True, check=True, screen=NullScreen())
         pool.trace()
         assert pool.workers
     assert found == set()
@@ -695,7 +695,7 @@ def test_family_is_what_descends_from_its_root() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as root:  # type: ignore[call-overload]
         grandchild = psutil.Process(int(root.stdout.readline()))
-        family = sock_owner.Family(root.pid, [os.getppid()])
+        family = sock_owner.ProcessTree(root.pid, [os.getppid()])
         assert all(map(family.has, [root.pid, grandchild.pid, os.getppid()]))
         assert not any(map(family.has, [os.getpid(), 1, 2**22 + 1]))
         grandchild.kill()
@@ -711,8 +711,11 @@ def test_gate_says_who_is_refused_and_why(monkeypatch: pytest.MonkeyPatch) -> No
         far = stack.enter_context(door.accept()[0])
         elsewhere = stack.enter_context(subprocess.Popen(["sleep", "60"]))
         stack.callback(elsewhere.kill)
-        family = sock_owner.Family(elsewhere.pid)
-        mine, theirs = store_proxy.PoolOnly(sock_owner.Family(os.getpid())), store_proxy.PoolOnly(family)
+        family = sock_owner.ProcessTree(elsewhere.pid)
+        mine, theirs = (
+            store_proxy.PoolMembersOnly(sock_owner.ProcessTree(os.getpid())),
+            store_proxy.PoolMembersOnly(family),
+        )
         for judge in (mine, theirs):
             stack.callback(judge.close)
         assert [*mine([far]), *theirs([far])] == ["", "from a process outside the pool"]
@@ -724,7 +727,7 @@ def test_gate_says_who_is_refused_and_why(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_kernel
 def test_kernel_says_whose_a_connection_is_by_either_protocol() -> None:
-    with sock_owner.Kernel() as kernel:
+    with sock_owner.SockDiag() as kernel:
         for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
             with contextlib.ExitStack() as stack:
                 door = stack.enter_context(socket.create_server((host, 0), family=family))
@@ -738,14 +741,17 @@ def test_kernel_says_whose_a_connection_is_by_either_protocol() -> None:
                 assert owner == sock_owner.SocketOwner(
                     os.geteuid(), os.fstat(far.fileno()).st_ino, sock_owner.ESTABLISHED
                 )
-                assert sock_owner.Family(os.getpid()).holders({owner.inode, 1}) == ({owner.inode: os.getpid()}, False)
+                assert sock_owner.ProcessTree(os.getpid()).holders({owner.inode, 1}) == (
+                    {owner.inode: os.getpid()},
+                    False,
+                )
                 near.close()
                 closed = kernel.owner(here, there)
                 assert closed is None or not closed.holds
 
 
 @pytest.fixture
-def echoing() -> Iterator[tuple[int, list[int], store_proxy.Gate]]:
+def echoing() -> Iterator[tuple[int, list[int], store_proxy.StoreProxy]]:
     """A gate that lets everybody in, before what says everything back; its port, how many it serves, the gate."""
     hidden, serving = socket.create_server(("127.0.0.1", 0)), [0]
 
@@ -764,7 +770,7 @@ def echoing() -> Iterator[tuple[int, list[int], store_proxy.Gate]]:
     threading.Thread(target=serve).start()
     doors = store_proxy.local_doors()
     port = doors[0].getsockname()[1]
-    made = store_proxy.Gate(
+    made = store_proxy.StoreProxy(
         doors, lambda came: [""] * len(came), lambda: socket.create_connection(hidden.getsockname())
     )
     yield port, serving, made
@@ -775,7 +781,9 @@ def echoing() -> Iterator[tuple[int, list[int], store_proxy.Gate]]:
 
 
 @needs_kernel
-def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(echoing: tuple[int, list[int], store_proxy.Gate]) -> None:
+def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(
+    echoing: tuple[int, list[int], store_proxy.StoreProxy],
+) -> None:
     sent = os.urandom(1 << 20) * 20
     with socket.create_connection(("127.0.0.1", echoing[0])) as one:
         writer = threading.Thread(target=one.sendall, args=(sent,))
@@ -793,7 +801,7 @@ def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(echoing: tuple[int, 
 
 
 @needs_kernel
-def test_gate_that_closes_cuts_all_off(echoing: tuple[int, list[int], store_proxy.Gate]) -> None:
+def test_gate_that_closes_cuts_all_off(echoing: tuple[int, list[int], store_proxy.StoreProxy]) -> None:
     port, serving, made = echoing
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b"here")

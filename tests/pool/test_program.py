@@ -14,7 +14,7 @@ import pytest
 import nbddp
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.buffer import Text
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.protocol.request import Request
 from tests.kernels import HAS_AUTORELOAD, Kernel
 from tests.pool.faults import StopWhenReady
@@ -67,20 +67,20 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
     os.chdir(folder)
     with nbddp.Pool(nproc=1) as pool:
         os.chdir(before)
-        pool.run_cell(EARLIER, cell=1, screen=Silent())
-        pool.run_cell(LATER, cell=2, screen=Silent())
+        pool.run_cell(EARLIER, cell=1, screen=NullScreen())
+        pool.run_cell(LATER, cell=2, screen=NullScreen())
         yield pool
 
 
 def value(pool: nbddp.Pool, code: str, cell: int = 3) -> Any:
     pool.ensure(LaunchSpec())
-    return pool.run_cell(code, want_value=True, cell=cell, screen=Silent())[0]
+    return pool.run_cell(code, want_value=True, cell=cell, screen=NullScreen())[0]
 
 
 def test_what_a_request_says_arrives_on_the_rank(one: nbddp.Pool) -> None:
     asked = Request(code="get_ipython().kernel.spec", cell=70, argv=("--lr", "1"), argv0="train", want_value=True,
                     check=True, timings=False, memory=True)  # fmt: skip
-    spec = one.carry_out(asked, Silent())[0]
+    spec = one.carry_out(asked, NullScreen())[0]
     assert {name: spec[name] for name in asked.wire()} == asked.wire()
 
 
@@ -250,7 +250,7 @@ old = mp.get_context("fork").Process(target=waits, args=(1,)); old.start()"""
 
 def test_an_exit_without_error_ends_nothing(one: nbddp.Pool) -> None:
     code = "kept = mp.get_context('fork').Process(target=time.sleep, args=(600,)); kept.start(); sys.exit(0)"
-    one.run_cell(code, screen=Silent())
+    one.run_cell(code, screen=NullScreen())
     assert value(one, "alive = kept.is_alive(); kept.kill(); alive") is True
 
 
@@ -290,7 +290,7 @@ WAYS: dict[str, Callable[[nbddp.Pool], object]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_atexit_is_called_when_a_worker_is_ended(way: str, tmp_path: Path) -> None:
     with nbddp.Pool(nproc=2) as pool:
-        pool.run_cell(LEAVES, argv=[str(tmp_path)], screen=Silent())
+        pool.run_cell(LEAVES, argv=[str(tmp_path)], screen=NullScreen())
         WAYS[way](pool)
         left = {int(path.name): path.read_text() for path in tmp_path.iterdir()}
         assert left == dict.fromkeys([1] if way == "shrink" else [0, 1], "first second ")
@@ -299,13 +299,13 @@ def test_atexit_is_called_when_a_worker_is_ended(way: str, tmp_path: Path) -> No
 
 
 def test_a_pool_stops_also_where_what_atexit_prints_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone(Silent):
+    class Gone(NullScreen):
         def line(self, rank: int, stream: str, text: str) -> None:
             raise BrokenPipeError("the front end is gone")
 
     pool = nbddp.Pool(nproc=1)
     pool.start()
-    pool.run_cell("import atexit; atexit.register(print, 'bye')", screen=Silent())
+    pool.run_cell("import atexit; atexit.register(print, 'bye')", screen=NullScreen())
     pid = pool.workers[0].pid
     monkeypatch.setattr("nbddp.pool.runs.for_shell", lambda shell: Gone())
     with pytest.raises(BrokenPipeError, match="the front end is gone"):
@@ -316,10 +316,10 @@ def test_a_pool_stops_also_where_what_atexit_prints_cannot_be_shown(monkeypatch:
 
 def test_a_function_of_atexit_that_does_not_return_holds_nobody_up(tmp_path: Path) -> None:
     with nbddp.Pool(nproc=1) as pool:
-        pool.run_cell(LEAVES + "atexit.register(time.sleep, 600)", argv=[str(tmp_path)], screen=Silent())
+        pool.run_cell(LEAVES + "atexit.register(time.sleep, 600)", argv=[str(tmp_path)], screen=NullScreen())
         pool.restart()
         assert (tmp_path / "0").read_text() == "first second ", "the others were called"
-        assert pool.run_cell("'path' in globals()", want_value=True, screen=Silent())[0] is False
+        assert pool.run_cell("'path' in globals()", want_value=True, screen=NullScreen())[0] is False
 
 
 def test_nothing_is_left_of_a_pool_whose_cells_started_processes() -> None:
@@ -328,7 +328,7 @@ def test_nothing_is_left_of_a_pool_whose_cells_started_processes() -> None:
         for how in METHODS
     )
     with nbddp.Pool(nproc=1) as pool:
-        pids = pool.run_cell(code + "pids", want_value=True, screen=Silent())[0]
+        pids = pool.run_cell(code + "pids", want_value=True, screen=NullScreen())[0]
         assert all(map(psutil.pid_exists, pids))
     _, left = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=5)
     assert left == []
@@ -524,26 +524,26 @@ values
 @pytest.mark.more
 def test_values_of_several_ranks_are_equal_where_their_classes_have_one_definition(two: nbddp.Pool) -> None:
     """Each rank has defined them, and cloudpickle sends them by value."""
-    first = two.run_cell(KINDS, want_value=True, screen=Silent())
+    first = two.run_cell(KINDS, want_value=True, screen=NullScreen())
     assert first[0] == first[1]
     assert first[0] == two.pull(["values"])["values"][1]
     two.push({"back": first[1]})
     same = "[type(a) is type(b) for a, b in zip(values, back)]"
-    assert list(two.run_cell(same, want_value=True, screen=Silent())) == [[True] * 4] * 2
-    two.run_cell("values = back", screen=Silent())
+    assert list(two.run_cell(same, want_value=True, screen=NullScreen())) == [[True] * 4] * 2
+    two.run_cell("values = back", screen=NullScreen())
     again = two.pull(["values"])["values"]
     assert first[0] == again[0] == again[1]
-    anew = two.run_cell(KINDS, want_value=True, screen=Silent())
+    anew = two.run_cell(KINDS, want_value=True, screen=NullScreen())
     assert anew[0] == anew[1]
-    assert anew[0] == two.run_cell(KINDS, want_value=True, screen=Silent())[1], "defined anew in the same words"
+    assert anew[0] == two.run_cell(KINDS, want_value=True, screen=NullScreen())[1], "defined anew in the same words"
 
 
 def test_a_class_that_differs_between_ranks_stays_one_of_each(two: nbddp.Pool) -> None:
-    two.run_cell(KINDS, screen=Silent())
+    two.run_cell(KINDS, screen=NullScreen())
     assert [kind.rank for kind in two.pull(["Own"])["Own"]] == [0, 1]
     before = two.pull(["Point"])["Point"]
     assert before[0] is before[1]
-    two.run_cell("if Own.rank: Point.extra = 5", screen=Silent())
+    two.run_cell("if Own.rank: Point.extra = 5", screen=NullScreen())
     after = two.pull(["Point"])["Point"]
     assert [getattr(kind, "extra", 0) for kind in after] == [0, 5]
 

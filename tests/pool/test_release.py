@@ -16,7 +16,7 @@ import pytest
 from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
 from nbddp.worker import failure, flight, position, threads
-from nbddp.worker.call_log import Note, Notes
+from nbddp.worker.call_log import CallLog, CallRecord
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.release import BorrowedSocket, Release, Sockets, abort_nccl, python_sockets
 
@@ -292,12 +292,12 @@ def test_only_transfers_of_gloos_are_aborted() -> None:
     class Mine(Work):
         pass
 
-    notes = Notes()
+    notes = CallLog()
     kept, gone = Mine(), Mine()
-    notes.remember(gone, Note(("r", "", 0, 1, 0, 1)))
+    notes.remember(gone, CallRecord(("r", "", 0, 1, 0, 1)))
     del gone
-    notes.remember(kept, Note(("s", "", 0, 1, 0, 1)))
-    notes.remember(collective := Mine(), Note(("all_reduce", "", 1)))
+    notes.remember(kept, CallRecord(("s", "", 0, 1, 0, 1)))
+    notes.remember(collective := Mine(), CallRecord(("all_reduce", "", 1)))
     assert notes.transfers() == [kept]
     assert not torch.abort_transfer(kept)
     del collective

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import nbddp
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.worker import shared_gpus
 
 
@@ -47,7 +47,7 @@ told
 
 @pytest.mark.parametrize("given", ["", "None", "'gloo'", "backend=None"])
 def test_ranks_that_share_a_gpu_meet_on_gloo(pool: nbddp.Pool, given: str) -> None:
-    found = pool.run_cell(INIT.format(given), want_value=True, screen=Silent())
+    found = pool.run_cell(INIT.format(given), want_value=True, screen=NullScreen())
     assert [number for number, _ in found] == [2.0, 2.0]
     assert all("nccl" not in config for _, config in found)
 
@@ -55,4 +55,4 @@ def test_ranks_that_share_a_gpu_meet_on_gloo(pool: nbddp.Pool, given: str) -> No
 @pytest.mark.parametrize("given", ["'nccl'", "backend='cpu:gloo,cuda:nccl'"])
 def test_ranks_that_share_a_gpu_and_ask_for_nccl_are_told_at_once(pool: nbddp.Pool, given: str) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="or start as many ranks as there are GPUs"):
-        pool.run_cell(INIT.format(given), screen=Silent())
+        pool.run_cell(INIT.format(given), screen=NullScreen())

@@ -20,7 +20,7 @@ from nbddp.agent.client import AgentClient
 from nbddp.errors import RunStopped, WorkerFailed
 from nbddp.execution.execution import OUTCOME, Execution
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.pool import snapshot
 from nbddp.protocol.request import Request
 from tests.kernels import Kernel, Shown, loaded
@@ -203,7 +203,7 @@ def test_one_stop_is_one_interrupt_and_what_cleans_up_comes_to_its_end(
     assert isinstance(caught.value, WorkerFailed) == (way == "after a failure")
     assert not {s.status for s in caught.value.states} & {"replaced", "died"}, caught.value.report
     assert (tmp_path / "checkpoint").read_text() == "x" * 100
-    again = pool.run_cell("interrupts if rank else 0", want_value=True, screen=Silent())
+    again = pool.run_cell("interrupts if rank else 0", want_value=True, screen=NullScreen())
     assert list(again) == [0, 0]
     if "times_interrupted" in one:
         assert any(
@@ -237,7 +237,7 @@ while ends is None or time.monotonic() < ends:
         interrupts, ends = interrupts + 1, ends or time.monotonic() + 0.5"""
     with pytest.raises(RunStopped):
         pool.run_cell(code, screen=ToAll())
-    assert list(pool.run_cell("interrupts", want_value=True, screen=Silent())) == [1, 1]
+    assert list(pool.run_cell("interrupts", want_value=True, screen=NullScreen())) == [1, 1]
 
 
 IGNORES = "while True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
@@ -305,7 +305,7 @@ def test_no_finalizer_of_what_a_program_leaves_delays_its_report_or_ends_a_rank(
         pool.run_cell(f"{BEGIN}{LOADER}{ITEMS[how]}\nbegan = time.monotonic()\nload()", screen=StopWhenReady())
     assert isinstance(caught.value, RunStopped) == (how == "sleeps")
     assert "replaced" not in {s.status for s in caught.value.states}
-    took = pool.run_cell("(kept, time.monotonic() - began)", want_value=True, screen=Silent())
+    took = pool.run_cell("(kept, time.monotonic() - began)", want_value=True, screen=NullScreen())
     assert [value[0] for value in took] == [0, 1]
     assert max(value[1] for value in took) < 4
 
@@ -329,17 +329,17 @@ def test_a_loaders_process_that_sleeps_holds_up_no_program_that_leaves_its_loop(
         "loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=4)\nbegan = time.monotonic()\n"
     )
     with pytest.raises(WorkerFailed, match="body") as caught:
-        pool.run_cell(code + LEFT[how], screen=Silent())
+        pool.run_cell(code + LEFT[how], screen=NullScreen())
     assert "replaced" not in {s.status for s in caught.value.states}
     ended = "import multiprocessing, time\nwhile multiprocessing.active_children(): time.sleep(0.01)\n"
-    took = pool.run_cell(f"took = time.monotonic() - began\n{ended}(kept, took)", want_value=True, screen=Silent())
+    took = pool.run_cell(f"took = time.monotonic() - began\n{ended}(kept, took)", want_value=True, screen=NullScreen())
     assert [value[0] for value in took] == [0, 1]
     assert max(value[1] for value in took) < 10
-    alive = pool.run_cell("time.monotonic() - began", want_value=True, screen=Silent())
+    alive = pool.run_cell("time.monotonic() - began", want_value=True, screen=NullScreen())
     assert max(alive) < 15
 
 
-class Interrupted(Silent):
+class Interrupted(NullScreen):
     """Two ranks that an interrupt from elsewhere ends, one event at each look of the run at its screen; s is Stop."""
 
     def __init__(self, order: str, logs: Path) -> None:

@@ -23,7 +23,7 @@ from nbddp.capabilities.panel.rows import merged, slowest
 from nbddp.capabilities.timings import on_rank, on_rank_contention
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.rank_time import AFTER, Slow, slow, verdict
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.pool.faults import needs_recorder
 
@@ -106,7 +106,7 @@ dist.destroy_process_group()
 
 def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0, each: float = 0.0) -> Slow:
     """each: seconds that a sample takes in forward and again in backward."""
-    pool.run_cell(TRAIN.format(where=where, burn=burn, usual=usual, each=each), trace=True, screen=Silent())
+    pool.run_cell(TRAIN.format(where=where, burn=burn, usual=usual, each=each), trace=True, screen=NullScreen())
     found = slow(pool.timings())
     assert found is not None
     return found
@@ -137,7 +137,7 @@ def test_what_makes_one_of_four_ranks_late_is_found(pool: nbddp.Pool, where: str
 def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
     """Also not by a figure, a panel or the collectives: there is one verdict."""
     cell = TRAIN.format(where="nobody", burn=0.001, usual=0.001, each=0.0)
-    pool.run_cell(cell, trace=True, screen=Silent())
+    pool.run_cell(cell, trace=True, screen=NullScreen())
     found = pool.timings()
     number = typical(found)
     assert number is not None
@@ -182,7 +182,7 @@ def test_a_rank_that_shares_its_core_for_a_moment_is_not_called_slow() -> None:
     if on_rank_contention.waited() is None or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is one core, or this system counts no waits for it")
     with warm.pool(2) as made:
-        made.run_cell(SHARES, screen=Silent())
+        made.run_cell(SHARES, screen=NullScreen())
         found = made.timings()
     first, last = found.steps[1][1].queued, found.steps[1][-1].queued
     assert first is not None
@@ -242,7 +242,7 @@ CALLS = {
 @needs_recorder
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
 def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: nbddp.Pool, call: str) -> None:
-    pool.run_cell(HAND.format(call=call), screen=Silent())
+    pool.run_cell(HAND.format(call=call), screen=NullScreen())
     found = pool.collectives()
     assert found.late is not None
     assert found.late.rank == 1
@@ -254,7 +254,7 @@ def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: nbddp.Pool,
     for rank in (0, 2, 3):
         assert found.ranks[rank].waiting > 6 * 0.03e9
     assert found.ranks[1].idle > found.ranks[0].idle, "it sleeps"
-    pool.run_cell("1 + 1", screen=Silent())
+    pool.run_cell("1 + 1", screen=NullScreen())
     assert "from an earlier cell: 4 ranks" in pool.collectives().sentences()[0]
 
 
@@ -262,7 +262,7 @@ def test_where_no_collective_was_called_that_is_said(pool: nbddp.Pool) -> None:
     pool.restart()
     with pytest.raises(nbddp.BadInput, match="no collective has been recorded; call some in a %%ddp cell first"):
         pool.collectives()
-    pool.run_cell(HAND.format(call="dist.barrier()"), timings=False, screen=Silent())
+    pool.run_cell(HAND.format(call="dist.barrier()"), timings=False, screen=NullScreen())
     with pytest.raises(nbddp.BadInput, match="no collective has been recorded"):
         pool.collectives()
 

@@ -23,9 +23,9 @@ from nbddp.capabilities.timings.on_rank import now as recorder_now
 from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
 from nbddp.capabilities.timings.on_rank_marks import StepMarks, names_of, told
 from nbddp.capabilities.timings.text import heading
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests.kernels import Kernel
 from tests.pool.faults import LAZY, NO_LAZY, needs_lazy, needs_recorder
 from tests.unit.test_trace import assert_in_order
@@ -101,8 +101,8 @@ def test_recording_changes_no_bit_of_the_result(pool: nbddp.Pool, mode: str) -> 
     if not LAZY and ("lazy" in code or "finalize" in code):
         pytest.skip(NO_LAZY)
     pool.ensure(LaunchSpec())
-    plain = list(pool.run_cell(code, want_value=True, timings=False, screen=Silent()))
-    recorded = list(pool.run_cell(code, want_value=True, screen=Silent()))
+    plain = list(pool.run_cell(code, want_value=True, timings=False, screen=NullScreen()))
+    recorded = list(pool.run_cell(code, want_value=True, screen=NullScreen()))
     assert recorded == plain
     found = pool.timings()
     number = typical(found)
@@ -147,7 +147,7 @@ def test_what_a_program_does_before_it_ends_backward_overlaps_the_buckets(pool: 
     """Rank 0 waits 0.1 s for rank 1's gradients in `finalize_backward`, and has done something else for 0.1 s."""
     mode = program("backward is ended by the program")
     code = mode.replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.2 * rank)", 1)
-    pool.run_cell(code.replace("; model.final", "; time.sleep(0.1 * (1 - rank)); model.final"), screen=Silent())
+    pool.run_cell(code.replace("; model.final", "; time.sleep(0.1 * (1 - rank)); model.final"), screen=NullScreen())
     found = pool.timings()
     assert found.numbers() == list(range(6))
     for number in found.numbers()[3:]:  # the rebuild of the buckets, where ranks wait, shifts the two before
@@ -179,7 +179,7 @@ for step in range(6):
 """
     code = program("plain").replace("\ntrain()\n", around)
     code = code.replace("\ndigest\n", "\nlen(done)\n")
-    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [5, 5]
+    assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [5, 5]
     found = pool.timings()
     assert found.numbers() == list(range(6))
     for step in (s for some in found.steps.values() for s in some):
@@ -194,7 +194,7 @@ def test_model_is_pickled_and_copied_as_before_and_the_copy_is_recorded(pool: nb
         "model.module.double().float()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ntrain()"
     )
     code = program("plain").replace("\ntrain()\n", f"\n{around}\n")
-    pool.run_cell(code.replace('return {"out": self.body(x)}', 'return {"out": self.body(x)}'), screen=Silent())
+    pool.run_cell(code.replace('return {"out": self.body(x)}', 'return {"out": self.body(x)}'), screen=NullScreen())
     found = pool.timings()
     assert len(found.numbers()) == 6
     assert found.model == "Net"
@@ -204,7 +204,7 @@ def test_pickling_keeps_the_users_own_hook(pool: nbddp.Pool) -> None:
     code = program("fp16 compression").replace(
         "\ndigest\n", "\nmodel._comm_hooks[0][0].__name__, len(model._comm_hooks)\n"
     )
-    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [("fp16_compress_hook", 1)] * 2
+    assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [("fp16_compress_hook", 1)] * 2
 
 
 def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
@@ -220,14 +220,14 @@ def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
         for _ in range(40):
             train()
     """
-    pool.run_cell(textwrap.dedent(code), screen=Silent())
+    pool.run_cell(textwrap.dedent(code), screen=NullScreen())
     assert all(b.done for s in pool.timings().step(0).values() for b in s.buckets)
 
 
 @pytest.mark.more
 def test_no_step_contradicts_itself(pool: nbddp.Pool) -> None:
     """100 steps; in one of ten or more the note of a bucket's end is taken only after the optimizer has begun."""
-    pool.run_cell(program("plain").replace("range(6)", "range(100)"), screen=Silent())
+    pool.run_cell(program("plain").replace("range(6)", "range(100)"), screen=NullScreen())
     found = pool.timings()
     assert len(found.numbers()) == 100
     steps = [s for some in found.steps.values() for s in some]
@@ -245,14 +245,14 @@ for step in range(4):
     loss(step).backward()
 del own, p
 """
-    pool.run_cell(program("plain").replace("\ntrain()\n", within), screen=Silent())
+    pool.run_cell(program("plain").replace("\ntrain()\n", within), screen=NullScreen())
     found = pool.timings()
     assert [s.optimizer for some in found.steps.values() for s in some] == [None] * 8
 
 
 def test_the_last_rank_of_a_step_is_known_and_waiting_told_from_moving(pool: nbddp.Pool) -> None:
     code = program("plain").replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.05 * rank)", 1)
-    pool.run_cell(code, screen=Silent())
+    pool.run_cell(code, screen=NullScreen())
     found = pool.timings()
     number = typical(found)
     assert number is not None
@@ -273,7 +273,7 @@ def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
         "time.perf_counter_ns() + 5_000_000_000"
     )
     code = program("plain").replace("net = Net()", f"{ahead}\nnet = Net()", 1)
-    pool.run_cell(code, screen=Silent())
+    pool.run_cell(code, screen=NullScreen())
     apart = pool.timings()
     assert min(s.start for s in apart.steps[1]) - max(s.end for s in apart.steps[0]) > 4e9
     placed = pool.placed()
@@ -283,7 +283,7 @@ def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
         found = pool.timings()
     finally:
         pool.group.topology = placed
-        pool.run_cell("r.now = time.perf_counter_ns", screen=Silent())
+        pool.run_cell("r.now = time.perf_counter_ns", screen=NullScreen())
     assert 0 < found.residual < 1e8
     step = found.step(found.numbers()[-1])
     assert max(s.start for s in step.values()) < min(s.end for s in step.values()), "the ranks' steps overlap"
@@ -292,7 +292,7 @@ def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
 
 def test_without_timings_nothing_is_recorded(pool: nbddp.Pool) -> None:
     pool.restart()
-    pool.run_cell(program("plain"), timings=False, screen=Silent())
+    pool.run_cell(program("plain"), timings=False, screen=NullScreen())
     with pytest.raises(nbddp.BadInput, match="no DDP step has been recorded"):
         pool.timings()
 
@@ -353,7 +353,7 @@ def test_steps_of_an_older_cell_are_told_as_such(four: Kernel) -> None:
 
 
 def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool) -> None:
-    pool.run_cell(program("plain"), screen=Silent())
+    pool.run_cell(program("plain"), screen=NullScreen())
     alone = """
         import torch, torch.distributed as dist
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -361,12 +361,12 @@ def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool)
         model(torch.ones(2, 3)).sum().backward()
         dist.destroy_process_group()
     """
-    pool.run_cell(textwrap.dedent(alone), ranks=[1], screen=Silent())
+    pool.run_cell(textwrap.dedent(alone), ranks=[1], screen=NullScreen())
     found = pool.timings()
     assert (found.ranks, found.missing, found.model, found.origin) == ([1], [0], "Linear", None)
     shown = draw_timings(found, 0)
     assert "This step was not recorded on rank 0." in shown.words
-    pool.run_cell("pass", screen=Silent())
+    pool.run_cell("pass", screen=NullScreen())
     assert heading(pool.timings(), 0) == "step 0 of Linear from an earlier cell; the last cell recorded none"
 
 
@@ -380,7 +380,7 @@ def test_steps_of_a_called_function_are_told_as_such(pool: nbddp.Pool) -> None:
         model(torch.ones(2, 3)).sum().backward()
         dist.destroy_process_group()
 
-    pool.run_cell(program("plain"), screen=Silent())
+    pool.run_cell(program("plain"), screen=NullScreen())
     pool.call(train)
     assert heading(pool.timings(), 0) == "step 0 of Linear from a function that Pool.call ran"
 
@@ -592,7 +592,7 @@ def test_figure_of_any_size_is_drawn_and_says_itself(ranks: int, steps: int) -> 
     assert ("16 of 64 ranks are drawn" in shown.words) == (ranks > 16)
 
 
-def rows_of(shown: Shown) -> tuple[list[str], list[str]]:
+def rows_of(shown: DescribedFigure) -> tuple[list[str], list[str]]:
     """The names of the rows of a timeline, and what else is written on it."""
     axes = shown.figure.axes[0]
     return [t.get_text() for t in axes.get_yticklabels()], [t.get_text() for t in axes.texts]

@@ -17,7 +17,7 @@ from nbddp.analysis.clocks import ClockOffset
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.capabilities.trace.written import words, written
 from nbddp.launch import options
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.kernels import Kernel
 from tests.pool.faults import needs_recorder
@@ -76,7 +76,7 @@ def check_format(merged: Merged, ranks: int) -> None:
 @needs_recorder
 @pytest.mark.parametrize(("code", "least"), [(DDP, 15), (SHARDED, 6)], ids=["DDP and manual", "FSDP2 and TP"])
 def test_every_collective_is_joined_with_its_like(pool: nbddp.Pool, code: str, least: int) -> None:
-    pool.run_cell(code, trace=True, screen=Silent())
+    pool.run_cell(code, trace=True, screen=NullScreen())
     assert pool.last_run is not None
     assert not any(o.log.exists() for o in pool.last_run.outputs.values()), "the profiler says nothing in the cell"
     merged = pool.trace()
@@ -100,7 +100,7 @@ def test_every_collective_is_joined_with_its_like(pool: nbddp.Pool, code: str, l
 
 def test_ranks_are_on_one_clock(pool: nbddp.Pool) -> None:
     """Rank 1 comes 0.2 s late to the first all-reduce of backward, and no transfer ends before it has come."""
-    pool.run_cell(DDP, trace=True, screen=Silent())
+    pool.run_cell(DDP, trace=True, screen=NullScreen())
     merged = pool.trace()
     first, late = (next(e for e in spans(merged, "gloo:all_reduce", r)) for r in (0, 1))
     assert late["ts"] - first["ts"] > 150_000
@@ -112,11 +112,11 @@ def test_ranks_are_on_one_clock(pool: nbddp.Pool) -> None:
 
 def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: nbddp.Pool) -> None:
     pool.restart()
-    pool.run_cell("x = 1", screen=Silent())
+    pool.run_cell("x = 1", screen=NullScreen())
     with pytest.raises(nbddp.BadInput, match=r"no cell has been traced on these workers; %%ddp --trace traces one"):
         pool.trace()
     with pytest.raises(nbddp.WorkerFailed):
-        pool.run_cell("import torch\ntorch.ones(3) + 1\nraise ValueError('no')", trace=True, screen=Silent())
+        pool.run_cell("import torch\ntorch.ones(3) + 1\nraise ValueError('no')", trace=True, screen=NullScreen())
     merged = pool.trace()
     assert spans(merged, "aten::add", 0)
     assert spans(merged, "aten::add", 1)
@@ -151,18 +151,18 @@ def earlier():
 
 
 def test_a_programs_own_profile_is_kept_and_the_trace_steps_back(pool: nbddp.Pool) -> None:
-    pool.run_cell(PROFILES, screen=Silent())
+    pool.run_cell(PROFILES, screen=NullScreen())
     for how in ("context", "schedule", "autograd", "stays", "earlier"):
-        pool.run_cell(f"kept = {how}(); work()", trace=True, screen=Silent())
+        pool.run_cell(f"kept = {how}(); work()", trace=True, screen=NullScreen())
         assert list(pool.pull(["kept"])["kept"]) == [True, True], how
         why = "has had torch.profiler on since an earlier cell" if how == "earlier" else "has started torch.profiler"
         with pytest.raises(nbddp.BadInput, match=f"no rank has a trace; rank 0: the program {why}"):
             pool.trace()
-    pool.run_cell("kept = os.environ['RANK'] == '0' or context(); work()", trace=True, screen=Silent())
+    pool.run_cell("kept = os.environ['RANK'] == '0' or context(); work()", trace=True, screen=NullScreen())
     merged = pool.trace()
     assert (merged.ranks, merged.missing) == ([0], [1])
     assert merged.why[1].startswith("the program has started torch.profiler itself")
-    pool.run_cell("work()", trace=True, screen=Silent())
+    pool.run_cell("work()", trace=True, screen=NullScreen())
     assert spans(pool.trace(), "aten::mm", 1), "the next cell is traced"
 
 
@@ -174,9 +174,9 @@ def other():
     with profiler.profile() as theirs: torch.ones(9, 9) @ torch.ones(9, 9)
     events = len(theirs.events())
 thread = threading.Thread(target=other); thread.start(); thread.join()"""
-    pool.run_cell(code, trace=True, screen=Silent())
+    pool.run_cell(code, trace=True, screen=NullScreen())
     assert min(pool.pull(["events"])["events"]) > 5
-    pool.run_cell("torch.ones(3) + 1", trace=True, screen=Silent())
+    pool.run_cell("torch.ones(3) + 1", trace=True, screen=NullScreen())
     with pytest.raises(nbddp.BadInput, match=r"in a thread under an earlier --trace; %ddp restart"):
         pool.trace()
     pool.restart()

@@ -8,10 +8,10 @@ import pytest
 
 from nbddp.agent.version_diff import CUDA, DRIVER
 from nbddp.capabilities.doctor.findings import Findings, Together
-from nbddp.capabilities.hosts.reachability import Offer
-from nbddp.capabilities.hosts.report import Checked, Checkup
+from nbddp.capabilities.hosts.reachability import Endpoint
+from nbddp.capabilities.hosts.report import HostReport, HostsReport
 
-ETH, IB = Offer("eth0", "10.0.0.1", 1000), Offer("ib0", "10.1.0.1", 100_000)
+ETH, IB = Endpoint("eth0", "10.0.0.1", 1000), Endpoint("ib0", "10.1.0.1", 100_000)
 VERSIONS = {"nbddp": "1", "Python": "3.12", "torch": "2.9", "ipyparallel": "9", CUDA: "12.8", DRIVER: "570.86.15"}
 FACTS: dict[str, Any] = {
     "versions": VERSIONS, "shm": [8 << 30, 8 << 30], "infiniband": False, "name": "n1", "name_at": ["10.0.0.1"],
@@ -20,10 +20,10 @@ FACTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def one(clock: tuple[float, float] = (0.0, 0.001), gpus: tuple[str, ...] = (), **changed: Any) -> Checked:
+def one(clock: tuple[float, float] = (0.0, 0.001), gpus: tuple[str, ...] = (), **changed: Any) -> HostReport:
     limits = FACTS["limits"] | changed.pop("limits", {})
     versions = {k: v for k, v in (VERSIONS | changed.pop("versions", {})).items() if v}
-    return Checked({**FACTS, "limits": limits, "versions": versions, **changed}, gpus, (), ETH, *clock)
+    return HostReport({**FACTS, "limits": limits, "versions": versions, **changed}, gpus, (), ETH, *clock)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +55,21 @@ def one(clock: tuple[float, float] = (0.0, 0.001), gpus: tuple[str, ...] = (), *
         (one(name_at=[]), ["nodea: its own name n1 does not resolve there."]),
     ],
 )  # fmt: skip
-def test_each_fact_has_its_finding(host: Checked, words: list[str]) -> None:
-    found = Checkup({"nodea": host}).findings()
+def test_each_fact_has_its_finding(host: HostReport, words: list[str]) -> None:
+    found = HostsReport({"nodea": host}).findings()
     assert len(found) == len(words), found
     assert all(said.startswith(start) for said, start in zip(found, words, strict=True)), found
 
 
 def test_a_limit_is_raised_by_whoever_may() -> None:
-    (own,) = Checkup({"nodea": one(limits={"nofile": [1024, 1 << 20]})}).findings()
+    (own,) = HostsReport({"nodea": one(limits={"nofile": [1024, 1 << 20]})}).findings()
     assert own.endswith("--setup 'ulimit -n 4096'")
-    (administrators,) = Checkup({"nodea": one(limits={"nofile": [1024, 1024]})}).findings()
+    (administrators,) = HostsReport({"nodea": one(limits={"nofile": [1024, 1024]})}).findings()
     assert administrators.endswith("ask its administrator to raise nofile in limits.conf")
 
 
 def test_it_fits_a_screen_and_says_the_same_in_html() -> None:
-    found = Checkup({"<a>": one(shm=None), "nodeb": one((3.2, 0.1), ("NVIDIA H100 80GB HBM3",) * 8)})
+    found = HostsReport({"<a>": one(shm=None), "nodeb": one((3.2, 0.1), ("NVIDIA H100 80GB HBM3",) * 8)})
     assert max(len(line) for table in found.tables() for line in repr(table).splitlines()) <= 130
     shown = Together([found, Findings({"torch": "2"})])
     assert "&lt;a&gt;" in shown._repr_html_()

@@ -14,7 +14,7 @@ from nbddp.execution.deadlock import diagnose, held, waiting_words, waits_for
 from nbddp.execution.execution import OUTCOME, Execution
 from nbddp.execution.positions import ANY, Call, Channel, Position, position_of
 from nbddp.execution.watch import START_EACH, RankWatcher
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.request import Request
 
@@ -347,7 +347,7 @@ class Busy:
 def test_a_deadlock_that_ended_the_run_is_told_though_a_rank_is_silent_in_the_last_look(tmp_path: Path) -> None:
     workers = Busy()
     workers.run = Execution(
-        workers, {0: {}, 1: {}}, Request(hang_after=0.05, timeout=10), number=1, logs=tmp_path, screen=Silent()
+        workers, {0: {}, 1: {}}, Request(hang_after=0.05, timeout=10), number=1, logs=tmp_path, screen=NullScreen()
     )
     workers.run.execute()
     assert workers.asked[-1] == "stack"

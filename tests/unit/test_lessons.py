@@ -11,7 +11,7 @@ from nbddp.lessons.framework import run_check
 from nbddp.lessons.framework.answer import Exercise, Wrong, mismatch
 from nbddp.lessons.framework.on_rank import tabulate
 from nbddp.lessons.framework.tables import Mistake, TableExercise
-from nbddp.output.table import Table as DataTable
+from nbddp.output.table import Table
 from tests.lessons.answers import builder, script
 
 build, minutes = builder(), script("minutes")
@@ -78,7 +78,7 @@ def test_a_table_tells_the_mistake_or_the_first_difference() -> None:
 
 
 def test_heads_of_a_table_stand_over_their_columns() -> None:
-    html = DataTable(["name", "bytes"], [("a<b", 1), ("c", 22)])._repr_html_()
+    html = Table(["name", "bytes"], [("a<b", 1), ("c", 22)])._repr_html_()
     assert '<th style="text-align: left">name</th><th style="text-align: right">bytes</th>' in html
     assert '<td style="text-align: left">a&lt;b</td><td style="text-align: right">1</td>' in html
 

@@ -11,7 +11,7 @@ import pytest
 from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.blame import blame, leaver, lost_connection
-from nbddp.execution.result import Ending
+from nbddp.execution.result import RunResult
 from nbddp.protocol.outcome import DIED, FAILED, TABLE, RankExit, note, process, said, verdict
 from nbddp.worker import exit_info, failure
 
@@ -326,7 +326,7 @@ class Taken:
 def test_a_signal_of_the_scheduler_is_told_apart_from_others(code: int, told: bool) -> None:
     died = RankExit(0, DIED, 0.0, content={"code": code})
     died.code = code
-    error = Ending(Taken(), {0: died}).error()
+    error = RunResult(Taken(), {0: died}).error()
     assert error is not None
     assert ("Slurm job 7 was cancelled." in str(error.report)) is told
 
@@ -337,7 +337,7 @@ def test_while_ranks_are_still_at_work_no_scheduler_is_asked_why_one_died() -> N
     died.code = -signal.SIGTERM
     slow = Taken()
     slow.taken_of = lambda rank: pytest.fail("asked")  # type: ignore[method-assign]
-    assert Ending(slow, {0: died}, running=(1,), ended_by="failed").so_far() == "rank 0 died: killed by SIGTERM"
+    assert RunResult(slow, {0: died}, running=(1,), ended_by="failed").so_far() == "rank 0 died: killed by SIGTERM"
 
 
 @pytest.mark.parametrize(
@@ -354,4 +354,4 @@ def test_while_ranks_are_still_at_work_no_scheduler_is_asked_why_one_died() -> N
 def test_what_ends_a_run_is_said_before_all_ranks_have_ended(ended_by: str, link: dict[str, str], words: str) -> None:
     whole = {"relation": "", "notes": (), "frames": (), **link}
     failed = RankExit(0, FAILED, 0.0, content={"chain": [whole]})
-    assert Ending(Taken(), {0: failed}, running=(1,), ended_by=ended_by, timeout=5.0).so_far() == words
+    assert RunResult(Taken(), {0: failed}, running=(1,), ended_by=ended_by, timeout=5.0).so_far() == words

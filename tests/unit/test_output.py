@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nbddp.output.buffer import LONGEST, WIDE_HEAD, WIDE_TAIL, RankOutput, Text
 from nbddp.output.layout import Print, Show, block, fold
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 from nbddp.output.terminal_line import TerminalLine
 from nbddp.output.timestamps import unstamped
 
@@ -245,7 +245,7 @@ def test_a_bar_in_an_output_widget_clears_itself_alone(
     assert found.rows == rows
 
 
-class Shown(Silent):
+class Shown(NullScreen):
     def __init__(self) -> None:
         self.rows: list[str] = []
 

@@ -9,7 +9,7 @@ import pytest
 
 from nbddp.capabilities.debugger import prompt as debugger_prompt
 from nbddp.capabilities.debugger.postmortem import PostMortem
-from nbddp.capabilities.debugger.transcript import Debugged, TypedLine, chosen, folded, read
+from nbddp.capabilities.debugger.transcript import Transcripts, TypedLine, chosen, folded, read
 from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
 from nbddp.execution.positions import Position
 from nbddp.launch.topology import rank_words
@@ -90,7 +90,7 @@ class Typist:
     """A keyboard whose questions are kept, and run whose ranks are moved by hand."""
 
     def __init__(self) -> None:
-        self.open, self.asked, self.debugged, self.positions = False, list[str](), Debugged(), dict[int, Position]()
+        self.open, self.asked, self.debugged, self.positions = False, list[str](), Transcripts(), dict[int, Position]()
         self.looked_at, self.sent = 0.0, list[tuple[tuple[int, ...], str]]()
 
     def ask(self, prompt: str, complete: object) -> None:

@@ -122,7 +122,7 @@ def test_readme_and_ci_run_the_same_tests() -> None:
 
 TABLES = {  # what may be asked for, and the file that has a row for each
     "agent.server:NodeAgent.REQUESTS": "agent/server.py",
-    "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS": "capabilities/hosts/remote_agent.py",
+    "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS": "capabilities/hosts/remote_agent.py",
     "grading.sandbox.forkserver:ForkServer.ORDERS": "grading/sandbox/forkserver.py",
     "worker.requests:REQUESTS": "worker/requests.py",
     "worker.questions:QUESTIONS": "worker/questions.py",
@@ -130,9 +130,9 @@ TABLES = {  # what may be asked for, and the file that has a row for each
     "grading.examiner:Examiner.REQUESTS": "grading/examiner.py",
 }
 ASKED = {  # how it is asked for, and where that has its row
-    r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS",
-    r'\bask_all\(\[.*\], "(\w+)"': "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS",
-    r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS",
+    r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
+    r'\bask_all\(\[.*\], "(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
+    r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
     r'\b(?:answers|_have_done)\(\s*"(\w+)"|\bRequest\("(\w+)"': "worker.requests:REQUESTS",
     r'(?:look|question|tell|ask)\([^"]*\{"op": "(\w+)"': "worker.questions:QUESTIONS",
 }

@@ -23,8 +23,8 @@ from nbddp.compat import system, torch
 from nbddp.compat.probes import SEAMS, ProbeResult, Seam
 from nbddp.errors import AgentFailed
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
-from nbddp.pool.rpc import Wire
+from nbddp.output.screens import NullScreen
+from nbddp.pool.rpc import RankRpc
 from tests import places
 from tests.kernels import HAS_AUTORELOAD, Kernel
 from tests.pool.faults import NO_RECORDER, RECORDS
@@ -94,7 +94,7 @@ def test_what_no_cell_runs_without_is_named() -> None:
         ids = _engines = ()
 
     with pytest.raises(nbddp.NbddpError, match=r"ipyparallel lacks _io_loop, .*_mux_stream.*; install ipyparallel 9"):
-        Wire(Client)
+        RankRpc(Client)
 
 
 def test_workers_start_without_the_compiler_and_not_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
 
 
 def run(pool: nbddp.Pool, code: str) -> list[Any]:
-    return list(pool.run_cell(code, want_value=True, screen=Silent()))
+    return list(pool.run_cell(code, want_value=True, screen=NullScreen()))
 
 
 @pytest.mark.more
@@ -187,14 +187,14 @@ def test_trials_that_cannot_be_started_are_told_and_the_pool_works(
 
 def test_start_and_status_say_it(four: Kernel) -> None:
     says = (
-        "from nbddp.capabilities.doctor.background import Trials\nwas = Trials.words\nTrials.words = lambda "
+        "from nbddp.capabilities.doctor.background import Probes\nwas = Probes.words\nProbes.words = lambda "
         "self: ['torch 2 lacks it']"
     )
     assert four.run(says).ok
     assert "torch 2 lacks it\n" in four.run("%ddp start").text()
     assert "torch 2 lacks it\n" in four.run("%ddp status").text()
     assert "lacks" not in four.run("%%ddp\nprint(1)").text()
-    assert four.run("Trials.words = was").ok
+    assert four.run("Probes.words = was").ok
 
 
 SUM = "import os, torch, torch.distributed as dist\nt = torch.tensor([float(os.environ['RANK'])])\n"

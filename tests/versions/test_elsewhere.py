@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from nbddp.agent import hardware, runtime_dir
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 from nbddp.execution.positions import Position, position_of
 from nbddp.notebook import status
@@ -129,7 +129,7 @@ def test_memory_of_others_is_what_is_resident(darwin: None, monkeypatch: pytest.
         raise psutil.AccessDenied(process.pid)
 
     monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
-    me = Identity.of(os.getpid())
+    me = ProcessId.of(os.getpid())
     assert status.megabytes({"pid": me.pid, "started": me.started}).endswith(" MiB")
 
 
@@ -137,7 +137,7 @@ def test_a_pid_of_somebody_else_who_may_not_be_asked_is_not_ours(monkeypatch: py
     def refuse(process: psutil.Process) -> None:
         raise psutil.AccessDenied(process.pid)
 
-    me = Identity.of(os.getpid())
+    me = ProcessId.of(os.getpid())
     monkeypatch.setattr(psutil.Process, "status", refuse)
     assert not me.alive()
 

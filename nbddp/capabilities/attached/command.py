@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.attached.clusters import find
-from nbddp.capabilities.attached.nodes import LOOK_SECONDS, Joined, by_host
+from nbddp.capabilities.attached.nodes import LOOK_SECONDS, AttachedCluster, by_host
 from nbddp.errors import BadInput, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import counted
@@ -50,7 +50,7 @@ def _join(group: WorkerGroup, spec: LaunchSpec, progress: Callable[[str], None])
     """Connect to the cluster, and look at its engines."""
     from IPython.paths import get_ipython_dir
 
-    joined = Joined(find(str(spec.cluster), Path(get_ipython_dir())), group.nodes[0].agent.pool_id)
+    joined = AttachedCluster(find(str(spec.cluster), Path(get_ipython_dir())), group.nodes[0].agent.pool_id)
     group.meet(joined)
     engines = joined.look(progress)
     hosts = by_host(engines)

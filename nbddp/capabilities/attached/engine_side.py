@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.agent import devices, hardware, runtime_dir
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.versions import versions
 from nbddp.capabilities.private import loopback, peer_check
@@ -97,7 +97,7 @@ def look() -> dict[str, Any]:
     kernel = ipykernel.kernel_of_engine()
     return {
         "place": place(), "sees": sees_processes(), "host": socket.gethostname(), "pid": os.getpid(),
-        "started": Identity.of(os.getpid()).started, "python": sys.executable, "versions": versions(),
+        "started": ProcessId.of(os.getpid()).started, "python": sys.executable, "versions": versions(),
         "cwd": known(), "torch": _kernel is None and "torch" in sys.modules, "env": _told_env(),
         "nanny": bool(getattr(kernel.parent, "enable_nanny", False)),
         "interfaces": hardware.interfaces(), "cores": len(hardware.allowed_cores()),

@@ -1,8 +1,8 @@
 """A cluster of ipyparallel's that already runs: its engines become the ranks, and are engines again when the pool ends.
 
-`Joined` is our client of it, and knows whether its hub and its engines live. `EnginesOnly` is a node of such engines:
-there is no agent, so none is started anew, and what can be done to one goes through ipyparallel. What an engine does to
-become a worker is `capabilities.attached.engine_side`.
+`AttachedCluster` is our client of it, and knows whether its hub and its engines live. `AttachedNode` is a node of such
+engines: there is no agent, so none is started anew, and what can be done to one goes through ipyparallel. What an
+engine does to become a worker is `capabilities.attached.engine_side`.
 
 How an end is known: the kernel tells of an engine that runs here; ipyparallel's nanny tells the hub of another one at
 once; without a nanny the hub misses its heartbeats, 30 s later by default. The hub itself is asked once a second.
@@ -28,19 +28,18 @@ from typing import Any
 from nbddp.agent import spool_files, stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.agent.versions import versions
 from nbddp.capabilities.attached.clusters import Cluster
 from nbddp.compat import ipyparallel
 from nbddp.compat.working_dir import here
 from nbddp.errors import AgentFailed, BadInput, PoolError, RankStatus
 from nbddp.launch import torchrun_env
-from nbddp.launch.machine import Node as Host
-from nbddp.launch.machine import several
+from nbddp.launch.machine import Node, several
 from nbddp.launch.topology import Topology, Worker, counted
 from nbddp.pool import start_requests
-from nbddp.pool.node import ClusterFiles, Living, PoolNode, Starts
-from nbddp.pool.rpc import Wire
+from nbddp.pool.node import ClusterFiles, PoolNode, Starts, WorkerProcess
+from nbddp.pool.rpc import RankRpc
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for an engine to say what it is; then it is busy
@@ -69,7 +68,7 @@ class Engine:
         return list(self.told["sees"]) == engine_side.sees_processes()
 
 
-class Joined:
+class AttachedCluster:
     """Our client of a cluster. `lost`: why it cannot be reached any more, or empty. `nodes`: with what engines."""
 
     def __init__(self, cluster: Cluster, pool_id: str):
@@ -79,13 +78,13 @@ class Joined:
             "pool": f"{pool_id} of {socket.gethostname()}",
             "words": f"the pool of process {os.getpid()} on {socket.gethostname()} ({getpass.getuser()})",
         }
-        self.nodes: list[EnginesOnly] = []
+        self.nodes: list[AttachedNode] = []
         self._unanswered = self._beats = 0
-        self._pidfds: dict[int, tuple[EnginesOnly, Living]] = {}
+        self._pidfds: dict[int, tuple[AttachedNode, WorkerProcess]] = {}
         self._ended, self._wake = os.pipe()
         self.closed = False
         try:
-            self.wire = Wire(self._connect, self._noticed)
+            self.wire = RankRpc(self._connect, self._noticed)
         except (OSError, RuntimeError, ValueError) as e:
             self._close_pipe()
             raise AgentFailed(
@@ -248,7 +247,7 @@ class Joined:
         if not self._thread.is_alive():
             self._thread.start()
 
-    def _living(self) -> list[tuple[EnginesOnly, Living]]:
+    def _living(self) -> list[tuple[AttachedNode, WorkerProcess]]:
         return [(node, w) for node in self.nodes for w in list(node.workers.values()) if w.lives]
 
     def _watch(self) -> None:
@@ -360,13 +359,13 @@ def by_host(engines: Sequence[Engine]) -> list[list[Engine]]:
     return list(found.values())
 
 
-class EnginesOnly(PoolNode):
+class AttachedNode(PoolNode):
     """A node of engines that somebody else has started. `agent` is that of this machine: it keeps the store."""
 
     renews = False
 
     def __init__(
-        self, joined: Joined, engines: Sequence[Engine], facts: Mapping[str, Any], agent: AgentClient,
+        self, joined: AttachedCluster, engines: Sequence[Engine], facts: Mapping[str, Any], agent: AgentClient,
         died: Callable[[int, dict[str, Any]], None],
     ):  # fmt: skip
         super().__init__(agent, died, lambda event: None)
@@ -423,7 +422,7 @@ class EnginesOnly(PoolNode):
 
     # -- processes ------------------------------------------------------------------------------------
 
-    def host(self, index: int) -> Host:
+    def host(self, index: int) -> Node:
         return start_requests.host({**self._facts, "host": self.name}, index, self.address)
 
     def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> dict[str, Any]:
@@ -456,7 +455,7 @@ class EnginesOnly(PoolNode):
             if answer["cwd"] != start["cwd"]:
                 moved[answer["cwd"]] = start["cwd"]
             told = engine.told
-            self.workers[rank] = Living(rank, engine.uuid, told["pid"], told["started"], "", "", registered=True)
+            self.workers[rank] = WorkerProcess(rank, engine.uuid, told["pid"], told["started"], "", "", registered=True)
             self._states[rank] = RankStatus.IDLE, ""
         self._asked = []
         return [f"{self.name} has no folder {asked}; its ranks start in {there}" for there, asked in moved.items()]
@@ -472,7 +471,7 @@ class EnginesOnly(PoolNode):
         if number == signal.SIGKILL:
             self._ended_by_us |= {w.uuid for w in living}
         for worker in living:
-            process = Identity(worker.pid, worker.started).process() if self.here else None
+            process = ProcessId(worker.pid, worker.started).process() if self.here else None
             if process is not None:
                 process.send_signal(number)
             elif nannies[worker.uuid]:
@@ -484,7 +483,7 @@ class EnginesOnly(PoolNode):
         """The engines are not the agent's that has ended: they go on."""
         self.agent.sweep()
 
-    def left(self, worker: Living, why: str = LEFT, pool_ended: str = "") -> None:
+    def left(self, worker: WorkerProcess, why: str = LEFT, pool_ended: str = "") -> None:
         """A rank's engine is gone."""
         code = -signal.SIGKILL if worker.uuid in self._ended_by_us else None
         event: dict[str, Any] = {"code": code, "lost": why}
@@ -545,7 +544,7 @@ class EnginesOnly(PoolNode):
 class Gatekeeper:
     """What keeps gates on a host of engines: a process that one of them has started (`pool.stores.Keeper`)."""
 
-    def __init__(self, node: EnginesOnly):
+    def __init__(self, node: AttachedNode):
         self._node = node
         self._numbers = itertools.count(1)
         self._answers: dict[int, queue.SimpleQueue[Any]] = {}
@@ -589,7 +588,7 @@ class Gatekeeper:
         self._node.joined.wire.question([self._rank], asked, lambda rank, answer: None)
 
 
-def way_to(node: EnginesOnly) -> str:
+def way_to(node: AttachedNode) -> str:
     """This machine's address on the way to another host. Raises AgentFailed."""
     from nbddp.agent.server import address_towards
 

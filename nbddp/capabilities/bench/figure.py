@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from nbddp.analysis.quantities import duration, size, speed
 from nbddp.capabilities.bench.result import Measured
-from nbddp.figures.figure import Shown, remade
+from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, MUTED, RC
 from nbddp.launch.topology import counted
 from nbddp.output.table import Table
@@ -27,7 +27,7 @@ WIDTH, HEIGHT = 9.2, 3.6
 NAMES_IN_A_LINE = 5  # of the legend
 
 
-class Bench(Shown):
+class Bench(DescribedFigure):
     """The figure; `table` has the numbers, in bytes, seconds and bytes per second, and `measured` all repetitions."""
 
     def __init__(self, figure: Figure, words: str, table: Table, measured: Sequence[Measured]):

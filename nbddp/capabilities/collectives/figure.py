@@ -14,7 +14,7 @@ from nbddp.analysis.quantities import percent
 from nbddp.analysis.row_limit import note
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.program import MOST_KINDS, Breakdown
-from nbddp.figures.figure import Shown, remade
+from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
 
 WIDTH, ROW, CELL = 9.2, 0.3, 0.24  # inches; ROW of a rank's bar, CELL of a row of the lower table
@@ -31,12 +31,12 @@ PARTS: tuple[tuple[str, str, str, str], ...] = (  # name, fill, hatch, ink
 
 
 @remade
-def draw_program(found: Breakdown) -> Shown:
+def draw_program(found: Breakdown) -> DescribedFigure:
     """The figure, with words and tables."""
     tables = found.tables()
     words = "\n".join([*found.sentences(), *(line for t in tables for line in ("", repr(t)))])
     with rc_context(RC):
-        return Shown(_figure(found), words, tables)
+        return DescribedFigure(_figure(found), words, tables)
 
 
 def _figure(found: Breakdown) -> Figure:

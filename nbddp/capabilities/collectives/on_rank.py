@@ -1,7 +1,7 @@
 """The collectives of the last run that called some, and how this rank's main thread spent that run: without a profiler.
 
 torch's flight recorder has every collective, also those that C++ calls, with the time of the call alone. Calls and
-waits that pass through Python are noted with begin and end (`noted.Spent`). Times are nanoseconds of
+waits that pass through Python are noted with begin and end (`call_log.CallSpan`). Times are nanoseconds of
 time.perf_counter_ns().
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat.clock import clock
 from nbddp.worker import flight, position
-from nbddp.worker.call_log import NOTES, STORE, UNKNOWN, RunRecord, Spent
+from nbddp.worker.call_log import CALLS, STORE, UNKNOWN, CallSpan, RunRecord
 from nbddp.worker.torch_debug_detail import GATHERS
 
 Calls = dict[tuple[str, int], dict[str, Any]]
@@ -32,7 +32,7 @@ def collect(recorder: Recorder) -> dict[str, Any] | None:
         return {"run": None, "unseen": True} if nameless else None
     run = max(by_run, key=lambda r: r.run)
     end = run.end or (clock.perf_counter_ns(), clock.thread_time_ns())
-    spent = [s for s in list(NOTES.spent) if run.begin[0] <= s.begin <= end[0]]
+    spent = [s for s in list(CALLS.spent) if run.begin[0] <= s.begin <= end[0]]
     for s in spent:
         known = by_run[run].get(s.note[1:3]) if s.note is not None and not s.note.is_peer else None
         if known is not None:
@@ -56,27 +56,27 @@ def _run_at(runs: Sequence[RunRecord], at: int) -> RunRecord | None:
 
 def _nameless(dumped: Sequence[Mapping[str, Any]]) -> Counter[RunRecord]:
     """Run → how many entries of its collectives have no group."""
-    runs, behind = list(NOTES.runs), clock.time_ns() - clock.perf_counter_ns()
+    runs, behind = list(CALLS.runs), clock.time_ns() - clock.perf_counter_ns()
     found = (_run_at(runs, at - behind) for at in flight.nameless(dumped))
     return Counter(run for run in found if run is not None)
 
 
 def _by_run(dumped: Sequence[Mapping[str, Any]]) -> dict[RunRecord, Calls]:
-    runs = list(NOTES.runs)
+    runs = list(CALLS.runs)
     found: dict[RunRecord, Calls] = {}
 
     def of(at: int) -> Calls | None:
         run = _run_at(runs, at)
         return None if run is None else found.setdefault(run, {})
 
-    members = NOTES.members()
+    members = CALLS.members()
     behind = clock.time_ns() - clock.perf_counter_ns()
     for e in flight.entries(dumped):
         own = of(e.created_ns - behind)
         if own is not None and e.sequence:
             key = position.key_of(e)
             _add(own, key, e.sequence, e.op, members.get(key, []), e.created_ns - behind)
-    for s in list(NOTES.spent):
+    for s in list(CALLS.spent):
         own = of(s.begin)
         if own is not None and _is_call(s):
             assert s.note is not None
@@ -85,7 +85,7 @@ def _by_run(dumped: Sequence[Mapping[str, Any]]) -> dict[RunRecord, Calls]:
     return {run: own for run, own in found.items() if own}
 
 
-def _is_call(s: Spent) -> bool:
+def _is_call(s: CallSpan) -> bool:
     return not s.waits and s.note is not None and not s.note.is_peer and s.note[2] != UNKNOWN
 
 

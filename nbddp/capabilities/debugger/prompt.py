@@ -1,9 +1,9 @@
 """A prompt for ranks that stand in their debuggers, where no panel is open: in a terminal, a console, and the box that
 `input()` opens in a notebook.
 
-One view on a run's `Debugged`: when all ranks that may stop have stopped, it prints what they say, equal answers once,
-and asks for a line, while the run goes on to hear its ranks. Where lines come from is a `Keyboard`. Used in the run's
-own thread alone, but for `complete`.
+One view on a run's `Transcripts`: when all ranks that may stop have stopped, it prints what they say, equal answers
+once, and asks for a line, while the run goes on to hear its ranks. Where lines come from is a `Keyboard`. Used in the
+run's own thread alone, but for `complete`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from nbddp.capabilities.debugger import transcript
-from nbddp.capabilities.debugger.transcript import Debugged
+from nbddp.capabilities.debugger.transcript import Transcripts
 from nbddp.errors import BadInput, RankStatus
 from nbddp.execution.deadlock import waiting_words
 from nbddp.execution.positions import Position
@@ -53,7 +53,7 @@ class Keyboard(Protocol):
 class Running(Protocol):
     """What a prompt needs of a run."""
 
-    debugged: Debugged
+    debugged: Transcripts
 
     def running(self) -> tuple[int, ...]: ...
     @property

@@ -7,18 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from nbddp.capabilities.debugger.prompt import Keyboard, Prompt
-from nbddp.capabilities.debugger.transcript import Debugged
+from nbddp.capabilities.debugger.transcript import Transcripts
 from nbddp.execution.events import Events
 from nbddp.execution.positions import Position
 from nbddp.execution.watch import RankQuestions, RankWatcher
 
 
-class Debugging:
+class DebugSender:
     """Of one run, in its own thread but for `names`. `debugged`: what the ranks say."""
 
     def __init__(self, workers: RankQuestions, watcher: RankWatcher, events: Events, stop: Callable[[], None]):
         self._workers, self._watcher, self._events, self.stop = workers, watcher, events, stop
-        self.debugged = Debugged()
+        self.debugged = Transcripts()
         self._prompt: Prompt | None = None
 
     # -- for the prompt (`capabilities.debugger.prompt.Running`) ---------------------------------------------------

@@ -109,7 +109,7 @@ def chosen(stopped: Sequence[int], ranks: Sequence[int] | None) -> list[int]:
     raise BadInput(f"{rank_words(ranks or ())} cannot take a line; stopped in the debugger: {rank_words(stopped)}")
 
 
-class Debugged:
+class Transcripts:
     """All ranks of a run that have stopped. Changed in the run's own thread, and read in any. `views`: by name, what is
     called with a rank and the lines that it has said."""
 

@@ -26,7 +26,7 @@ FOLDER = "seams"
 CHANGES_THEM = ("PYTHONPATH", "NBDDP_START_METHOD")  # variables that can give the same versions other answers
 
 
-class Trials:
+class Probes:
     """What comes of trying the seams of this machine's versions; for one pool."""
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from nbddp.capabilities.export.torchrun_line import (
     SRUN,
     STATIC,
-    AsIs,
     Launch,
+    UnquotedWord,
     c10d_words,
     env_words,
     shell_line,
@@ -24,7 +24,7 @@ from nbddp.capabilities.export.torchrun_line import (
 from nbddp.errors import BadInput
 
 READ_BY_SBATCH = "'\"\\#"  # what sbatch itself would take out of a value, beside blanks
-ADDR, PORT, NODE = AsIs('"$MASTER_ADDR"'), AsIs('"$MASTER_PORT"'), AsIs('"$SLURM_NODEID"')
+ADDR, PORT, NODE = UnquotedWord('"$MASTER_ADDR"'), UnquotedWord('"$MASTER_PORT"'), UnquotedWord('"$SLURM_NODEID"')
 MEET = """\
 # The ranks meet on the job's first node, at a port that follows from the job: two jobs on a node get two.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -133,5 +133,5 @@ def _srun(launch: Launch, job: Job) -> str:
     if launch.rendezvous == STATIC:
         inner = shell_line(["exec", *torchrun_words(launch, static_words(launch, NODE, ADDR, PORT))])
         return shell_line([*start, "bash", "-c", inner])
-    meet = c10d_words(launch, AsIs('"$MASTER_ADDR:$MASTER_PORT"'), AsIs('"$SLURM_JOB_ID"'))
+    meet = c10d_words(launch, UnquotedWord('"$MASTER_ADDR:$MASTER_PORT"'), UnquotedWord('"$SLURM_JOB_ID"'))
     return shell_line([*start, *torchrun_words(launch, meet)])

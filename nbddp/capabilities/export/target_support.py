@@ -1,5 +1,5 @@
 """Which options of a job each target writes. The rest are answered: in a sentence beside the text where the job is the
-same without the option, else with an error that says what to use (`No`). Pure.
+same without the option, else with an error that says what to use (`Unsupported`). Pure.
 
 A target that is missing from an option's row writes that option.
 """
@@ -16,7 +16,7 @@ SCRIPT = ""  # no target: cells become a script, whose docstring has torchrun's 
 JOB = "it describes a job; add --to, such as --to slurm"
 
 
-class No(str):
+class Unsupported(str):
     """A sentence that refuses an option: another job would run without it."""
 
 
@@ -25,9 +25,11 @@ ALONE = ("torchrun", "slurm", "sky", SCRIPT)  # targets whose line for one node 
 KUBERNETES_GPU = "Kubernetes has no field for it; add a nodeSelector for the label of your cluster's GPU nodes"
 TABLE: Mapping[str, Mapping[str, str]] = {
     "gpu": {
-        "torchrun": "torchrun uses the GPUs of the node where it is typed", "kubeflow": KUBERNETES_GPU,
-        "pytorchjob": KUBERNETES_GPU, "torchx": "dist.ddp selects a type by a named resource; add -h RESOURCE to the "
-        "line", SCRIPT: No(JOB),
+        "torchrun": "torchrun uses the GPUs of the node where it is typed",
+        "kubeflow": KUBERNETES_GPU,
+        "pytorchjob": KUBERNETES_GPU,
+        "torchx": "dist.ddp selects a type by a named resource; add -h RESOURCE to the line",
+        SCRIPT: Unsupported(JOB),
     },
     "gpus_per_proc": dict.fromkeys(
         ("torchrun", SCRIPT), "torchrun assigns no GPUs; the script selects those of its LOCAL_RANK"
@@ -35,12 +37,16 @@ TABLE: Mapping[str, Mapping[str, str]] = {
     "host": {
         "slurm": "the ranks meet on the first node that Slurm assigns",
         "sky": "the ranks meet on SkyPilot's first node",
-        "kubeflow": "Kubeflow sets where the ranks meet", "pytorchjob": "Kubeflow sets where the ranks meet",
-        "torchx": "TorchX sets where the ranks meet", "ray": "Ray sets where the ranks meet",
+        "kubeflow": "Kubeflow sets where the ranks meet",
+        "pytorchjob": "Kubeflow sets where the ranks meet",
+        "torchx": "TorchX sets where the ranks meet",
+        "ray": "Ray sets where the ranks meet",
     },
     "port": {
-        "slurm": "the port follows from the job's number", "kubeflow": "Kubeflow sets where the ranks meet",
-        "pytorchjob": "Kubeflow sets where the ranks meet", "ray": "Ray sets where the ranks meet",
+        "slurm": "the port follows from the job's number",
+        "kubeflow": "Kubeflow sets where the ranks meet",
+        "pytorchjob": "Kubeflow sets where the ranks meet",
+        "ray": "Ray sets where the ranks meet",
     },
     "name": {"kubeflow": "Kubeflow's Trainer names the job, and the program prints that name"},
     "time": {
@@ -48,31 +54,39 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "sky": "SkyPilot has no time limit; sky launch --down ends the machines with the job",
         "torchx": "a time limit is the scheduler's, as in -s slurm -cfg time=01:00:00",
         "ray": "Ray has no time limit; ray job stop ends a job",
-        SCRIPT: No(JOB),
+        SCRIPT: Unsupported(JOB),
     },
     "partition": {
         "torchx": "a partition is the scheduler's, as in -s slurm -cfg partition=P",
         **dict.fromkeys(("torchrun", "sky", "kubeflow", "pytorchjob", "ray"), "partitions are Slurm's"),
-        SCRIPT: No(JOB),
+        SCRIPT: Unsupported(JOB),
     },
-    "cpus_per_proc": {"torchrun": "torchrun assigns no cores; type taskset before the line", SCRIPT: No(JOB)},
-    "memory": {"torchrun": "torchrun limits no memory", SCRIPT: No(JOB)},
+    "cpus_per_proc": {"torchrun": "torchrun assigns no cores; type taskset before the line", SCRIPT: Unsupported(JOB)},
+    "memory": {"torchrun": "torchrun limits no memory", SCRIPT: Unsupported(JOB)},
     "image": {
-        "torchrun": No("torchrun starts no container; leave it out, and type the line in one"),
-        "slurm": No("Slurm starts no image without a plug-in; leave it out, and add the plug-in's option to the line "
-                    "of srun, such as --container-image of pyxis"),
-        "ray": No("a Ray cluster is started with its image; leave it out, and set the image there"), SCRIPT: No(JOB),
+        "torchrun": Unsupported("torchrun starts no container; leave it out, and type the line in one"),
+        "slurm": Unsupported(
+            "Slurm starts no image without a plug-in; leave it out, and add the plug-in's option to the line "
+            "of srun, such as --container-image of pyxis"
+        ),
+        "ray": Unsupported("a Ray cluster is started with its image; leave it out, and set the image there"),
+        SCRIPT: Unsupported(JOB),
     },
-    "package": {"torchx": No("dist.ddp installs nothing; use an --image that has the package"), SCRIPT: No(JOB)},
+    "package": {
+        "torchx": Unsupported("dist.ddp installs nothing; use an --image that has the package"),
+        SCRIPT: Unsupported(JOB),
+    },
     "setup": {
-        "kubeflow": No("Kubeflow's Trainer runs a Python function and no shell line; use an --image that needs none"),
-        "torchx": No("dist.ddp runs no shell line; use an --image that needs none"),
-        "ray": No("Ray runs a Python function and no shell line; prepare the nodes when the cluster starts"),
-        SCRIPT: No(JOB),
+        "kubeflow": Unsupported(
+            "Kubeflow's Trainer runs a Python function and no shell line; use an --image that needs none"
+        ),
+        "torchx": Unsupported("dist.ddp runs no shell line; use an --image that needs none"),
+        "ray": Unsupported("Ray runs a Python function and no shell line; prepare the nodes when the cluster starts"),
+        SCRIPT: Unsupported(JOB),
     },
     "logs": dict.fromkeys(("torchx", "ray"), TORCHRUNS),
     "visible": dict.fromkeys(("torchx", "ray"), TORCHRUNS),
-}  # fmt: skip
+}
 OPTIONS = {"visible": "--visible own", "logs": "--log-dir, --redirects, --tee and --local-ranks-filter"}
 MEETS = ("kubeflow", "pytorchjob", "torchx", "ray")  # targets that have a way of their own
 
@@ -87,7 +101,7 @@ def notes(target: str, said: Mapping[str, Any], launch: Launch) -> list[str]:
         raise BadInput(f"--gpu {said['gpu']} needs GPUs; add --gpus-per-proc 1, or leave it out")
     found = {name: _answer(target, name, launch) for name in said}
     for name, why in found.items():
-        if isinstance(why, No):
+        if isinstance(why, Unsupported):
             raise BadInput(f"{_typed(name)}: {why}")
     return [f"{_typed(name)} has no effect here: {why}" for name, why in found.items() if why]
 

@@ -20,8 +20,8 @@ from nbddp.capabilities.export.torchrun_line import (
     PORT,
     SRUN,
     STATIC,
-    AsIs,
     Launch,
+    UnquotedWord,
     agent_words,
     c10d_words,
     shell_line,
@@ -69,13 +69,13 @@ def slurm(launch: Launch, job: Job, files: Files = NONE) -> str:
 def sky(launch: Launch, job: Job, files: Files = NONE) -> str:
     """A task of SkyPilot: `sky launch train.yaml`. Its nodes are as many as are asked for."""
     _refuse_elastic(launch, "SkyPilot starts a fixed number of nodes")
-    addr, rank = AsIs('"$MASTER_ADDR"'), AsIs('"$SKYPILOT_NODE_RANK"')
+    addr, rank = UnquotedWord('"$MASTER_ADDR"'), UnquotedWord('"$SKYPILOT_NODE_RANK"')
     if launch.nnodes == 1:
         start = ["--standalone"]
     elif launch.rendezvous == STATIC:
         start = static_words(launch, rank, addr, str(launch.port))
     else:
-        start = c10d_words(launch, AsIs(f'"$MASTER_ADDR:{launch.port}"'), AsIs('"$SKYPILOT_TASK_ID"'))
+        start = c10d_words(launch, UnquotedWord(f'"$MASTER_ADDR:{launch.port}"'), UnquotedWord('"$SKYPILOT_TASK_ID"'))
     meet = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)\n' if launch.nnodes > 1 else ""
     gpus = launch.nproc * launch.gpus_per_proc
     if gpus and not job.gpu:

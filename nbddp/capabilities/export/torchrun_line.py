@@ -18,13 +18,13 @@ C10D, STATIC, SRUN = "c10d", "static", "srun"  # how the ranks get their numbers
 PORT = 29400  # torchrun's own for c10d where none is said
 
 
-class AsIs(str):
+class UnquotedWord(str):
     """A word for the shell to expand, such as `"$SLURM_NODEID"`: it is not quoted again."""
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """Join words into one command for a POSIX shell; each is quoted unless it is AsIs."""
-    return " ".join(w if isinstance(w, AsIs) else shlex.quote(w) for w in words)
+    """Join words into one command for a POSIX shell; each is quoted unless it is an UnquotedWord."""
+    return " ".join(w if isinstance(w, UnquotedWord) else shlex.quote(w) for w in words)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def torchrun_line(launch: Launch, node: int = 0) -> str:
 
 def env_words(launch: Launch) -> list[str]:
     """The variables, as words before a command."""
-    return [AsIs(f"{name}={shlex.quote(value)}") for name, value in launch.env]
+    return [UnquotedWord(f"{name}={shlex.quote(value)}") for name, value in launch.env]
 
 
 def torchrun_words(launch: Launch, start: list[str]) -> list[str]:

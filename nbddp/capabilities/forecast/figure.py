@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from nbddp.analysis.quantities import duration, percent
 from nbddp.capabilities.forecast.scale import Forecast, Predicted
 from nbddp.capabilities.forecast.text import COLUMNS, knee, rows, sentences
-from nbddp.figures.figure import Shown, remade
+from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.output.table import Table
 
@@ -30,7 +30,7 @@ LONG = 1.0  # seconds: a step from here on is drawn in seconds
 
 
 @remade
-def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Shown:
+def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> DescribedFigure:
     """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
     sizes = Table(COLUMNS, rows(some))
     words = "\n".join([f"forecast from step {some.number} of {some.model}", *sentences(some), "", repr(sizes)])
@@ -42,7 +42,7 @@ def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Shown:
         left, right = axes
         _parts(left, some)
         _efficiency(right, some)
-    return Shown(left.figure, words, sizes)
+    return DescribedFigure(left.figure, words, sizes)
 
 
 def _parts(axes: Any, some: Forecast) -> None:

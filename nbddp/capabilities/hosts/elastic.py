@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from nbddp.agent.gather import end_all
 from nbddp.capabilities.hosts.names import Host
-from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.hosts.transports import Transport
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.launch.topology import counted
@@ -35,13 +35,18 @@ class Members:
     """
 
     def __init__(
-        self, least: int, most: int, target: int, places: Sequence[NodePlace], begin: Callable[[NodePlace], FarAgent]
+        self,
+        least: int,
+        most: int,
+        target: int,
+        places: Sequence[NodePlace],
+        begin: Callable[[NodePlace], RemoteAgentClient],
     ):
         self.least, self.most, self.target = least, most, target
         self.places = list(places)
         self.why: dict[str, str] = {}
         self._begin = begin
-        self._joining: dict[str, FarAgent] = {}
+        self._joining: dict[str, RemoteAgentClient] = {}
         self._again: dict[str, tuple[float, float]] = {}  # host → when it may be tried, and how long the next wait is
 
     @property
@@ -57,7 +62,7 @@ class Members:
         self.target = nodes
         self._again.clear()
 
-    def look(self, living: Iterable[Host]) -> list[FarAgent]:
+    def look(self, living: Iterable[Host]) -> list[RemoteAgentClient]:
         """Have as many on their way as are missing; those that are ready to join."""
         there = {host.name for host in living}
         for name, agent in list(self._joining.items()):
@@ -88,7 +93,7 @@ class Members:
         joining, self._joining = self._joining, {}
         end_all([*joining.values()])
 
-    def take(self, agent: FarAgent) -> None:
+    def take(self, agent: RemoteAgentClient) -> None:
         """It has joined."""
         del self._joining[agent.host.name]
         self._again.pop(agent.host.name, None)
@@ -97,7 +102,7 @@ class Members:
         """It did not come up, or has gone: it is tried again, but not at once."""
         self._later(host.name, why)
 
-    def _did_not_come(self, name: str, agent: FarAgent) -> None:
+    def _did_not_come(self, name: str, agent: RemoteAgentClient) -> None:
         why = ""
         try:
             agent.wait_warm(0.0)

@@ -22,7 +22,7 @@ OPEN_FOR = 60.0  # seconds; who opened them closes them long before
 LONGEST = 256  # bytes of a token
 
 
-class Doors:
+class Listeners:
     """The open doors of this host, and its knocks at others'. selector: calls the data of what is ready."""
 
     def __init__(self, selector: selectors.BaseSelector):

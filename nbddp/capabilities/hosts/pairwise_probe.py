@@ -16,10 +16,10 @@ from typing import Any
 from nbddp.agent.gather import ask_each
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.hosts import reachability
-from nbddp.capabilities.hosts.reachability import Offer
+from nbddp.capabilities.hosts.reachability import Endpoint
 from nbddp.errors import AgentFailed, BadInput, PoolError
 from nbddp.launch.torchrun_env import INTERFACES
-from nbddp.pool.node import FarNode, PoolNode
+from nbddp.pool.node import PoolNode, RemoteNode
 
 SECONDS = 2.5  # that a knock may take; a lost packet is sent again after one
 TOKEN_BYTES = 16
@@ -32,21 +32,21 @@ class Probe:
     and for each what each host heard there."""
 
     names: list[str]
-    offered: list[list[Offer]]
+    offered: list[list[Endpoint]]
     tried: dict[tuple[int, int, str], str] = field(default_factory=dict)
-    home: list[tuple[Offer, list[str]]] = field(default_factory=list)
+    home: list[tuple[Endpoint, list[str]]] = field(default_factory=list)
 
-    def chosen(self) -> list[Offer] | None:
+    def chosen(self) -> list[Endpoint] | None:
         """The address of each host at which all others reach it; None if one has none such."""
         return reachability.chosen(self.offered, self.tried)
 
-    def home_offer(self) -> Offer | None:
+    def home_offer(self) -> Endpoint | None:
         """The address at which all hosts reach this machine; None if there is none."""
         return next((offer for offer, heard in self.home if not any(heard)), None)
 
     def left(
-        self, home: PoolNode, hosts: Sequence[FarNode], wanted: Sequence[Offer | None]
-    ) -> tuple[list[list[Offer]], list[Offer]]:
+        self, home: PoolNode, hosts: Sequence[RemoteNode], wanted: Sequence[Endpoint | None]
+    ) -> tuple[list[list[Endpoint]], list[Endpoint]]:
         """What is still to be tried of hosts that may take any interface, and of this machine."""
         lost, unheard = self.chosen() is None, self.home_offer() is None
         of_hosts = [
@@ -63,7 +63,7 @@ class Probe:
         self.home += other.home
 
 
-def find(home: PoolNode, hosts: Sequence[FarNode], interface: str | None) -> None:
+def find(home: PoolNode, hosts: Sequence[RemoteNode], interface: str | None) -> None:
     """Have every node know the address at which others reach it.
 
     interface: the one that all hosts are to take; else one named by GLOO_SOCKET_IFNAME in a host's set-up is that
@@ -87,11 +87,11 @@ def find(home: PoolNode, hosts: Sequence[FarNode], interface: str | None) -> Non
         node.take_way(offer.address, own=not interface)
 
 
-def _all(node: PoolNode) -> list[Offer]:
+def _all(node: PoolNode) -> list[Endpoint]:
     return reachability.offers(node.warm["interfaces"])
 
 
-def _wanted(node: FarNode, interface: str | None) -> Offer | None:
+def _wanted(node: RemoteNode, interface: str | None) -> Endpoint | None:
     """The offer of the interface that is asked for."""
     name = interface or node.joining.get(GLOO, "").split(",")[0]
     if not name:
@@ -108,7 +108,10 @@ def _wanted(node: FarNode, interface: str | None) -> Offer | None:
 
 
 def tried(
-    home: PoolNode, hosts: Sequence[FarNode], asked: Sequence[Sequence[Offer] | None], here: Sequence[Offer] | None
+    home: PoolNode,
+    hosts: Sequence[RemoteNode],
+    asked: Sequence[Sequence[Endpoint] | None],
+    here: Sequence[Endpoint] | None,
 ) -> Probe:
     """Try all pairs of hosts, and this machine from all, at once. asked, here: at which addresses; None: at the one
     that the kernel takes towards the others."""
@@ -133,10 +136,10 @@ def tried(
     return probe
 
 
-Told = list[tuple[Offer, tuple[int, str]]]  # of a node's doors: where, the port or 0, and why there is none
+Told = list[tuple[Endpoint, tuple[int, str]]]  # of a node's doors: where, the port or 0, and why there is none
 
 
-def _at(offers: Sequence[Offer] | None, towards: str) -> dict[str, Any]:
+def _at(offers: Sequence[Endpoint] | None, towards: str) -> dict[str, Any]:
     if offers is None:
         return {"addresses": [], "towards": towards}
     return {"addresses": [offer.address for offer in offers]}

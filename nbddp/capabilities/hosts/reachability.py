@@ -30,7 +30,7 @@ LOOPED = (
 
 
 @dataclass(frozen=True)
-class Offer:
+class Endpoint:
     """An address of a host, and the interface that has it. speed: in Mbit/s, 0 where it is not known."""
 
     interface: str
@@ -43,31 +43,31 @@ class Offer:
 Tried = Mapping[tuple[int, int, str], str]
 
 
-def offers(interfaces: Sequence[Mapping[str, Any]]) -> list[Offer]:
+def offers(interfaces: Sequence[Mapping[str, Any]]) -> list[Endpoint]:
     """What a host's interfaces (`agent.hardware.interfaces`) offer: of each the first address, IPv4 before IPv6, since
     that is the one that gloo takes; the fastest first, the loopback last."""
     found = []
     for one in interfaces:
         usable = [a for a in one["addresses"] if not a.lower().startswith(LINK_LOCAL)]
         for address in sorted(usable, key=lambda a: ":" in a)[:1]:
-            found.append(Offer(one["name"], address, one["speed"], one["loopback"]))
+            found.append(Endpoint(one["name"], address, one["speed"], one["loopback"]))
     return sorted(found, key=lambda o: (o.loopback, -o.speed))
 
 
-def offer_at(address: str, interfaces: Sequence[Mapping[str, Any]]) -> Offer:
+def offer_at(address: str, interfaces: Sequence[Mapping[str, Any]]) -> Endpoint:
     """The offer of an address that a host has."""
     for one in interfaces:
         if address in one["addresses"]:
-            return Offer(one["name"], address, one["speed"], one["loopback"])
-    return Offer("", address, loopback=address.startswith("127.") or address == "::1")
+            return Endpoint(one["name"], address, one["speed"], one["loopback"])
+    return Endpoint("", address, loopback=address.startswith("127.") or address == "::1")
 
 
-def joined(whom: int, offer: Offer, hosts: int, tried: Tried) -> bool:
+def joined(whom: int, offer: Endpoint, hosts: int, tried: Tried) -> bool:
     """Whether all other hosts reach this one at an address."""
     return all(tried.get((who, whom, offer.address), SILENCE) == "" for who in range(hosts) if who != whom)
 
 
-def chosen(offered: Sequence[Sequence[Offer]], tried: Tried) -> list[Offer] | None:
+def chosen(offered: Sequence[Sequence[Endpoint]], tried: Tried) -> list[Endpoint] | None:
     """For each host the address at which all others reach it; None if one has none such. An interface that has the same
     name everywhere comes before a mixture, and a fast one before a slow one."""
     good = [[o for o in own if joined(i, o, len(offered), tried)] for i, own in enumerate(offered)]
@@ -80,7 +80,7 @@ def chosen(offered: Sequence[Sequence[Offer]], tried: Tried) -> list[Offer] | No
     return [own[0] for own in good]
 
 
-def why_not(names: Sequence[str], offered: Sequence[Sequence[Offer]], tried: Tried) -> str:
+def why_not(names: Sequence[str], offered: Sequence[Sequence[Endpoint]], tried: Tried) -> str:
     """Which hosts do not reach which, where, and what to do."""
     failed = list(_failed(names, offered, tried))
     told = [f"{who} cannot reach {whom} at {_at(offer)}: {why}" for who, whom, offer, why in _first(failed, MOST_TOLD)]
@@ -91,8 +91,8 @@ def why_not(names: Sequence[str], offered: Sequence[Sequence[Offer]], tried: Tri
 
 
 def _failed(
-    names: Sequence[str], offered: Sequence[Sequence[Offer]], tried: Tried
-) -> Iterator[tuple[str, str, Offer, str]]:
+    names: Sequence[str], offered: Sequence[Sequence[Endpoint]], tried: Tried
+) -> Iterator[tuple[str, str, Endpoint, str]]:
     """Of hosts that have no address for all: who fails to reach them, at which address, and why."""
     for whom, own in enumerate(offered):
         if any(joined(whom, offer, len(offered), tried) for offer in own):
@@ -104,23 +104,23 @@ def _failed(
                     yield names[who], names[whom], offer, why
 
 
-def _first(failed: Sequence[tuple[str, str, Offer, str]], most: int) -> list[tuple[str, str, Offer, str]]:
+def _first(failed: Sequence[tuple[str, str, Endpoint, str]], most: int) -> list[tuple[str, str, Endpoint, str]]:
     """Of each pair the first, and no more than so many."""
-    found: dict[tuple[str, str], tuple[str, str, Offer, str]] = {}
+    found: dict[tuple[str, str], tuple[str, str, Endpoint, str]] = {}
     for one in failed:
         found.setdefault(one[:2], one)
     return list(found.values())[:most]
 
 
-def _at(offer: Offer) -> str:
+def _at(offer: Endpoint) -> str:
     return f"{offer.address} ({offer.interface})" if offer.interface else offer.address
 
 
-def _advice(offer: Offer, why: str) -> str:
+def _advice(offer: Endpoint, why: str) -> str:
     return LOOPED if offer.loopback else ADVICE.get(why, NO_ROUTE)
 
 
-def home_words(names: Sequence[str], found: Sequence[tuple[Offer, Sequence[str]]]) -> str:
+def home_words(names: Sequence[str], found: Sequence[tuple[Endpoint, Sequence[str]]]) -> str:
     """That hosts do not reach the notebook's machine. found: its addresses, and for each what each host heard; the
     best is told."""
     offer, heard = min(found, key=lambda one: (one[0].loopback, sum(map(bool, one[1]))))

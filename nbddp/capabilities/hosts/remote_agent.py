@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nbddp.agent import children, hardware, runtime_dir, spool_files, warning_filters
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import FACTS, Child, NodeAgent, Peer
 from nbddp.agent.versions import versions
 from nbddp.capabilities.hosts.backlog import Backlog
@@ -41,7 +41,7 @@ TASK_OF = (  # beginnings of variables that tell a process its place among those
 )  # fmt: skip
 
 
-class ReachedAgent(NodeAgent):
+class RemoteAgent(NodeAgent):
     """An agent of an owner elsewhere. `said`: what the owner said first."""
 
     def __init__(self, folder: Path, hears: int, says: int, said: Message):
@@ -252,7 +252,7 @@ class ReachedAgent(NodeAgent):
         """As an agent beside its owner, with the memory of each process, in bytes."""
         answer = super()._do_status(peer, message)
         for child in answer["children"]:
-            process = Identity(child["pid"], child["started"]).process()
+            process = ProcessId(child["pid"], child["started"]).process()
             child["memory"] = hardware.memory_of(process) if process is not None else 0
         return answer
 
@@ -347,7 +347,7 @@ def main() -> None:
     with suppress(OSError):  # the folder is told, and that it is another
         os.chdir(said["cwd"])
     runtime_dir.running()  # sweeps what a killed agent left
-    ReachedAgent(runtime_dir.new_home(), hears, says, said).serve()
+    RemoteAgent(runtime_dir.new_home(), hears, says, said).serve()
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 

@@ -33,7 +33,7 @@ REJOINING = 15.0  # seconds for one of them
 HEARING = 1.0  # seconds for a last word to get there
 
 
-class FarAgent(AgentClient):
+class RemoteAgentClient(AgentClient):
     """An agent on `host`, which `way` starts and connects to. `log` is a file here: what the way's program and the
     agent have written. command: another than the way's."""
 

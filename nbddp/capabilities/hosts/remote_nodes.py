@@ -17,27 +17,27 @@ from nbddp.capabilities.attached import command
 from nbddp.capabilities.hosts import sync
 from nbddp.capabilities.hosts.elastic import JOIN_TIMEOUT, LOOK_EVERY, Members, NodePlace
 from nbddp.capabilities.hosts.names import Host
-from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.slurm import host_source
-from nbddp.capabilities.slurm.host_source import Elsewhere
+from nbddp.capabilities.slurm.host_source import HostSource
 from nbddp.errors import AgentFailed, BadInput, PoolNotRunning
 from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, counted
 from nbddp.launch.units import lasts
 from nbddp.output.progress import StageText
-from nbddp.output.screens import Screen, Silent
-from nbddp.pool.node import FarNode, weakly
+from nbddp.output.screens import NullScreen, Screen
+from nbddp.pool.node import RemoteNode, weakly
 from nbddp.pool.worker_group import WorkerGroup
 
 Progress = Callable[[str], None]
 
 
-class Reaching:
+class RemoteNodes:
     """`members`: which nodes there may be, where they may come and go (`--nnodes MIN:MAX`). `told`: what the next start
     is to say of the hosts."""
 
-    def __init__(self, group: WorkerGroup, places: Elsewhere, say: Callable[[str], bool]):
+    def __init__(self, group: WorkerGroup, places: HostSource, say: Callable[[str], bool]):
         """say: shows a line while a run goes on; False where none does."""
         self.group, self.elsewhere = group, places
         self._tell = say
@@ -147,18 +147,18 @@ class Reaching:
         if spec.sync:
             self.told += self.sync(agents, progress)
 
-    def sync(self, agents: Sequence[FarAgent], progress: Progress) -> list[str]:
+    def sync(self, agents: Sequence[RemoteAgentClient], progress: Progress) -> list[str]:
         """Have this process's working directory on these hosts, where workers that start from now on begin; what was
         copied, in words (`nbddp.capabilities.hosts.sync`). Raises BadInput where it is too much."""
         self._synced = True
         return sync.copy(agents, progress, living=bool(self.group.workers))
 
-    def _begin(self, place: NodePlace) -> FarAgent:
+    def _begin(self, place: NodePlace) -> RemoteAgentClient:
         """Start the agent of a place."""
         home = self.group.nodes[0].agent.home
         log = home / f"host-{place.host.name.replace('/', '_')}.log"
         keep_alive = place.keep_alive if place.way.survives else 0.0
-        agent = FarAgent(place.host, place.way, log, {}, keep_alive=keep_alive)
+        agent = RemoteAgentClient(place.host, place.way, log, {}, keep_alive=keep_alive)
         if keep_alive:
             agent.on_event(functools.partial(self._heard, place.host))
         return agent
@@ -213,7 +213,7 @@ class Reaching:
         asked, words = host_source.where(spec), "; ".join(dict.fromkeys(agent.last_words() for agent in lost))
         gone = f"{', '.join(str(agent.host) for agent in lost)} {'is' if len(lost) == 1 else 'are'} gone"
         if self.members is not None and len(self.group.spread) - len(lost) >= self.members.least:
-            self.reform(spec, Silent())
+            self.reform(spec, NullScreen())
             self.told.append(f"{gone} ({words}); {self.words()}; names on all workers are gone")
             return
         raise PoolNotRunning(
@@ -232,7 +232,7 @@ class Reaching:
             self._await(nodes, progress)
         before = self.group.placed().nnodes
         if self.changes():
-            self.reform(spec, Silent())
+            self.reform(spec, NullScreen())
         missing = nodes - self.group.placed().nnodes
         why = [f"{name}: {reason}" for name, reason in self.members.why.items()] if missing else []
         if missing > 0 and not why:
@@ -258,12 +258,12 @@ class Reaching:
             stop.check()
             time.sleep(LOOK_EVERY)
 
-    def _staying(self) -> list[FarNode]:
+    def _staying(self) -> list[RemoteNode]:
         """Nodes on other hosts that live and are wanted."""
         assert self.members is not None
         return [node for node in self.group.spread if node.alive][: self.members.target]
 
-    def _ready(self) -> list[FarAgent]:
+    def _ready(self) -> list[RemoteAgentClient]:
         """Agents that can join."""
         assert self.members is not None
         return self.members.look(node.agent.host for node in self.group.spread if node.alive)

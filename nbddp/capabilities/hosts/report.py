@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from nbddp.agent.version_diff import CUDA, DRIVER, NONE, differing
-from nbddp.capabilities.hosts.reachability import ADVICE, NO_ROUTE, Offer, Tried, joined
+from nbddp.capabilities.hosts.reachability import ADVICE, NO_ROUTE, Endpoint, Tried, joined
 from nbddp.launch.machine import counted
 from nbddp.output.table import Table
 
@@ -23,25 +23,25 @@ Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Checked:
+class HostReport:
     """A host. facts: as `capabilities.hosts.facts` has them; gpus: names of its GPUs; offer: where others reach it;
     skew: how many seconds its clock is ahead of the notebook's machine, give or take `within`."""
 
     facts: Facts
     gpus: Sequence[str] = ()
     untold: Sequence[str] = ()
-    offer: Offer = field(default_factory=lambda: Offer("", ""))
+    offer: Endpoint = field(default_factory=lambda: Endpoint("", ""))
     skew: float = 0.0
     within: float = 0.0
 
 
 @dataclass(frozen=True)
-class Checkup:
+class HostsReport:
     """The hosts by name. offered, tried: the addresses of each, and whether others reach them
     (`capabilities.hosts.reachability`); home: host → why it does not reach the notebook's machine, or empty."""
 
-    hosts: Mapping[str, Checked]
-    offered: Sequence[Sequence[Offer]] = ()
+    hosts: Mapping[str, HostReport]
+    offered: Sequence[Sequence[Endpoint]] = ()
     tried: Tried = field(default_factory=dict)
     home: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ class Checkup:
                 f"{speed(checked[0].offer)}); %ddp stop, then start with --interface {faster.interface}"
             )
 
-    def _faster(self) -> Offer | None:
+    def _faster(self) -> Endpoint | None:
         """An interface of all hosts that joins them, and is faster than the one in use, as far as that is known."""
         if not self.offered or len(self.hosts) < 2:
             return None
@@ -124,7 +124,7 @@ class Checkup:
 # -- rules of one host: what follows its name ---------------------------------------------------------
 
 
-def cuda(one: Checked) -> Iterator[str]:
+def cuda(one: HostReport) -> Iterator[str]:
     has, driver = one.facts["versions"].get(CUDA, ""), one.facts["versions"].get(DRIVER, "")
     if driver and not has:
         yield " has NVIDIA's driver, but its torch was built without CUDA; install torch with CUDA (pytorch.org)"
@@ -137,7 +137,7 @@ def cuda(one: Checked) -> Iterator[str]:
     yield from (f": {words}" for words in one.untold)
 
 
-def peers(one: Checked) -> Iterator[str]:
+def peers(one: HostReport) -> Iterator[str]:
     rows = one.facts["p2p"]
     for i, j, why in rows[:3]:
         yield (
@@ -150,7 +150,7 @@ def peers(one: Checked) -> Iterator[str]:
         yield f": NVML does not report which GPUs can read each other's memory: {one.facts['p2p_untold']}"
 
 
-def shm(one: Checked) -> Iterator[str]:
+def shm(one: HostReport) -> Iterator[str]:
     found = one.facts["shm"]
     if found and found[1] < LEAST_SHM:
         full = found[0] >= LEAST_SHM
@@ -161,7 +161,7 @@ def shm(one: Checked) -> Iterator[str]:
         )
 
 
-def limits(one: Checked) -> Iterator[str]:
+def limits(one: HostReport) -> Iterator[str]:
     for name, least, letter, lost in (
         ("nofile", LEAST_FILES, "n", "data loaders and gloo fail with 'Too many open files'"),
         ("nproc", LEAST_TASKS, "u", "threads cannot be started"),
@@ -182,7 +182,7 @@ def limits(one: Checked) -> Iterator[str]:
         )
 
 
-def skew(one: Checked) -> Iterator[str]:
+def skew(one: HostReport) -> Iterator[str]:
     if abs(one.skew) - one.within > MOST_SKEW:
         way = "ahead of" if one.skew > 0 else "behind"
         yield (
@@ -191,7 +191,7 @@ def skew(one: Checked) -> Iterator[str]:
         )
 
 
-def own_name(one: Checked) -> Iterator[str]:
+def own_name(one: HostReport) -> Iterator[str]:
     name, found = one.facts["name"], one.facts["name_at"]
     looped = bool(found) and all(a.startswith("127.") or a == "::1" for a in found)
     if not looped and found:
@@ -203,7 +203,7 @@ def own_name(one: Checked) -> Iterator[str]:
     )
 
 
-RULES: tuple[Callable[[Checked], Iterator[str]], ...] = (cuda, peers, shm, limits, skew, own_name)
+RULES: tuple[Callable[[HostReport], Iterator[str]], ...] = (cuda, peers, shm, limits, skew, own_name)
 COLUMNS = ("host", "GPUs", "P2P", "interface", "reached by", "/dev/shm", "nofile", "nproc", "memlock", "clock")
 
 
@@ -216,7 +216,7 @@ def gpus_words(gpus: Sequence[str]) -> str:
     return ", ".join(f"{[*gpus].count(kind)} {kind}".strip() for kind in kinds) or NONE
 
 
-def p2p_words(one: Checked) -> str:
+def p2p_words(one: HostReport) -> str:
     if len(one.gpus) < 2:
         return "–"
     return "unknown" if one.facts["p2p_untold"] else f"not {len(one.facts['p2p'])}" if one.facts["p2p"] else "all pairs"
@@ -239,10 +239,10 @@ def amount(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def clock(one: Checked) -> str:
+def clock(one: HostReport) -> str:
     """`+0.002 s`."""
     return f"{one.skew:+.3f} s"
 
 
-def speed(offer: Offer) -> str:
+def speed(offer: Endpoint) -> str:
     return f"{offer.speed / 1000:g} Gbit/s"

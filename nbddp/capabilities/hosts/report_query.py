@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 
 from nbddp.capabilities.hosts import reachability
 from nbddp.capabilities.hosts.pairwise_probe import tried
-from nbddp.capabilities.hosts.remote_client import FarAgent
-from nbddp.capabilities.hosts.report import Checked, Checkup
-from nbddp.pool.node import FarNode
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
+from nbddp.capabilities.hosts.report import HostReport, HostsReport
+from nbddp.pool.node import RemoteNode
 from nbddp.pool.worker_group import WorkerGroup
 
 ASKED = 3  # times for the clock; the quickest answer counts
 PATIENCE = 60.0
 
 
-def examine(group: WorkerGroup, progress: Callable[[str], None]) -> Checkup | None:
+def examine(group: WorkerGroup, progress: Callable[[str], None]) -> HostsReport | None:
     """The pool's hosts; None where it is on this machine, or there is none."""
     hosts = group.spread
     if not hosts or not group.running:
@@ -29,23 +29,23 @@ def examine(group: WorkerGroup, progress: Callable[[str], None]) -> Checkup | No
     probe = tried(home, hosts, every, [reachability.offer_at(home.address, home.warm["interfaces"])])
     facts = [node.agent.take(key, PATIENCE)["facts"] for node, key in zip(hosts, keys, strict=True)]
     checked = {
-        str(node.agent.host): Checked(
+        str(node.agent.host): HostReport(
             found, [device.get("name", "GPU") for device in node.warm["devices"]], node.warm["untold"],
             reachability.offer_at(node.address, node.warm["interfaces"]), *clock,
         )
         for node, found, clock in zip(hosts, facts, clocks, strict=True)
     }  # fmt: skip
     (_, heard), *_ = probe.home
-    return Checkup(checked, probe.offered, probe.tried, dict(zip(checked, heard, strict=True)))
+    return HostsReport(checked, probe.offered, probe.tried, dict(zip(checked, heard, strict=True)))
 
 
-def _with(offers: Sequence[reachability.Offer], node: FarNode) -> list[reachability.Offer]:
+def _with(offers: Sequence[reachability.Endpoint], node: RemoteNode) -> list[reachability.Endpoint]:
     """The offers, and the address in use if it is none of them."""
     now = reachability.offer_at(node.address, node.warm["interfaces"])
     return [*offers, *([now] if now not in offers else [])]
 
 
-def skew(agent: FarAgent) -> tuple[float, float]:
+def skew(agent: RemoteAgentClient) -> tuple[float, float]:
     """How many seconds the host's clock is ahead of this machine's, and how far off that may be."""
     found = []
     for _ in range(ASKED):

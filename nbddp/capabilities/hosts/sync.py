@@ -23,7 +23,7 @@ from nbddp.agent import stop
 from nbddp.agent.gather import ask_all, ask_each
 from nbddp.analysis.quantities import size
 from nbddp.capabilities.hosts import sync_rules
-from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.hosts.sync_rules import CACHE_MARKS, MOST_BYTES, MOST_FILES, FileEntry
 from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput, PoolError
@@ -133,7 +133,7 @@ def _walked(root: Path, unread: Callable[[OSError], None]) -> Iterator[str]:
 class Receiver:
     """A host that gets a copy. `asked`: pieces that it has not acknowledged."""
 
-    agent: FarAgent
+    agent: RemoteAgentClient
     needed: set[str] = field(default_factory=set)
     asked: deque[int] = field(default_factory=deque)
     troubles: list[str] = field(default_factory=list)
@@ -152,7 +152,7 @@ class Receiver:
                 self.troubles.append(trouble)
 
 
-def copy(agents: Sequence[FarAgent], progress: Callable[[str], None], living: bool = False) -> list[str]:
+def copy(agents: Sequence[RemoteAgentClient], progress: Callable[[str], None], living: bool = False) -> list[str]:
     """Have the notebook's folder on each host, and workers that are started from now on begin there; what was copied,
     in words. living: whether there are workers that began before.
 

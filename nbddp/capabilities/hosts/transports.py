@@ -98,7 +98,7 @@ class Transport:
         return host.python or self.python
 
 
-class Ssh(Transport):
+class SshTransport(Transport):
     """By the user's own ssh. config: its `-F`."""
 
     name = "ssh"
@@ -135,7 +135,7 @@ class Ssh(Transport):
         return f"{host} cannot be reached: {told}; {advice.format(host=host)}"
 
 
-class Srun(Transport):
+class SrunTransport(Transport):
     """By one srun for each node of a Slurm job. addresses: node → where others reach it."""
 
     name = "srun"
@@ -172,7 +172,7 @@ class Srun(Transport):
         return commands.ended_words(self.job, said, self._state())
 
 
-class Template(Transport):
+class TemplateTransport(Transport):
     """By a command that the user gives: `kubectl exec -i {host} -- {command}`."""
 
     def __init__(self, text: str, python: str = "python3", setup: str = ""):

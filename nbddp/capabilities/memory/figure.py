@@ -20,7 +20,7 @@ from nbddp.capabilities.memory.parts import (
     span,
     unit,
 )
-from nbddp.figures.figure import Shown, remade
+from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.output.table import Table
 
@@ -47,7 +47,7 @@ def table(ranks: Sequence[RankMemory]) -> Table:
 
 
 @remade
-def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
+def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigure:
     """The bars of at most 16 ranks, with the most and the least among them, in `axes` or in a figure of their own.
 
     Where the rest would leave no room for the parts (a small model in a process), parts and rest are drawn beside
@@ -74,7 +74,7 @@ def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
                 several[1].set_xlabel(f"{several[1].get_xlabel()}, on top at the peak")
                 several[1].set_yticks([])
             axes = several[0]
-    return Shown(axes.figure, words, sizes)
+    return DescribedFigure(axes.figure, words, sizes)
 
 
 def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> list[Any]:

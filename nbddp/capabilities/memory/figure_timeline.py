@@ -23,7 +23,7 @@ from nbddp.capabilities.memory.timeline import (
     sentences,
 )
 from nbddp.capabilities.timings.figure import BACKWARD, FORWARD, OPTIMIZER
-from nbddp.figures.figure import Shown, remade
+from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
 from nbddp.output.table import Table
 
@@ -46,12 +46,12 @@ def table(found: Allocations) -> Table:
 
 
 @remade
-def draw_allocations(found: Allocations) -> Shown:
+def draw_allocations(found: Allocations) -> DescribedFigure:
     """The figure: a row per rank, at most 16, those with the highest and the lowest peak among them."""
     by_line = table(found)
     words = "\n".join([heading(found), *sentences(found), *_folded(found), "", repr(by_line)])
     with rc_context(RC):
-        return Shown(_figure(found), words, by_line)
+        return DescribedFigure(_figure(found), words, by_line)
 
 
 def _drawn(found: Allocations) -> list[RankAllocations]:

@@ -15,7 +15,7 @@ import psutil
 import pynvml
 
 from nbddp.agent import devices, hardware
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 
 
 class WorkerPids:
@@ -23,16 +23,16 @@ class WorkerPids:
     once."""
 
     def __init__(self) -> None:
-        self._found: dict[Identity, psutil.Process] = {}
+        self._found: dict[ProcessId, psutil.Process] = {}
 
     def of(self, workers: Iterable[Any], memory: Collection[int]) -> dict[int, dict[str, Any]]:
         """Rank → `cpu`: seconds so far; `resident`: bytes; `memory`: bytes, with its share of pages that others have
         too, for these ranks. Empty once the process has ended."""
-        named = {child.rank: Identity(child.pid, child.started) for child in workers}
+        named = {child.rank: ProcessId(child.pid, child.started) for child in workers}
         self._found = {identity: p for identity, p in self._found.items() if identity in named.values()}
         return {rank: self._of(identity, rank in memory) for rank, identity in named.items()}
 
-    def _of(self, identity: Identity, memory: bool) -> dict[str, Any]:
+    def _of(self, identity: ProcessId, memory: bool) -> dict[str, Any]:
         process = self._found.get(identity) or identity.process()
         if process is None:
             return {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbddp.capabilities.widgets.state import model_id
-from nbddp.output.buffer import Display, Gap, Item, RankOutput
+from nbddp.output.buffer import Display, Elision, Item, RankOutput
 
 MOST = 600  # lines of all ranks together
 LEAST = 20  # of each
@@ -46,7 +46,7 @@ def _lines(out: RankOutput) -> list[tuple[str, str]]:
 
 
 def _of(item: Item, out: RankOutput) -> list[tuple[str, str]]:
-    if isinstance(item, Gap):
+    if isinstance(item, Elision):
         return [("stdout", item.words())]
     if isinstance(item, Display):
         said = out.said(item.data) if model_id(item.data) else None

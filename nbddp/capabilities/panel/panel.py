@@ -17,7 +17,7 @@ from nbddp.capabilities.panel.session import Session, session_of
 from nbddp.capabilities.panel.state import State
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures import widget_support
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.topology import Topology
 from nbddp.pool.pool import Pool
 
@@ -109,7 +109,7 @@ class PoolPanel:
         bundle: dict[str, Any] = {"text/plain": said}
         metadata: dict[str, Any] = {}
         if (placed := self.state.placed or self.state.considered.topology or on_paper(self.state.plan)) is not None:
-            bundle, metadata = Shown(draw_topology(placed).figure, said)._repr_mimebundle_()
+            bundle, metadata = DescribedFigure(draw_topology(placed).figure, said)._repr_mimebundle_()
         if widget_support.may_be_shown():
             bundle |= widget_support.view_of(self.view.widget)
         return bundle, metadata

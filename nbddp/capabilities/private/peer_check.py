@@ -63,7 +63,7 @@ def belong_to(roots: Iterable[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Ends:
+class Endpoints:
     """Where a group listens, and what it is connected to by which descriptor, on this rank."""
 
     doors: frozenset[Address]
@@ -97,7 +97,7 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=DIGEST).digest()
 
 
-def ends(descriptors: Iterable[int]) -> Ends:
+def ends(descriptors: Iterable[int]) -> Endpoints:
     """Of the TCP sockets among these descriptors."""
     doors, pairs = set[Address](), dict[Pair, int]()
     for number, copy in _copies(descriptors):
@@ -106,7 +106,7 @@ def ends(descriptors: Iterable[int]) -> Ends:
                 doors.add(sock_owner.address(copy.getsockname()))
             else:
                 pairs[sock_owner.ends(copy)] = number
-    return Ends(frozenset(doors), pairs)
+    return Endpoints(frozenset(doors), pairs)
 
 
 def _copies(descriptors: Iterable[int]) -> Iterator[tuple[int, socket.socket]]:
@@ -185,7 +185,7 @@ class _Kernel:
 
     def __init__(self) -> None:
         try:
-            self._asked: sock_owner.Kernel | None = sock_owner.Kernel()
+            self._asked: sock_owner.SockDiag | None = sock_owner.SockDiag()
         except OSError:
             self._asked = None
 
@@ -217,7 +217,7 @@ class _Kernel:
         if owner is None or owner.uid != os.geteuid():
             return False
         root, *roots = _roots or [os.getppid()]
-        pids, hidden = sock_owner.Family(root, roots=roots).holders({owner.inode})
+        pids, hidden = sock_owner.ProcessTree(root, roots=roots).holders({owner.inode})
         return bool(pids) or hidden
 
     def _is_waiting(self, pair: Pair) -> bool:
@@ -227,14 +227,14 @@ class _Kernel:
             return owner is not None and owner.inode == 0 and owner.state == sock_owner.ESTABLISHED
         return False
 
-    def _ranks(self, ends: Ends) -> list[Pair]:
+    def _ranks(self, ends: Endpoints) -> list[Pair]:
         """The connections that lead to ranks, as far as this end can tell. One that this rank has made counts even if
         nobody holds its other end yet: a busy rank has not accepted it."""
         return [
             pair for pair in ends.pairs if (pair[0] not in ends.doors and self._is_waiting(pair)) or self.is_ours(pair)
         ]
 
-    def refuse(self, ends: Ends, strangers: Sequence[Pair], ranks: Sequence[Pair] | None, size: int) -> None:
+    def refuse(self, ends: Endpoints, strangers: Sequence[Pair], ranks: Sequence[Pair] | None, size: int) -> None:
         """Raises Intruder if there are strangers, unless gloo uses as many connections to ranks as there are other
         ranks. ranks: the connections to them; None if only the kernel can say which those are."""
         if not strangers:

@@ -55,7 +55,7 @@ class SocketOwner:
         return self.inode != 0 and self.state == ESTABLISHED
 
 
-class Kernel:
+class SockDiag:
     """Asks the kernel. Raises OSError where it does not answer at all. For one thread."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Kernel:
         self._netlink.connect((0, 0))
         self._asked = 0
 
-    def __enter__(self) -> Kernel:
+    def __enter__(self) -> SockDiag:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -112,7 +112,7 @@ def _packed(near: Address, far: Address) -> tuple[int, bytes]:
 # -- which process ------------------------------------------------------------------------------
 
 
-class Family:
+class ProcessTree:
     """The processes of a pool: `root` with all that descend from it, likewise the `roots` that live, and some others
     alone."""
 
@@ -244,7 +244,7 @@ def unavailable() -> str:
     """Why it cannot be told here whose a connection is, or empty."""
     try:
         with (
-            Kernel() as kernel,
+            SockDiag() as kernel,
             socket.create_server(("127.0.0.1", 0)) as door,
             socket.create_connection(door.getsockname()) as near,
             door.accept()[0],

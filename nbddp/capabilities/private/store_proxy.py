@@ -2,8 +2,8 @@
 
 TCPStore answers whoever connects. So the store itself listens where nobody but this process reaches it, and what
 listens at MASTER_PORT is the gate. Before it reads a byte of a connection it asks whether a process of the pool is at
-the other end (`PoolOnly`), and closes it if not; else it passes on what the two send each other. Ordinary clients of
-the ranks see no difference.
+the other end (`PoolMembersOnly`), and closes it if not; else it passes on what the two send each other. Ordinary
+clients of the ranks see no difference.
 
 A gate knows two functions and nothing of who runs where: `refusals`, which judges connections, and `connect`, which
 reaches the store. So every node can have a gate of its own that asks its own kernel; where the store is on another
@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from nbddp.capabilities.private.sock_owner import Family, Kernel, SocketOwner, ends
+from nbddp.capabilities.private.sock_owner import ProcessTree, SockDiag, SocketOwner, ends
 
 CHUNK = 1 << 18  # bytes that are read at once, and the most that wait for a slow reader
 AT_ONCE = 64  # connections judged together: one look into /proc answers for all of them
@@ -35,14 +35,14 @@ BREATHER = 0.01  # seconds until the next try where the machine has no descripto
 Judge = Callable[[Sequence[socket.socket]], Sequence[str]]
 
 
-class PoolOnly:
+class PoolMembersOnly:
     """Why each of some connections is refused; empty for those whose other end a process of the pool holds.
 
     Where /proc hides a process of the pool, nobody can say of another connection of this user that it is a stranger's.
     """
 
-    def __init__(self, family: Family):
-        self._family, self._kernel = family, Kernel()
+    def __init__(self, family: ProcessTree):
+        self._family, self._kernel = family, SockDiag()
 
     def __call__(self, connections: Sequence[socket.socket]) -> list[str]:
         owners = [self._owner(connection) for connection in connections]
@@ -78,7 +78,7 @@ class _End:
         self.unsent = b""
 
 
-class Gate:
+class StoreProxy:
     """Listens at `doors`, judges who comes, and joins those who may pass to what `connect` returns."""
 
     def __init__(self, doors: Sequence[socket.socket], refusals: Judge, connect: Callable[[], socket.socket]):

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from nbddp.agent import runtime_dir, stop
 from nbddp.agent.client import without_stop
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.slurm import commands, holder
 from nbddp.capabilities.slurm.commands import Slurm
@@ -59,7 +59,7 @@ class Allocation:
         """Ask for nodes, and wait for them; Stop takes the job out of the queue. log: a file for salloc's words.
         progress: called with the state of the queue. Raises BadInput, AgentFailed with Slurm's words."""
         needs("salloc")
-        own = Identity.of(os.getpid())
+        own = ProcessId.of(os.getpid())
         held = [sys.executable, "-m", "nbddp.capabilities.slurm.holder", str(own.pid), str(own.started)]
         comment = f"nbddp {secrets.token_hex(8)}"  # by which the job is found where salloc is killed
         command = ["salloc", "--job-name=nbddp", f"--comment={comment}", *asked.words(nproc), *held]
@@ -209,7 +209,7 @@ def kept() -> list[KeptAllocation]:
     for place in sorted(holder.folder().iterdir()):
         with suppress(OSError, ValueError):  # it is being made, or has just gone
             facts = json.loads((place / holder.RECORD).read_text())
-            if Identity(facts["pid"], facts["started"]).alive():
+            if ProcessId(facts["pid"], facts["started"]).alive():
                 found.append(KeptAllocation(place, facts))
     return found
 

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from nbddp.agent import runtime_dir
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.slurm import commands
 from nbddp.capabilities.warm.server import peer
 from nbddp.protocol.jsonl import MARK, LineBuffer, Message, encode, log_unknown
@@ -36,7 +36,7 @@ LOOK_EVERY = 2.0  # seconds between two looks whether the owner lives, where the
 LONGEST = 1 << 16  # bytes of a message
 
 
-class Over(Exception):
+class NotNeeded(Exception):
     """Nobody needs the nodes any more."""
 
 
@@ -48,18 +48,18 @@ class Holder:
         self.keep, self.what = 0.0, dict[str, Any]()  # seconds after the owner; what the owner has said of the pool
         self.parent = os.getppid()
 
-    def serve(self, owner: Identity) -> None:
+    def serve(self, owner: ProcessId) -> None:
         """Until nobody needs the nodes."""
         read = 0
-        with suppress(Over):
+        with suppress(NotNeeded):
             while True:
                 self._serve(read, owner)
                 if not self.keep:
-                    raise Over
+                    raise NotNeeded
                 with self._door() as door:
                     read, owner = self._wait(door)
 
-    def _serve(self, read: int, owner: Identity) -> None:
+    def _serve(self, read: int, owner: ProcessId) -> None:
         """As long as this owner lives. Raises Over if it says so."""
         lines = LineBuffer()
         while owner.alive():
@@ -70,7 +70,7 @@ class Holder:
                 return
             for message in lines.feed(chunk):
                 if message.get("op") == "end":
-                    raise Over
+                    raise NotNeeded
                 if message.get("op") == "keep":
                     self.keep, self.what = float(message["seconds"]), message["what"]
                 else:
@@ -81,7 +81,7 @@ class Holder:
         found = select.select(fds, [], [], seconds)[0]
         if os.getppid() != self.parent:
             subprocess.run(["scancel", str(self.job)], check=False, env=commands.outside(os.environ))
-            raise Over
+            raise NotNeeded
         return found
 
     @contextmanager
@@ -94,7 +94,7 @@ class Holder:
             with socket.socket(socket.AF_UNIX) as door:
                 door.bind(str(runtime_dir.socket_of(place)))
                 door.listen()
-                own = Identity.of(os.getpid())
+                own = ProcessId.of(os.getpid())
                 facts = {"pid": own.pid, "started": own.started, "job": self.job, "nodes": self.nodes,
                          "until": time.time() + self.keep, "what": self.what}  # fmt: skip
                 (place / f"{RECORD}.new").write_text(json.dumps(facts))
@@ -104,7 +104,7 @@ class Holder:
             runtime_dir.socket_of(place).unlink(missing_ok=True)
             shutil.rmtree(place, ignore_errors=True)
 
-    def _wait(self, door: socket.socket) -> tuple[int, Identity]:
+    def _wait(self, door: socket.socket) -> tuple[int, ProcessId]:
         """The next owner, and the descriptor on which it speaks. Raises Over if none comes in time."""
         end = time.monotonic() + self.keep
         while time.monotonic() < end:
@@ -118,15 +118,15 @@ class Holder:
             connection.settimeout(LOOK_EVERY)
             said = _first(connection)
             if said.get("op") == "end":
-                raise Over
+                raise NotNeeded
             if said.get("op") == "take":
                 with suppress(OSError, psutil.Error):  # it has gone again
-                    taker = Identity.of(pid)
+                    taker = ProcessId.of(pid)
                     connection.sendall(encode({"taken": self.job}))
                     connection.settimeout(None)
                     return connection.detach(), taker
             connection.close()
-        raise Over
+        raise NotNeeded
 
 
 def _first(connection: socket.socket) -> Message:
@@ -148,7 +148,7 @@ def folder() -> Path:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    owner = Identity(int(sys.argv[1]), float(sys.argv[2]))
+    owner = ProcessId(int(sys.argv[1]), float(sys.argv[2]))
     holder = Holder(int(os.environ["SLURM_JOB_ID"]), os.environ["SLURM_JOB_NODELIST"])
     said = encode({"job": holder.job, "nodes": holder.nodes})
     os.write(1, b"\n" + MARK + b"\n" + said)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbddp.capabilities.hosts.elastic import NodePlace
 from nbddp.capabilities.hosts.names import hosts_of
-from nbddp.capabilities.hosts.transports import Srun, Ssh, Template, Transport
+from nbddp.capabilities.hosts.transports import SrunTransport, SshTransport, TemplateTransport, Transport
 from nbddp.capabilities.hosts.via import SSH, refuse_more_than_names, via_of
 from nbddp.capabilities.slurm import allocation, commands
 from nbddp.capabilities.slurm.allocation import Allocation, KeptAllocation
@@ -25,7 +25,7 @@ from nbddp.launch.units import lasts
 NPROC = 2  # workers of a node without GPUs where nobody says how many
 
 
-class Elsewhere:
+class HostSource:
     """The hosts of one pool. `allocations`: Slurm's jobs, as long as they are held; they outlive agents and workers."""
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class Elsewhere:
         if spec.slurm is None:
             via, hosts = via_of(spec.via or SSH), hosts_of(spec.hosts or "")
             if via == SSH:
-                way: Transport = Ssh(os.path.expanduser(spec.ssh_config or ""), python, setup)
+                way: Transport = SshTransport(os.path.expanduser(spec.ssh_config or ""), python, setup)
             else:
                 refuse_more_than_names(spec.via or "", hosts)
-                way = Template(via, python, setup)
+                way = TemplateTransport(via, python, setup)
             return [NodePlace(host, way, spec.keep_alive or 0.0) for host in hosts]
         for held in [held for held in self.allocations if held.over]:
             self._let_go(held)
@@ -181,7 +181,7 @@ def offer() -> str:
 
 
 def _of(held: Allocation, python: str, setup: str) -> list[NodePlace]:
-    way = Srun(held.job, held.addresses(), held.state, python, setup)
+    way = SrunTransport(held.job, held.addresses(), held.state, python, setup)
     return [NodePlace(host, way) for host in held.hosts]
 
 

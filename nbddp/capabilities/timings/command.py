@@ -20,7 +20,7 @@ from nbddp.capabilities.memory.sizes import NameSize, Sizes, report_of_sizes
 from nbddp.capabilities.memory.timeline import Allocations, of_rank
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.errors import BadInput
-from nbddp.execution.protocols import Ranks
+from nbddp.execution.protocols import IdleRanks
 from nbddp.execution.values import check_ranks
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.topology import Topology, rank_words
@@ -33,7 +33,7 @@ UNSEEN = (
 RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
 
 
-def timings(ranks: Ranks) -> Recording:
+def timings(ranks: IdleRanks) -> Recording:
     """What `Pool.timings` does."""
     found = _unpacked(ranks.answers("timings"))
     if not any(f["steps"] for f in found.values()):
@@ -52,7 +52,7 @@ def timings(ranks: Ranks) -> Recording:
     return aligned(recording, clocks(ranks))
 
 
-def collectives(ranks: Ranks) -> Breakdown:
+def collectives(ranks: IdleRanks) -> Breakdown:
     """What `Pool.collectives` does."""
     answered = _unpacked(ranks.answers("together"))
     found = {r: f if f and f["run"] is not None else None for r, f in answered.items()}
@@ -71,7 +71,7 @@ def collectives(ranks: Ranks) -> Breakdown:
     return replace(shown, notes=[*shown.notes, *more])
 
 
-def trace(ranks: Ranks) -> Merged:
+def trace(ranks: IdleRanks) -> Merged:
     """What `Pool.trace` does."""
     found = _unpacked(ranks.answers("trace"))
     places = ranks.placed().workers
@@ -98,7 +98,7 @@ def trace(ranks: Ranks) -> Merged:
     return merged
 
 
-def clocks(ranks: Ranks) -> dict[int, ClockOffset]:
+def clocks(ranks: IdleRanks) -> dict[int, ClockOffset]:
     """Each rank's clock against rank 0's; empty where all ranks are on one machine, which has one clock."""
     if len({n.host for n in ranks.placed().nodes}) < 2:
         return {}
@@ -106,7 +106,7 @@ def clocks(ranks: Ranks) -> dict[int, ClockOffset]:
     return {0: ClockOffset(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
 
 
-def memory(ranks: Ranks) -> list[RankMemory]:
+def memory(ranks: IdleRanks) -> list[RankMemory]:
     """What `Pool.memory` does."""
     found = _unpacked(ranks.answers("memory"))
     if not any(found.values()):
@@ -117,7 +117,7 @@ def memory(ranks: Ranks) -> list[RankMemory]:
     return [RankMemory(rank=r, **{**f, "trained": trained}) for r, f in found.items() if f]
 
 
-def sizes(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Sizes:
+def sizes(ranks: IdleRanks, names: Sequence[str], of: Sequence[int] | None) -> Sizes:
     """What `Pool.sizes` does."""
     chosen = check_ranks(of, ranks.placed().world_size, "--ranks")
     found = _unpacked(ranks.answers("named_memory", chosen, names=list(names)))
@@ -133,7 +133,7 @@ def sizes(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Sizes
     return report_of_sizes(held)
 
 
-def allocations(ranks: Ranks, step: int | None, whole: bool) -> Allocations:
+def allocations(ranks: IdleRanks, step: int | None, whole: bool) -> Allocations:
     """What `Pool.allocations` does."""
     found = _unpacked(ranks.answers("allocations", part="steps"))
     there = {r: f for r, f in found.items() if f}
@@ -171,7 +171,7 @@ def _step_of(peaks: dict[int, dict[int, int]], steps: Sequence[int], asked: int 
     return asked
 
 
-def compare(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Report:
+def compare(ranks: IdleRanks, names: Sequence[str], of: Sequence[int] | None) -> Report:
     """What `Pool.compare` does."""
     chosen = check_ranks(of, ranks.placed().world_size, "--ranks")
 
@@ -182,7 +182,7 @@ def compare(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Rep
 
 
 def bench(
-    ranks: Ranks,
+    ranks: IdleRanks,
     devices: Sequence[int | None],
     names: Sequence[str],
     sizes: Sequence[int] | None,

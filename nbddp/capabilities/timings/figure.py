@@ -18,7 +18,7 @@ from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.analysis.wait_time import CurvePoint, curves, transfers
 from nbddp.capabilities.timings.text import COLUMNS, heading, rows, told
 from nbddp.figures.bar_labels import Inside
-from nbddp.figures.figure import Area, Shown, remade
+from nbddp.figures.figure import Area, DescribedFigure, remade
 from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.output.table import Table
 
@@ -37,7 +37,7 @@ def table(recording: Recording, number: int) -> Table:
     return Table(COLUMNS, rows(transfers(recording.step(number)), len(recording.ranks)))
 
 
-def draw_timings(recording: Recording, number: int, axes: Any = None) -> Shown:
+def draw_timings(recording: Recording, number: int, axes: Any = None) -> DescribedFigure:
     """The figure of step `number`; with `axes` only its timeline is drawn, into them.
 
     Raises KeyError if a rank does not have the step.
@@ -51,7 +51,7 @@ def draw_timings(recording: Recording, number: int, axes: Any = None) -> Shown:
     if axes is not None:
         with rc_context(RC):
             _timeline(axes, step, ranks)
-        return Shown(axes.figure, words, buckets)
+        return DescribedFigure(axes.figure, words, buckets)
     some = curves(recording)
     return _drawn(step, ranks, some if len(some) >= CURVES_FROM else [], f"{named}: {said.lines[0]}", words, buckets)
 
@@ -59,7 +59,7 @@ def draw_timings(recording: Recording, number: int, axes: Any = None) -> Shown:
 @remade
 def _drawn(
     step: Mapping[int, Step], ranks: Sequence[int], some: Sequence[CurvePoint], title: str, words: str, buckets: Table
-) -> Shown:
+) -> DescribedFigure:
     """One step and the curves, which are much less than the recording."""
     number = next(iter(step.values())).number
     with rc_context(RC):
@@ -72,7 +72,7 @@ def _drawn(
         top.set_title("\n".join(textwrap.wrap(title, LETTERS)), loc="left", size=9, pad=22)
         if extra:
             areas += _curves(figure.add_subplot(grid[1]), some, number)
-    return Shown(figure, words, buckets, areas)
+    return DescribedFigure(figure, words, buckets, areas)
 
 
 def _lanes(step: Step) -> list[int]:

@@ -49,14 +49,14 @@ def heading(recording: Recording, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Told:
+class StepSummary:
     """What a step of a recording shows, in sentences; `ranks`: the last in this step, and one that is slow."""
 
     lines: list[str]
     ranks: list[int]
 
 
-def told(recording: Recording, number: int) -> Told:
+def told(recording: Recording, number: int) -> StepSummary:
     """What step `number` shows. Raises KeyError if a rank does not have it."""
     step = recording.step(number)
     found = transfers(step)
@@ -78,7 +78,7 @@ def told(recording: Recording, number: int) -> Told:
         lines.append(f"This step was not recorded on {rank_words(recording.missing)}.")
     if recording.residual:
         lines.append(clocks_agree(recording.residual))
-    return Told(lines, [found.rank for found in (late, behind) if found is not None])
+    return StepSummary(lines, [found.rank for found in (late, behind) if found is not None])
 
 
 def _late(step: Mapping[int, Step], found: Sequence[Transfer]) -> Straggler | None:

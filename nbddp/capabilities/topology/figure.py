@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from nbddp.capabilities.topology.boxes import MARGIN, TITLE, Box, layout_boxes
-from nbddp.figures.figure import Shown, remade
+from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.launch.topology import Topology
 
@@ -66,7 +66,7 @@ LOOKS = {
 
 
 @remade
-def draw_topology(placed: Topology, axes: Any = None) -> Shown:
+def draw_topology(placed: Topology, axes: Any = None) -> DescribedFigure:
     """Draw a placement, in `axes` or in a figure of its own; its words are `placed.words()`."""
     made = layout_boxes(placed)
     width, height = made.width, made.height
@@ -84,7 +84,7 @@ def draw_topology(placed: Topology, axes: Any = None) -> Shown:
             axes.plot(x, y, color=INK, lw=1.4 * scale, solid_capstyle="projecting", clip_on=False, zorder=0.5)
         for box in made.boxes:
             _draw(axes, box, scale)
-    return Shown(axes.figure.figure, placed.words())  # of a subfigure, the figure it is part of
+    return DescribedFigure(axes.figure.figure, placed.words())  # of a subfigure, the figure it is part of
 
 
 def heading(placed: Topology, width: float) -> str:

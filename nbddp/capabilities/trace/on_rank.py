@@ -19,7 +19,7 @@ from nbddp.capabilities.timings import on_rank
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.worker import position
-from nbddp.worker.call_log import NOTES
+from nbddp.worker.call_log import CALLS
 
 MARK, MARKS = "nbddp clock", 20
 TAKEN = "the program has started torch.profiler itself; there can be one profile at a time, and its own is kept"
@@ -118,7 +118,7 @@ class Tracer:
             profile.stop()
         collectives = position.collectives(self._began)
         waits = [(s.begin, s.end, s.thread, f"wait for {s.op or 'a collective'}")
-                 for s in list(NOTES.spent) if s.waits and s.begin >= self._since]  # fmt: skip
+                 for s in list(CALLS.spent) if s.waits and s.begin >= self._since]  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(path))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.agent import runtime_dir
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
 from nbddp.compat.working_dir import here
@@ -41,8 +41,8 @@ class WaitingProcess:
         return self.place.name
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.facts["pid"], self.facts["started"])
+    def identity(self) -> ProcessId:
+        return ProcessId(self.facts["pid"], self.facts["started"])
 
     @property
     def left(self) -> float:

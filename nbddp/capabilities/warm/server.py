@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nbddp.agent import children, runtime_dir
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.warm import fingerprint
 from nbddp.compat import system
 from nbddp.errors import AgentFailed
@@ -149,7 +149,7 @@ def remove(place: Path) -> None:
 
 
 def _record(place: Path, facts: Message) -> None:
-    identity = Identity.of(os.getpid())
+    identity = ProcessId.of(os.getpid())
     fresh = place / f"{RECORD}.new"
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump({**facts, "pid": identity.pid, "started": identity.started}, file)

@@ -25,7 +25,7 @@ from typing import ClassVar
 import psutil
 
 from nbddp.agent import children, warning_filters
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 from nbddp.compat.working_dir import known
 from nbddp.grading.sandbox import orphans, rlimits
@@ -140,7 +140,7 @@ def _base() -> str:
     return tempfile.mkdtemp(prefix="nbddp-", dir="/tmp" if long else None)
 
 
-def _below(pid: int) -> list[Identity]:
+def _below(pid: int) -> list[ProcessId]:
     """A process's descendants, where orphans are not inherited (not on Linux)."""
     if system.is_linux():
         return []
@@ -148,7 +148,7 @@ def _below(pid: int) -> list[Identity]:
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                found.append(Identity.of(process.pid))
+                found.append(ProcessId.of(process.pid))
     return found
 
 

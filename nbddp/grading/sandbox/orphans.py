@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import psutil
 
-from nbddp.agent.process_id import Identity
+from nbddp.agent.process_id import ProcessId
 
 HELD = ("RssAnon:", "RssShmem:", "VmSwap:")  # of /proc/PID/status
 START_OF_STACK = 25  # of the fields in /proc/PID/stat behind the name
@@ -41,7 +41,7 @@ def end(spare: Collection[int] = (), patience: float = PATIENCE) -> list[int]:
     return []
 
 
-def end_sessions(leaders: Collection[Identity]) -> None:
+def end_sessions(leaders: Collection[ProcessId]) -> None:
     """Kill what is left of the sessions of processes that have just ended, and those if they are about to. As long as a
     session has a member no new process gets its leader's pid, so what is in it belongs to it."""
     until, by_pid = time.monotonic() + PATIENCE, {leader.pid: leader for leader in leaders}
@@ -52,7 +52,7 @@ def end_sessions(leaders: Collection[Identity]) -> None:
         time.sleep(0.01)
 
 
-def _in_sessions(leaders: Mapping[int, Identity]) -> list[psutil.Process]:
+def _in_sessions(leaders: Mapping[int, ProcessId]) -> list[psutil.Process]:
     found = []
     for pid in psutil.pids() if leaders else ():
         with suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile

@@ -15,7 +15,7 @@ from typing import Any
 
 from nbddp.errors import BadInput
 from nbddp.figures import widget_support
-from nbddp.figures.figure import Shown, width_of
+from nbddp.figures.figure import DescribedFigure, width_of
 from nbddp.figures.html import FOLDED, folded, picture, words_of
 from nbddp.figures.static_preview import stills
 
@@ -74,7 +74,10 @@ class Explorer:
     shown instead. settings: two sets of values; the first is where the controls stand at the beginning."""
 
     def __init__(
-        self, show: Callable[..., Shown], controls: Sequence[Slider | Choice], settings: Sequence[Mapping[str, Any]]
+        self,
+        show: Callable[..., DescribedFigure],
+        controls: Sequence[Slider | Choice],
+        settings: Sequence[Mapping[str, Any]],
     ):
         self.show, self.controls, self.settings = show, tuple(controls), tuple(dict(s) for s in settings)
 
@@ -88,7 +91,7 @@ class Explorer:
 
     __repr__ = words
 
-    def _words(self, figures: Sequence[Shown]) -> str:
+    def _words(self, figures: Sequence[DescribedFigure]) -> str:
         return "\n\n".join(f"{self.caption(s)}\n{f.words}" for s, f in zip(self.settings, figures, strict=True))
 
     def keys(self) -> str:
@@ -101,7 +104,7 @@ class Explorer:
         """PNG of the two settings."""
         return self._stills([self.show(**s) for s in self.settings])
 
-    def _stills(self, figures: Sequence[Shown]) -> bytes:
+    def _stills(self, figures: Sequence[DescribedFigure]) -> bytes:
         return stills(figures, [self.caption(s) for s in self.settings])
 
     def widget(self) -> Any:

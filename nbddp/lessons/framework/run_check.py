@@ -25,7 +25,7 @@ from nbddp.lessons.framework.exceptions import explained
 from nbddp.lessons.framework.on_rank import enter, leave, seeded, tabulate
 from nbddp.lessons.framework.tables import TableExercise
 from nbddp.lessons.framework.worlds import end_worlds, make_world, within
-from nbddp.output.screens import Screen, Silent, for_shell
+from nbddp.output.screens import NullScreen, Screen, for_shell
 from nbddp.pool.pool import Pool
 
 DEADLINE = 20.0  # seconds a check's run may take
@@ -162,13 +162,13 @@ def _cost() -> list[str]:
 def grouped(at_least: int = 2) -> Iterator[None]:
     """All ranks have a default process group inside the block. One that a cell has left is used and stays; one that was
     made ends after the block, on all ranks."""
-    made = on_ranks(enter, at_least=at_least, screen=Silent())
+    made = on_ranks(enter, at_least=at_least, screen=NullScreen())
     try:
         yield
     finally:
-        on_ranks(end_worlds, screen=Silent())
+        on_ranks(end_worlds, screen=NullScreen())
         if any(made):
-            on_ranks(leave, screen=Silent())
+            on_ranks(leave, screen=NullScreen())
 
 
 def in_group(
@@ -187,7 +187,7 @@ def in_group(
 def in_world(size: int, function: Callable[..., Any], *args: Any, screen: Screen | None = None) -> dict[int, Any]:
     """As `in_group`, in a world of the first `size` ranks, inside a block of `grouped`. All ranks take part, and what
     only some wait for ends with the block."""
-    on_ranks(make_world, size, at_least=size, screen=Silent())
+    on_ranks(make_world, size, at_least=size, screen=NullScreen())
     found = on_ranks(within, size, function, args, at_least=size, screen=screen)
     return {rank: found[rank] for rank in range(size)}
 
@@ -215,7 +215,7 @@ class Reference:
     def by_rank(self) -> dict[int, Any]:
         """Raises Wrong as `in_group` does."""
         if not _known:
-            return in_group(self.function, *self.args, screen=Silent())
+            return in_group(self.function, *self.args, screen=NullScreen())
         pool(at_least=2)
         found: dict[int, Any] = _known[-1][self.name]
         return found

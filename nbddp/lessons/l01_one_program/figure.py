@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l01_one_program.simulation import AFTER, Printing
 
@@ -17,7 +17,7 @@ LEFT, UNIT, TERMINAL = 0.75, 1.35, 1.7  # of the lanes; of one unit of time; wid
 ROW = 0.185
 
 
-def prints(made: Printing) -> Shown:
+def prints(made: Printing) -> DescribedFigure:
     """The lanes and the terminal; the words are the printing's."""
     end = max(line.at for line in made.lines) + 0.45
     right = LEFT + end * UNIT
@@ -38,7 +38,7 @@ def prints(made: Printing) -> Shown:
         )
         axes.text(right, bottom + 0.2, "time", size=7.5, ha="right", va="center", color=MUTED)
         _terminal(axes, made, right + 0.3)
-    return Shown(figure, made.words())
+    return DescribedFigure(figure, made.words())
 
 
 def _lane(axes: Any, made: Printing, rank: int, y: float) -> None:

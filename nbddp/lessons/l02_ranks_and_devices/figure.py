@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from nbddp.capabilities.topology.boxes import layout_boxes
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.axes import part
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.launch.machine import several
 from nbddp.lessons.l02_ranks_and_devices.simulation import DeviceLayout, TakenGpus
@@ -21,7 +21,7 @@ TITLE = 0.6  # inches above the placement, for its heading
 ACROSS = 8  # ranks in a row of the strip
 
 
-def draw_placement(chosen: DeviceLayout) -> Shown:
+def draw_placement(chosen: DeviceLayout) -> DescribedFigure:
     """The layout with its strip; the words are the layout's."""
     made = layout_boxes(chosen.placed)
     rows = -(-len(chosen.taken) // ACROSS)
@@ -36,7 +36,7 @@ def draw_placement(chosen: DeviceLayout) -> Shown:
         axes.text(0, ABOVE + HEAD / 2 - 0.06, head, size=8.5, weight="bold", va="center", color=INK)
         for i, taken in enumerate(chosen.taken):
             _cell(axes, taken, (i % ACROSS) * CELL, ABOVE + HEAD + i // ACROSS * ROW)
-    return Shown(figure, chosen.words())
+    return DescribedFigure(figure, chosen.words())
 
 
 def _cell(axes: Any, taken: TakenGpus, x: float, y: float) -> None:

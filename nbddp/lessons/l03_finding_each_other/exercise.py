@@ -26,7 +26,7 @@ from nbddp.lessons.l03_finding_each_other.simulation import (
     differs,
     node_name,
 )
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 NODES, PER_NODE = 2, 2
 ALL = NODES * PER_NODE
@@ -123,7 +123,7 @@ def judged(name: str) -> Callable[[Any], str]:
                 at_least=ALL,
                 hang_after=None,
                 deadline=40.0,
-                screen=Silent(),
+                screen=NullScreen(),
             )
         return line(processes, [outcomes[r] for r in range(ALL)])
 

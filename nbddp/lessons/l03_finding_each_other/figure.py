@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.patches import FancyBboxPatch
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l03_finding_each_other.simulation import MEETS, REFUSED, SEEKS, ProcessPlace, RendezvousState
 
@@ -18,7 +18,7 @@ BOX, STORE, STORE_AT = 1.35, 2.5, 5.0  # widths of a process and a store, and wh
 PLACE, STORE_HEIGHT = 0.4, 1.0
 
 
-def arrivals(found: RendezvousState) -> Shown:
+def arrivals(found: RendezvousState) -> DescribedFigure:
     """Who has arrived, who waits, and which store each looks at; the words are the meeting's."""
     stores = found.stores()
     height = HEAD + max(found.expected * ROW, len(stores) * (STORE_HEIGHT + 0.15)) + 0.1
@@ -39,7 +39,7 @@ def arrivals(found: RendezvousState) -> Shown:
             else:
                 _box(axes, 0.05, y, BOX, ROW - 0.14, FRAME, MUTED, dashed=True)
                 axes.text(0.05 + BOX / 2, y + 0.24, "not started", size=7.5, ha="center", va="center", color=MUTED)
-    return Shown(figure, found.words())
+    return DescribedFigure(figure, found.words())
 
 
 def _box(

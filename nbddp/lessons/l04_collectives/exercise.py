@@ -33,7 +33,7 @@ from nbddp.lessons.l04_collectives.simulation import (
     part,
     simulate,
 )
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 # -- the schedule, on symbols ------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ def numbers(size: int, length: int) -> list[list[float]]:
 
 def _sums(function: Callable[..., Any], size: int, length: int) -> str:
     given = numbers(size, length)
-    on_ranks(make_world, size, screen=Silent())
+    on_ranks(make_world, size, screen=NullScreen())
     try:
         brought = on_ranks(seeded, all_reduced, function, given)
     except Wrong as wrong:

@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l04_collectives.simulation import LETTERS, Parts, RingState, complete
 
@@ -18,7 +18,7 @@ LEFT, TOP, FOOT, ARROW = 0.62, 0.72, 0.3, 0.42
 PAD, TICK = 0.05, 0.16
 
 
-def draw_ring(shot: RingState) -> Shown:
+def draw_ring(shot: RingState) -> DescribedFigure:
     """A column for each rank and a row for each chunk; the words are the shot's."""
     n = shot.ranks
     wide = n * SLOT + 2 * PAD + TICK
@@ -41,7 +41,7 @@ def draw_ring(shot: RingState) -> Shown:
                 _chunk(axes, shot.grid[r][c], x, TOP + c * CELL, wide, (r, c) in arrived)
         _arrows(axes, shot, lefts, wide)
         axes.text(0.02, height - 0.1, shot.verdict(), size=8, va="center", color=INK)
-    return Shown(figure, shot.words())
+    return DescribedFigure(figure, shot.words())
 
 
 def _chunk(axes: Any, parts: Parts, x: float, y: float, wide: float, arrived: bool) -> None:

@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, INK, MUTED, PAPER, RC
 from nbddp.lessons.l04_collectives.collectives import LEAVES, BeforeAfter, Row, TensorPiece
 from nbddp.lessons.l04_collectives.figure import COLOURS
@@ -18,7 +18,7 @@ LEFT, ARROW, TOP = 0.62, 0.6, 0.86
 LEAST = 5.4  # inches of width, for the heading
 
 
-def draw_before_after(exchange: BeforeAfter) -> Shown:
+def draw_before_after(exchange: BeforeAfter) -> DescribedFigure:
     """The two sides with an arrow between; the words are the exchange's."""
     sides = [max(map(_width, side)) for side in (exchange.before, exchange.after)]
     across = LEFT + sides[0] + ARROW + sides[1]
@@ -37,7 +37,7 @@ def draw_before_after(exchange: BeforeAfter) -> Shown:
         middle = TOP + exchange.ranks * ROW / 2
         look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
         axes.annotate("", (right - 0.14, middle), (right - ARROW + 0.14, middle), arrowprops=look)
-    return Shown(figure, exchange.words())
+    return DescribedFigure(figure, exchange.words())
 
 
 def _width(row: Row) -> float:

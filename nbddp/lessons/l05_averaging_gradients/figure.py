@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, FILLS, INK, MUTED, RC
 from nbddp.launch.topology import counted, rank_words
 from nbddp.lessons.l05_averaging_gradients.simulation import Fit, shards
@@ -20,7 +20,7 @@ CLOSE = 0.075  # of an axis: labels are at least so far apart
 ROOM = 0.06  # of the height of points and lines, above and below them
 
 
-def draw_averaging(fit: Fit) -> Shown:
+def draw_averaging(fit: Fit) -> DescribedFigure:
     """The lines among the points, and two panels over the steps; the words are the fit's."""
     with rc_context(RC):
         figure = Figure(figsize=(8.2, 5.6))
@@ -31,7 +31,7 @@ def draw_averaging(fit: Fit) -> Shown:
         _losses(left, fit)
         _distances(right, fit)
         _fitted(top, fit)
-    return Shown(figure, fit.words())
+    return DescribedFigure(figure, fit.words())
 
 
 def _fitted(axes: Any, fit: Fit) -> None:

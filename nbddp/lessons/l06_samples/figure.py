@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l06_samples.simulation import Dealt
 
@@ -16,7 +16,7 @@ LEFT, CELL, ROW, HEAD, TITLE, NOTE, FOOT = 0.72, 0.44, 0.36, 0.26, 0.34, 0.95, 0
 LEAST = 5.6  # inches of width, for the line below
 
 
-def draw_samples(chosen: Dealt) -> Shown:
+def draw_samples(chosen: Dealt) -> DescribedFigure:
     """The grid; the words are those of the data."""
     grid = chosen.samples * CELL
     width = max(LEFT + grid + NOTE, LEAST)
@@ -31,7 +31,7 @@ def draw_samples(chosen: Dealt) -> Shown:
         for epoch in range(len(chosen.epochs)):
             _row(axes, chosen, epoch, TITLE + HEAD + epoch * ROW)
         _legend(axes, chosen, height - FOOT / 2 + 0.04)
-    return Shown(figure, chosen.words())
+    return DescribedFigure(figure, chosen.words())
 
 
 def _row(axes: Any, chosen: Dealt, epoch: int, y: float) -> None:

@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, RC
 from nbddp.lessons.l07_batch_norm.simulation import Sharded, two
 
@@ -17,7 +17,7 @@ LEFT, RIGHT, MIDDLE, ROW, TITLE, AXIS, FOOT = 1.35, 1.75, 4.1, 0.36, 0.34, 0.5, 
 BAND = 0.24  # inches, height of the band of one standard deviation to each side
 
 
-def draw_moments(chosen: Sharded) -> Shown:
+def draw_moments(chosen: Sharded) -> DescribedFigure:
     """The rows; the words are those of the data."""
     rows, said = len(chosen.own) + 2, chosen.verdict().splitlines()
     width, height = LEFT + MIDDLE + RIGHT, TITLE + rows * ROW + AXIS + (len(said) + 0.6) * FOOT
@@ -36,7 +36,7 @@ def draw_moments(chosen: Sharded) -> Shown:
         for i, line in enumerate(said):
             y = height - (len(said) - i - 0.5) * FOOT
             axes.text(0, y, line.replace("-", "−"), size=8, va="center", color=INK)
-    return Shown(figure, chosen.words())
+    return DescribedFigure(figure, chosen.words())
 
 
 def _rows(axes: Any, at: Any, chosen: Sharded) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.lessons.framework import run_check
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
 from nbddp.lessons.l08_buckets_and_overlap import figure, simulation
@@ -33,7 +33,7 @@ def buckets() -> Explorer:
     )
 
 
-def measured_buckets(model: Sequence[tuple[str, int]], cap_mb: float | str = simulation.DEFAULT) -> Shown:
+def measured_buckets(model: Sequence[tuple[str, int]], cap_mb: float | str = simulation.DEFAULT) -> DescribedFigure:
     """Lesson 08: the median step of the last recording, beside the packer's. model: name and bytes of each
     parameter, as `named_parameters()` has them. Raises BadInput where no exchange is recorded."""
     recording = run_check.pool().timings()

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from nbddp.analysis.overlap import exposed, lanes
 from nbddp.analysis.quantities import duration, size
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
 from nbddp.lessons.l08_buckets_and_overlap.simulation import BucketExchange, Packed, StepComparison, edges
 
@@ -19,17 +19,17 @@ STRIP, LINE, BELOW = 0.86, 0.26, 0.62  # inches: the packed gradients; a lane of
 BACKWARD = FILLS[2]
 
 
-def exchange(some: BucketExchange) -> Shown:
+def exchange(some: BucketExchange) -> DescribedFigure:
     """The packed gradients over the timeline on paper."""
     return _figure([some], some.words())
 
 
-def beside(both: StepComparison) -> Shown:
+def beside(both: StepComparison) -> DescribedFigure:
     """The packed gradients over the timeline as it was recorded and the one on paper, on one scale."""
     return _figure([both.measured, both.foretold], both.words())
 
 
-def _figure(some: list[BucketExchange], words: str) -> Shown:
+def _figure(some: list[BucketExchange], words: str) -> DescribedFigure:
     rows = [lanes([(b.sent, b.done) for b in e.step.buckets]) for e in some]
     heights = [LINE * (3 + max(r, default=0)) for r in rows]
     height = 0.3 + STRIP + sum(heights) + BELOW + 0.42 * len(some)
@@ -41,7 +41,7 @@ def _figure(some: list[BucketExchange], words: str) -> Shown:
             axes = _axes(figure, top, own, height)
             _time(axes, e, row, own, whole, last=e is some[-1])
             top += own + 0.42
-    return Shown(figure, words)
+    return DescribedFigure(figure, words)
 
 
 def _axes(figure: Figure, top: float, own: float, height: float) -> Any:

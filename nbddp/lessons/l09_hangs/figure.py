@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from nbddp.figures.axes import part
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
 from nbddp.launch.topology import rank_words
 from nbddp.lessons.l09_hangs.simulation import AHEAD, DONE, RUNS, WAITS, CallHistory, LoggedCall
@@ -20,7 +20,7 @@ GRAPH, NODE = 2.3, 0.2  # inches: the side of the graph, the radius of a rank in
 MARKS = {DONE: "✓", RUNS: "still runs", AHEAD: ""}
 
 
-def draw_collectives(log: CallHistory) -> Shown:
+def draw_collectives(log: CallHistory) -> DescribedFigure:
     """The calls of every rank side by side, and beside them the graph of who waits for whom."""
     columns = 1 + max(len(some) for some in log.entries.values())
     table, rows = NAME + columns * CELL, len(log.entries) * ROW
@@ -38,7 +38,7 @@ def draw_collectives(log: CallHistory) -> Shown:
                 axes.text(NAME + len(some) * CELL + 0.06, y + ROW / 2 - 0.03, "end", size=8, va="center", color=MUTED)
         graph = part(figure, (1 - GRAPH / width, 0, GRAPH / width, 1), GRAPH, height)
         _graph(graph, log)
-    return Shown(figure, log.words())
+    return DescribedFigure(figure, log.words())
 
 
 def _entry(axes: Any, e: LoggedCall, x: float, y: float, awaited: tuple[int, ...]) -> None:

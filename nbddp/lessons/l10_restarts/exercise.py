@@ -19,7 +19,7 @@ from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.framework.run_check import Reference, grouped, in_group, in_world, pool, world_sizes
 from nbddp.lessons.l10_restarts.on_rank import EVERY, FAIL_AT, RankDeath, train
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 Run = Mapping[int, Mapping[str, Any]]  # rank → what `train` returns
 LAST_SAVE = FAIL_AT // EVERY * EVERY  # the step with which the training must go on
@@ -199,7 +199,7 @@ def _on_fewer(make: Callable[[str], Any], path: str) -> None:
         size = world_sizes()[1]
         for part, resumed in (("save", False), ("load", True)):
             try:
-                in_world(size, train, make, path, None, resumed, screen=Silent())
+                in_world(size, train, make, path, None, resumed, screen=NullScreen())
             except Wrong as wrong:
                 raise Wrong(f"{part}, on {counted(size, 'rank')}: {_said(wrong, path)}") from wrong
 

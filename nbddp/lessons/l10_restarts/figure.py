@@ -10,14 +10,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l10_restarts.simulation import FAILED, KEPT, LOST, Attempt, RestartedTraining
 
 CELL, ROW, LEFT, RIGHT, HEAD, FOOT = 0.3, 0.36, 0.85, 1.55, 0.78, 0.42  # inches
 
 
-def draw_restarts(made: RestartedTraining) -> Shown:
+def draw_restarts(made: RestartedTraining) -> DescribedFigure:
     """The grid; the words are the training's."""
     width = LEFT + made.steps * CELL + RIGHT
     height = HEAD + len(made.attempts) * ROW + FOOT
@@ -35,7 +35,7 @@ def draw_restarts(made: RestartedTraining) -> Shown:
             handles=_key(), loc="lower left", bbox_to_anchor=(LEFT / width, 0), ncols=4, frameon=False, fontsize=7,
             borderpad=0, handlelength=1.4, columnspacing=1.6,
         )  # fmt: skip
-    return Shown(figure, made.words())
+    return DescribedFigure(figure, made.words())
 
 
 def _row(axes: Any, made: RestartedTraining, k: int, attempt: Attempt) -> None:

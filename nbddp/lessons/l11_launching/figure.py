@@ -14,7 +14,7 @@ from nbddp.capabilities.export.torchrun_line import SRUN
 from nbddp.capabilities.topology.boxes import layout_boxes
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.axes import part
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, RC
 from nbddp.lessons.l11_launching.simulation import LaunchPlan, where
 
@@ -23,7 +23,7 @@ NARROWEST, TITLE, HEAD, ABOVE, PAD, GAP, BAR = 8.2, 0.6, 0.3, 0.1, 0.07, 0.08, 0
 Frame = tuple[str, list[str], str]  # label, lines, colour of its bar
 
 
-def draw_launching(plan: LaunchPlan) -> Shown:
+def draw_launching(plan: LaunchPlan) -> DescribedFigure:
     """The layout with its commands; the words are the plan's."""
     made = layout_boxes(plan.placed)
     width = max(made.width, NARROWEST)
@@ -42,7 +42,7 @@ def draw_launching(plan: LaunchPlan) -> Shown:
             for frame in frames:
                 _draw(axes, frame, y, width)
                 y += _height(frame) + GAP
-    return Shown(figure, plan.words())
+    return DescribedFigure(figure, plan.words())
 
 
 def _parts(plan: LaunchPlan) -> list[tuple[str, list[Frame]]]:

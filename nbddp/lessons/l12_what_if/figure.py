@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from nbddp.analysis.quantities import duration, percent
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l12_what_if.simulation import GPUS, WhatIf, micro_batches
 
@@ -19,14 +19,14 @@ COMPUTES, NETWORK, TALL = 1.0, 0.0, 0.62  # rows and their height
 NAMED = 0.09  # share of the axis above which a pass has its name in it
 
 
-def draw_what_if(some: WhatIf) -> Shown:
+def draw_what_if(some: WhatIf) -> DescribedFigure:
     """The step at the left, efficiency over nodes at the right; the words are the model's own."""
     with rc_context(RC):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         left, right = figure.subplots(1, 2, width_ratios=[1.45, 1])
         _step(left, some)
         _efficiency(right, some)
-    return Shown(figure, some.words())
+    return DescribedFigure(figure, some.words())
 
 
 def _step(axes: Any, some: WhatIf) -> None:

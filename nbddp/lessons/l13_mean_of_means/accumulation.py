@@ -16,7 +16,7 @@ from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks
 from nbddp.lessons.l13_mean_of_means.gradients import Gradients, combination, common_multiple, minus, near
 from nbddp.lessons.l13_mean_of_means.on_rank import accumulated, expected
 from nbddp.lessons.l13_mean_of_means.passes import Passes, micro
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 COUNTS = (5, 3, 1)  # micro-batches; no usual world size, so that dividing by that is seen
 EXPECTED = Reference(expected, COUNTS)
@@ -132,7 +132,7 @@ def _judge_accumulation(function: Any) -> str:
     with grouped():
         right = EXPECTED.by_rank()
         runs = [on_ranks(seeded, accumulated, function, COUNTS[0])]
-        runs += [on_ranks(seeded, accumulated, function, count, screen=Silent()) for count in COUNTS[1:]]
+        runs += [on_ranks(seeded, accumulated, function, count, screen=NullScreen()) for count in COUNTS[1:]]
     return diagnose({r: [{**run[r], **known} for run, known in zip(runs, right[r], strict=True)] for r in right})
 
 

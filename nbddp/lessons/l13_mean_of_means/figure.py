@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, INK, MUTED, RC, TINTS
 from nbddp.lessons.l13_mean_of_means.simulation import MicroBatch, Weighed
 
@@ -20,7 +20,7 @@ DASHES = (0, (2, 1.5))
 LETTERS = 108  # of a line of text below
 
 
-def draw_weights(chosen: Weighed) -> Shown:
+def draw_weights(chosen: Weighed) -> DescribedFigure:
     """A row for each micro-batch; the words are those of the data."""
     rows = [max(ROW, _side(b) + 2 * GAP) for b in chosen.blocks]
     below = textwrap.wrap(f"Area: what a token counts. Dashed: what it should. {_sentence(chosen.verdict())}", LETTERS)
@@ -37,7 +37,7 @@ def draw_weights(chosen: Weighed) -> Shown:
             y += row
         for i, line in enumerate(below):
             axes.text(0, y + FOOT + (i + 0.5) * LINE, line, size=7.5, va="center", color=MUTED)
-    return Shown(figure, chosen.words())
+    return DescribedFigure(figure, chosen.words())
 
 
 def _side(block: MicroBatch) -> float:

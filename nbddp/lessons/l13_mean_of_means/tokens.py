@@ -17,7 +17,7 @@ from nbddp.lessons.framework.run_check import Reference, grouped, in_world, worl
 from nbddp.lessons.l13_mean_of_means.gradients import Gradients, combination, near
 from nbddp.lessons.l13_mean_of_means.on_rank import parts, token_weighted
 from nbddp.lessons.l13_mean_of_means.passes import Passes
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 CASES = (0, 1, 2)  # of `on_rank.plan`
 PARTS = Reference(parts, CASES)
@@ -172,7 +172,7 @@ def judge_tokens(function: Any) -> str:
         right = PARTS.by_rank()
         whole, less = world_sizes()
         for case, world in (*((c, whole) for c in CASES), (0, less)):
-            screen = None if (case, world) == (0, whole) else Silent()
+            screen = None if (case, world) == (0, whole) else NullScreen()
             found = in_world(world, token_weighted, function, case, screen=screen)
             line = judge(step_of(case, world, right), found)
             if line != OK:

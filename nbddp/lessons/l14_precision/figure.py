@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
 from nbddp.lessons.l14_precision.simulation import RANKS, STEPS, Scaled
 
@@ -20,7 +20,7 @@ LETTERS = 108  # of a line of text below
 KEY = "Coloured: step taken. inf: its own overflow. Dash: skipped because another rank found inf."
 
 
-def draw_loss_scale(chosen: Scaled) -> Shown:
+def draw_loss_scale(chosen: Scaled) -> DescribedFigure:
     """Lines and grid; the words are those of the data."""
     below = textwrap.wrap(f"{KEY} {_sentence(chosen.verdict())}", LETTERS)
     grid = TITLE + LINES + HEAD
@@ -38,7 +38,7 @@ def draw_loss_scale(chosen: Scaled) -> Shown:
             _row(axes, chosen, rank, grid + rank * ROW)
         for i, line in enumerate(below):
             axes.text(0, height + (i - len(below) + 0.5) * LINE, line, size=7.5, va="center", color=MUTED)
-    return Shown(figure, chosen.words())
+    return DescribedFigure(figure, chosen.words())
 
 
 def _lines(axes: Any, chosen: Scaled) -> None:

@@ -14,7 +14,7 @@ from nbddp.lessons.framework.answer import OK, Exercise, mismatch
 from nbddp.lessons.framework.run_check import grouped, on_ranks, pool
 from nbddp.lessons.l14_precision.on_rank import clipped, end_groups, make_groups
 from nbddp.lessons.l14_precision.plan import LIMITS, REPLICATED, SHARDED, layouts, shard
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 CLOSE = 1e-4  # relative: torch adds 1e-6 to the norm
 WHOLE = sum(x * x for values in SHARDED for x in values)  # squares of what is sharded
@@ -152,15 +152,15 @@ def _judge(function: Any) -> str:
     with grouped():
         meshes = layouts(pool().world_size)
         try:
-            on_ranks(make_groups, screen=Silent())
+            on_ranks(make_groups, screen=NullScreen())
             for i, mesh in enumerate(meshes):
                 for limit in LIMITS:
-                    screen = Silent() if (i, limit) != (0, LIMITS[0]) else None
+                    screen = NullScreen() if (i, limit) != (0, LIMITS[0]) else None
                     line = judge(mesh, limit, on_ranks(clipped, function, i, limit, screen=screen).by_rank())
                     if line != OK:
                         return line
         finally:
-            on_ranks(end_groups, screen=Silent())
+            on_ranks(end_groups, screen=NullScreen())
     return OK
 
 

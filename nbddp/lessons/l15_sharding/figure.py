@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from nbddp.analysis.quantities import amount
 from nbddp.capabilities.memory.figure import STYLES
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, FILLS, INK, MUTED, PAPER, RC, TINTS
 from nbddp.lessons.l15_sharding.schedule import COMPUTE, GATHER, ShardedStep, WorkSpan
 from nbddp.lessons.l15_sharding.simulation import MEMORY, NAMES, PARTS, MemoryShare, Stages
@@ -23,7 +23,7 @@ NARROW = 0.008  # of the axis: a part below this gets no edge, which would cover
 LETTER = 0.0095  # of the axis that a letter of a label takes
 
 
-def draw_zero(some: Stages) -> Shown:
+def draw_zero(some: Stages) -> DescribedFigure:
     """The four bars; the words are the model's own."""
     with rc_context(RC):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -45,7 +45,7 @@ def draw_zero(some: Stages) -> Shown:
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
         _legend(axes)
-    return Shown(figure, some.words())
+    return DescribedFigure(figure, some.words())
 
 
 def _bar(axes: Any, row: int, of: MemoryShare, scale: float, top: float) -> None:
@@ -83,7 +83,7 @@ SCATTERED = (FILLS[1], PAPER)
 THIN = 0.13  # inches: a narrower bar has no number
 
 
-def draw_gathers(step: ShardedStep) -> Shown:
+def draw_gathers(step: ShardedStep) -> DescribedFigure:
     """Lanes per rank over a common axis of time; the words are the schedule's own."""
     most = max(step.peak(r) for r in range(len(step.spans)))
     each = 2 * LANE + 3 * GAP + most * STAIR + 0.28
@@ -96,7 +96,7 @@ def draw_gathers(step: ShardedStep) -> Shown:
         _key(axes, TOP - 0.06)
         for rank in range(len(step.spans)):
             _rank(axes, step, rank, TOP + LEGEND + rank * each, most)
-    return Shown(figure, step.words())
+    return DescribedFigure(figure, step.words())
 
 
 def _rank(axes: Any, step: ShardedStep, rank: int, top: float, most: int) -> None:

@@ -16,7 +16,7 @@ from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch
 from nbddp.lessons.framework.run_check import grouped, in_world, this_screen, world_sizes
 from nbddp.lessons.l15_sharding.on_rank import GATHER, LR, SCATTER, SHAPES, stepped
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 COUNT = sum(map(prod, SHAPES))  # 25: neither 4 nor 3 nor 2 ranks divide it
 STEPS, BETA = 3, 0.9
@@ -210,7 +210,12 @@ def _judge(function: Any) -> str:
             question = asked(world)
             try:
                 found = in_world(
-                    world, stepped, function, question.begin, question.gradients, screen=screen if first else Silent()
+                    world,
+                    stepped,
+                    function,
+                    question.begin,
+                    question.gradients,
+                    screen=screen if first else NullScreen(),
                 )
             except Wrong as wrong:
                 raise Wrong(f"{_where(world)}: {wrong}") from wrong

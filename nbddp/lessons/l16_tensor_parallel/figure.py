@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l16_tensor_parallel.simulation import SHARDS, Mesh
 
@@ -17,7 +17,7 @@ WIDTH, LEFT, TOP = 6.4, 0.75, 0.5  # inches
 BOX, HIGH, ROW = 0.63, 0.62, 0.86
 
 
-def draw_mesh(some: Mesh) -> Shown:
+def draw_mesh(some: Mesh) -> DescribedFigure:
     """A row of GPUs per node; the words are the mesh's own."""
     height = TOP + some.nodes * ROW + 0.42 * len(some.lines()) + 0.3
     with rc_context(RC):
@@ -34,7 +34,7 @@ def draw_mesh(some: Mesh) -> Shown:
             axes.text(0.16, y + 0.2, rest, size=8, va="center", color=MUTED)
             y += 0.42
         axes.text(0.02, y, some.verdict(), size=8.5, weight="bold", va="center", color=INK)
-    return Shown(figure, some.words())
+    return DescribedFigure(figure, some.words())
 
 
 def _node(axes: Any, some: Mesh, node: int, y: float) -> None:

@@ -14,7 +14,7 @@ from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch, not_wr
 from nbddp.lessons.framework.closeness import is_near
 from nbddp.lessons.framework.run_check import Reference, grouped, in_world, this_screen, world_sizes
 from nbddp.lessons.l16_tensor_parallel.on_rank import HIDDEN, PARTS, computed, expected
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 CLOSE = 1e-4
 Rows = Sequence[Sequence[float]]
@@ -122,7 +122,7 @@ def _judge(function: Any) -> str:
             line = judge_layers(right, found)
             if line != OK:
                 return line if line.startswith("column_then_row") else f"{counted(world, 'rank')}: {line}"
-            screen = Silent()
+            screen = NullScreen()
     return OK
 
 

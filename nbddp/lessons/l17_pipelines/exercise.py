@@ -35,7 +35,7 @@ from nbddp.lessons.l17_pipelines.simulation import (
     needs,
     run,
 )
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 # -- the schedule, on paper --------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ def step_judge(function: Callable[..., Any]) -> str:
 def _step(function: Callable[..., Any], case: tuple[str, int, int], right: Mapping[str, Any]) -> str:
     schedule, stages, micro_batches = case
     who = f"{schedule}, {counted(stages, 'rank')}, {counted(micro_batches, 'micro-batch')}"
-    on_ranks(make_world, stages, screen=Silent())
+    on_ranks(make_world, stages, screen=NullScreen())
     try:
         brought = on_ranks(seeded, step_taken, function, *case, deadline=min(LIMIT, run_check.DEADLINE))
     except Wrong as wrong:

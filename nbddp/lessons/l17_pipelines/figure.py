@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Patch, Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l17_pipelines.simulation import BACKWARD, FORWARD, Done, PipelineState
 
@@ -17,7 +17,7 @@ LEFT, RIGHT, HEAD, ROW, FOOT = 0.62, 1.12, 0.78, 0.4, 0.42  # inches
 WIDE, NARROW, ROOM = 0.34, 0.125, 7.2  # of a tick: the most, the least; and for all of them
 
 
-def draw_pipeline(shot: PipelineState) -> Shown:
+def draw_pipeline(shot: PipelineState) -> DescribedFigure:
     """A row for each stage, from left to right in time; the words are the shot's."""
     ticks = shot.run.ticks
     tick = max(NARROW, min(WIDE, ROOM / ticks))
@@ -36,7 +36,7 @@ def draw_pipeline(shot: PipelineState) -> Shown:
             handles=_key(), loc="lower left", bbox_to_anchor=(LEFT / width, 0), ncols=3, frameon=False, fontsize=7.5,
             borderpad=0, handlelength=1.4, columnspacing=1.6,
         )  # fmt: skip
-    return Shown(figure, shot.words())
+    return DescribedFigure(figure, shot.words())
 
 
 def _row(axes: Any, shot: PipelineState, stage: int, tick: float) -> None:

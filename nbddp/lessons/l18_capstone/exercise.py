@@ -24,7 +24,7 @@ from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks, worl
 from nbddp.lessons.framework.worlds import make_world
 from nbddp.lessons.l10_restarts.on_rank import RankDeath
 from nbddp.lessons.l18_capstone.on_rank import EVERY, FAIL_AT, LIMIT, ROWS, STEPS, WARMUP, alone, rate, trained
-from nbddp.output.screens import Silent
+from nbddp.output.screens import NullScreen
 
 Run = Mapping[int, Mapping[str, Any]]  # rank → what `trained` returns
 LAST_SAVE = FAIL_AT // EVERY * EVERY
@@ -213,9 +213,9 @@ def _or_why(function: Callable[..., Any], folder: str, size: int, who: str, agai
 def _run(function: Callable[..., Any], folder: str, size: int, again: int = 0, fail: bool = False) -> Run:
     Path(folder).mkdir(exist_ok=True)
     with grouped():  # of each run its own: one that fails ends its group
-        on_ranks(make_world, size, screen=Silent())
+        on_ranks(make_world, size, screen=NullScreen())
         try:
-            found = on_ranks(seeded, trained, function, folder, size, again, fail, screen=Silent())
+            found = on_ranks(seeded, trained, function, folder, size, again, fail, screen=NullScreen())
         except Wrong as wrong:
             text = str(wrong).replace(f"{folder}/", "")  # a folder of another name each time
             raise Wrong(text) from wrong.__cause__

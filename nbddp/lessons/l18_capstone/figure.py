@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib import rc_context
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import Shown
+from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.lessons.l18_capstone.simulation import EVERY, PEAK, STEPS, CapstoneTraining, RubricLine, TrainedStep
 
@@ -23,7 +23,7 @@ SIGNS = {True: "✓", False: "✕", None: "–"}
 INKS = {True: FILLS[2], False: FILLS[1], None: MUTED}
 
 
-def draw_training(chosen: CapstoneTraining) -> Shown:
+def draw_training(chosen: CapstoneTraining) -> DescribedFigure:
     """Curves at the left, the rubric at the right; the words are those of the data."""
     height = HEAD + LOSSES + BETWEEN + RATES + FOOT
     with rc_context(RC):
@@ -35,7 +35,7 @@ def draw_training(chosen: CapstoneTraining) -> Shown:
         _rates(axes, chosen)
         _rubric(axes, chosen.lines())
         _key(axes, height)
-    return Shown(figure, chosen.words())
+    return DescribedFigure(figure, chosen.words())
 
 
 def _across(number: float) -> float:
