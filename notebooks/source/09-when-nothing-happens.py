@@ -180,7 +180,7 @@ numbers.tolist()
 # | int32 instead of float32 | wrong numbers, no error | before the call, on every rank: `Detected mismatch between collectives`, with its own call and another rank's |
 # | another number of elements | a process dies, or a wrong sum, or a hang | the same |
 # | another collective | a hang | the same |
-# | one call fewer | a hang | after the timeout, on rank 0: `IdleRanks 3 failed to pass monitoredBarrier` |
+# | one call fewer | a hang | after the timeout, on rank 0: `Ranks 3 failed to pass monitoredBarrier` |
 #
 # Set the variable before the processes start: before `torchrun`, or with `%env` before the pool's first cell. The report has the number of the call, not the line of your program.
 # (In PyTorch 2.13 with Gloo, torchrun and `DETAIL`, a process that wraps a model in DDP dies with SIGSEGV. Other programs are not affected.)

@@ -147,7 +147,7 @@ def test_a_failure_frees_the_others_and_a_deadlock_is_told(taken: nbddp.Pool) ->
             f"{INIT}kept = 7\nif dist.get_rank() == 1: raise ValueError('mine')\ndist.barrier()", screen=NullScreen()
         )
     assert re.search(
-        r"ranks? (0|2|0, 2): cell line 5, waiting in barrier", caught.value.report
+        r"ranks? (0|2|0, 2): cell line 5, (apparently )?waiting in barrier", caught.value.report
     )  # the other may be late
     assert "freed, names are kept" in caught.value.report
     with pytest.raises(nbddp.RunHung, match=r"rank 0 waits in barrier #\d+ \(line 3\); ranks 1–2 have finished"):

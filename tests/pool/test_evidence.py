@@ -404,7 +404,7 @@ def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
 def test_what_a_recorder_said_holds_until_something_more_is_called(two: nbddp.Pool) -> None:
     """So a rank that is freed need not ask it again for the call that it was freed from."""
     code = "from nbddp.worker import position, flight\ndist.all_reduce(torch.ones(1))\n"
-    code += "known = position.Known(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
+    code += "known = position.KnownEntries(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
     code += "dist.barrier()\nbefore, known.lasts()"
     found = two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())
     assert list(found) == [((True, "all_reduce"), False)] * 2
