@@ -20,10 +20,8 @@ from typing import Any
 C10D, BINDINGS = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 COMPILER = "torch._dynamo"  # DDP's constructor imports it; the warm process does so once for all workers
 BACKWARD = "_engine_run_backward"  # the Python function that calls the autograd engine
-FINALIZE, DDP_FILE = (
-    "finalize_backward",
-    "torch/nn/parallel/distributed.py",
-)  # where a program ends backward, torch 2.15
+FINALIZE = "finalize_backward"  # DDP's method by which a program ends backward itself, since torch 2.15
+DDP_FILE = "torch/nn/parallel/distributed.py"
 FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 LOADERS = "/torch/utils/data/"
 # files whose functions wait in C++ for collectives that C++ has called
@@ -407,9 +405,8 @@ def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> 
         if getattr(self, "_shutdown", True):
             original(self)
             return
-        done, hurry = threading.Event(), hurries()
-
-        asked = (self, done, seconds, hurry)
+        done = threading.Event()
+        asked = (self, done, seconds, hurries())
         threading.Thread(target=_hurry_loader, args=asked, name="nbddp-loader", daemon=True).start()
         try:
             original(self)

@@ -203,7 +203,7 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
 
 
 def _children_words(count: int, waits: list[str]) -> list[str]:
-    """`2 of its 3 child processes wait, connecting to a store at localhost:29511, where nobody answers`."""
+    """`2 of its 3 child processes connecting to a store at localhost:29511, where nobody answers`."""
     if not waits:
         return [f"its {count} child process{'es do' if count > 1 else ' does'} nothing"]
     many = Counter(waits)

@@ -131,6 +131,7 @@ def test_engines_are_ranks_and_meet(taken: nbddp.Pool, stock: Stock, capsys: pyt
         "launcher, and --fresh, --max-restarts and %ddp restart are not possible; %ddp stop leaves them running "
         "as engines"
     ]
+    assert all("had already imported torch" in note for note in stock.notes[1:]), "a pool has had them before"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has mapped")

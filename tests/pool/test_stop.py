@@ -294,20 +294,25 @@ ITEMS = {  # what a data loader's process does: in the end it is torch that join
 }
 
 
+def left(pool: nbddp.Pool, code: str) -> tuple[RunStopped | WorkerFailed, float]:
+    """How a program over a loader ended, which keeps its names, and how many seconds after it `began`."""
+    pool.ensure(LaunchSpec())
+    with pytest.raises((RunStopped, WorkerFailed)) as caught:
+        pool.run_cell(BEGIN + LOADER + code, screen=StopWhenReady())
+    assert "replaced" not in {s.status for s in caught.value.states}
+    took = pool.run_cell("(kept, time.monotonic() - began)", want_value=True, screen=NullScreen())
+    assert [value[0] for value in took] == [0, 1]
+    return caught.value, max(value[1] for value in took)
+
+
 @pytest.mark.parametrize("how", ITEMS)
 def test_no_finalizer_of_what_a_program_leaves_delays_its_report_or_ends_a_rank(
     pools: dict[int, nbddp.Pool], how: str
 ) -> None:
     """A `__del__` that sleeps for 12 s, and processes of data loaders that torch joins for 5 s each."""
-    pool = pools[2]
-    pool.ensure(LaunchSpec())
-    with pytest.raises((RunStopped, WorkerFailed)) as caught:
-        pool.run_cell(f"{BEGIN}{LOADER}{ITEMS[how]}\nbegan = time.monotonic()\nload()", screen=StopWhenReady())
-    assert isinstance(caught.value, RunStopped) == (how == "sleeps")
-    assert "replaced" not in {s.status for s in caught.value.states}
-    took = pool.run_cell("(kept, time.monotonic() - began)", want_value=True, screen=NullScreen())
-    assert [value[0] for value in took] == [0, 1]
-    assert max(value[1] for value in took) < 4
+    error, took = left(pools[2], f"{ITEMS[how]}\nbegan = time.monotonic()\nload()")
+    assert isinstance(error, RunStopped) == (how == "sleeps")
+    assert took < 4
 
 
 LEFT = {  # an iterator that dies while the program's own thread goes on: its process is in the middle of an item
@@ -322,21 +327,18 @@ def test_a_loaders_process_that_sleeps_holds_up_no_program_that_leaves_its_loop(
     pools: dict[int, nbddp.Pool], how: str
 ) -> None:
     """torch waits 5 s for each of the four in the loop's end."""
-    pool = pools[2]
-    pool.ensure(LaunchSpec())
     code = (
-        f"{BEGIN}{LOADER}    if i >= 4: time.sleep(600)\n    return t\n"
+        "    if i >= 4: time.sleep(600)\n    return t\n"
         "loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=4)\nbegan = time.monotonic()\n"
     )
-    with pytest.raises(WorkerFailed, match="body") as caught:
-        pool.run_cell(code + LEFT[how], screen=NullScreen())
-    assert "replaced" not in {s.status for s in caught.value.states}
-    ended = "import multiprocessing, time\nwhile multiprocessing.active_children(): time.sleep(0.01)\n"
-    took = pool.run_cell(f"took = time.monotonic() - began\n{ended}(kept, took)", want_value=True, screen=NullScreen())
-    assert [value[0] for value in took] == [0, 1]
-    assert max(value[1] for value in took) < 10
-    alive = pool.run_cell("time.monotonic() - began", want_value=True, screen=NullScreen())
-    assert max(alive) < 15
+    error, took = left(pools[2], code + LEFT[how])
+    assert isinstance(error, WorkerFailed)
+    assert "body" in str(error)
+    assert took < 10
+    ended = (
+        "import multiprocessing\nwhile multiprocessing.active_children(): time.sleep(0.01)\ntime.monotonic() - began"
+    )
+    assert max(pools[2].run_cell(ended, want_value=True, screen=NullScreen())) < 15
 
 
 class Interrupted(NullScreen):

@@ -296,8 +296,8 @@ class Session:
 
     def post_mortem(self) -> None:
         """The frames of the rank that failed first, and what its names held."""
-        running, last = self._current(), self.pool.last_run
-        error = last.error() if last is not None and running is None else None
+        last = self.pool.last_run
+        error = last.error() if last is not None and self._current() is None else None
         if isinstance(error, RunFailed):
             self.model.change(panel_state.said, str(error), report.post_mortem(error))
         else:
