@@ -360,6 +360,26 @@ def test_engines_outlive_the_pools_agent(client: ipyparallel.Client) -> None:
     assert client[:].apply_sync(os.getpid) == pids
 
 
+def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(client: ipyparallel.Client, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    code = f"import pathlib, time\nkept = 3\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)"
+    with nbddp.Pool(cluster="stock") as pool:
+        assert pool.agent is not None
+        agent = psutil.Process(pool.agent.hello["pid"])
+
+        def end() -> None:
+            while not begun.exists():
+                time.sleep(0.01)
+            agent.kill()
+
+        threading.Thread(target=end, daemon=True).start()
+        with pytest.raises(PoolNotRunning, match="names stay on its engines, and %ddp start --cluster stock uses them"):
+            pool.run_cell(code, screen=NullScreen())
+        pool.stop()
+        pool.start()
+        assert value(pool, "kept") == [3] * ENGINES
+
+
 @pytest.mark.usefixtures("ends")
 def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipyparallel.Client) -> None:
     with nbddp.Pool(cluster="stock") as pool:

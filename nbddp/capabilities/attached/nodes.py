@@ -479,8 +479,20 @@ class AttachedNode(PoolNode):
             else:
                 self.left(worker, "its engine cannot be ended from here and keeps running")
 
+    def _gone(self) -> dict[str, Any]:
+        """The agent kept the ranks' store, and nothing that is on them."""
+        ended = (
+            "the pool ended while the cell was running, because its node agent ended; names stay on its engines, and "
+            f"%ddp start --cluster {self.joined.cluster.name} uses them again"
+        )
+        return {"code": None, "pool_ended": ended}
+
     def _clear_up(self) -> None:
-        """The engines are not the agent's that has ended: they go on."""
+        """The engines are not the agent's that has ended: they are engines again, without the cell that ran there."""
+        if not self.joined.closed:
+            with suppress(PoolError, KeyError, RuntimeError):  # what cannot be told hears that its owner is silent
+                asked = _to_engine("abandon", pool=self.joined.owner["pool"])
+                self.joined.wire.question([*self.workers], asked, lambda rank, answer: None)
         self.agent.sweep()
 
     def left(self, worker: WorkerProcess, why: str = LEFT, pool_ended: str = "") -> None:
