@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, warning_filters
+from nbddp.agent import children, keeper, warning_filters
 from nbddp.agent import server as agent_server
 from nbddp.agent.server import WARM, NodeAgent, import_all
 from nbddp.capabilities.warm import client, fingerprint, server
@@ -147,6 +147,7 @@ def _wait(template: int, facts: fingerprint.Facts, imports: fingerprint.Imports,
     os.close(pipe)
     children.outlive_parent()
     channel = owner.enter()
+    keeper.keep(owner.home)
     agent: NodeAgent | None = NodeAgent(owner.home, channel, channel, owner.pid, imports)
     assert agent is not None
     agent.inherited = facts

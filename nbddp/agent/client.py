@@ -267,10 +267,8 @@ class AgentClient:
         self.begin_close()
         if self.process is not None:
             self._end_process(self.process, timeout)
-        elif self._owned and not self._over.wait(timeout) and not self._kept and self.hello:
-            process = ProcessId(self.hello["pid"], self.hello["started"]).process()
-            if process is not None:
-                process.kill()
+        elif self._owned and not self._over.wait(timeout) and not self._kept:
+            self.kill()
         if self._connection is not None:
             self._connection.close()
         self._callbacks.clear()
@@ -283,8 +281,16 @@ class AgentClient:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             if not self._kept:
-                process.kill()
+                self.kill()
                 process.wait()
+
+    def kill(self) -> None:
+        """Kill the agent; its keeper clears up."""
+        agent = ProcessId(self.hello["pid"], self.hello["started"]).process() if self.hello else None
+        if agent is not None:
+            agent.kill()
+        elif self.process is not None:
+            self.process.kill()
 
     def sweep(self) -> None:
         """It has ended, perhaps without removing its folder; what it said last is kept here."""

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from nbddp.agent import children, devices, hardware, log_rotation, runtime_dir, spool_files, warning_filters
+from nbddp.agent import children, devices, hardware, keeper, log_rotation, runtime_dir, spool_files, warning_filters
 from nbddp.agent.process_id import ProcessId, is_zombie
 from nbddp.capabilities.hosts.listeners import Listeners
 from nbddp.capabilities.panel.on_agent import Gpus, WorkerPids
@@ -208,6 +208,7 @@ class NodeAgent:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._told_to_end())
+        signal.signal(keeper.OWNER_DIED, lambda *_: self._owner_died())
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._wakeup = (ours, theirs)
         self._signalled = ours
@@ -404,7 +405,6 @@ class NodeAgent:
         self.keep = 0.0 if server.why_not() else message["seconds"]
         if self.keep and self.imports is not None:
             self.imports.take()
-            children.outlive_parent()  # from here on SIGTERM is somebody's wish
         return {}
 
     def _do_stop(self, peer: Peer, message: Message) -> Message:
@@ -527,12 +527,16 @@ class NodeAgent:
         self.running = False
 
     def _told_to_end(self) -> None:
-        """SIGTERM, also when the owner dies: at once while still importing, else after the loop's turn."""
+        """By SIGTERM, or since its owner died: at once while still importing, else after the loop's turn."""
         self.keep = 0.0
         self.stop()
         if not self.is_warm:
             runtime_dir.remove(self.home, self.files)
             os._exit(0)
+
+    def _owner_died(self) -> None:
+        if not self.keep:
+            self._told_to_end()
 
     def _end(self) -> None:
         self.tell_all(ev="ended")
@@ -563,6 +567,7 @@ class NodeAgent:
         except server.EndedUnused:
             return None
         channel = owner.enter()
+        keeper.keep(owner.home)
         successor = type(self)(owner.home, channel, channel, owner.pid, self.imports)
         successor.keep, successor.inherited = self.keep, self.inherited
         return successor
@@ -635,13 +640,13 @@ def main() -> None:
     warning_filters.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
-    children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
-    children.adopt_orphans()
-    channel = int(sys.argv[3])
+    home, owner, channel = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    children.die_with_parent(owner, keeper.OWNER_DIED)
+    keeper.keep(home)
     os.set_inheritable(channel, False)
     modules = CONTROLS if fingerprint.CONTROLS_ONLY in sys.argv[4:] else WARM
     imports = fingerprint.Imports() if system.is_linux() else None
-    agent: NodeAgent | None = NodeAgent(Path(sys.argv[1]), channel, channel, imports=imports, modules=modules)
+    agent: NodeAgent | None = NodeAgent(home, channel, channel, owner, imports, modules)
     try:
         while agent is not None:
             agent.serve()

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbddp.agent import orphans
 from nbddp.errors import BadInput
 from nbddp.grading import collect, examiner, gradebook
 from nbddp.grading.collect import Submission
 from nbddp.grading.definitions import missing
 from nbddp.grading.examiner import exercises
-from nbddp.grading.sandbox import orphans
 from nbddp.grading.sandbox.client import ForkedProcess, Gone, Server, bounds
 from nbddp.lessons.framework.answer import OK, Answer
 from nbddp.lessons.framework.run_check import DEADLINE

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import spool_files
+from nbddp.agent import orphans, spool_files
 from nbddp.agent.client import AgentClient
 from nbddp.agent.gather import AgentRequests, without_errors
 from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.errors import AgentFailed, RankStatus
-from nbddp.grading.sandbox import orphans
 from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology, Worker
 from nbddp.pool import start_requests

@@ -67,8 +67,7 @@ def many(agents: int, workers: int, delay: float, here: AgentClient | None = Non
 
 def near(pool_agent: AgentClient) -> list[psutil.Process]:
     """The processes of the notebook's side."""
-    assert pool_agent.process is not None
-    agent = psutil.Process(pool_agent.process.pid)
+    agent = psutil.Process(pool_agent.hello["pid"])
     return [psutil.Process(), agent, *agent.children(recursive=True)]
 
 

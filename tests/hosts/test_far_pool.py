@@ -331,7 +331,11 @@ def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts)
     pool = on(hosts, nproc=1)
     pool.start()
     first, second = agents(pool)
+    begin = "import subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 600 & sleep 600'], start_new_session=True).pid"
+    started = [psutil.Process(int(pid)) for pid in pool.run_cell(begin, want_value=True, screen=NullScreen())]
+    until(lambda: all(len(shell.children()) == 2 for shell in started))
     family = [p for a in (first, second) for p in psutil.Process(a.hello["pid"]).children(recursive=True)]
+    assert {*started} < {*family}
     os.kill(second.hello["pid"], signal.SIGKILL)
     until(lambda: not second.alive)
     with pytest.raises(
@@ -340,6 +344,7 @@ def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts)
         pool.ensure(LaunchSpec())
     until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
     assert not first.far_home.exists()
+    until(lambda: not second.far_home.exists())
     assert not pool.running
 
 

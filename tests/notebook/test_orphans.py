@@ -17,6 +17,31 @@ BUSY = (
     "%%ddp\nimport torch, torch.distributed as dist, os, time\ndist.init_process_group('gloo')\nkept = 5\n"
     "print('busy', flush=True)\nif os.environ['RANK'] == '0': dist.barrier()\ntime.sleep(600)"
 )
+STARTED = r'''%%ddp
+import os, pathlib, subprocess, sys, torch
+def told(what):
+    pathlib.Path("pids", f"{what}-{os.environ['RANK']}").write_text(str(os.getpid()))
+    import time
+    time.sleep(600)
+os.makedirs("pids", exist_ok=True)
+def forked(what, *ways):
+    if not os.fork():
+        for way in ways:
+            if way == "setsid": os.setsid()
+            elif os.fork(): os._exit(0)
+        told(what)
+        os._exit(0)
+forked("child")
+forked("session", "setsid")
+forked("daemon", "setsid", "fork", "setsid")
+says = """import os, pathlib, time
+pathlib.Path('pids', 'program-%s' % os.environ['RANK']).write_text(str(os.getpid()))
+time.sleep(600)"""
+subprocess.Popen([sys.executable, "-c", says], start_new_session=True)
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): told(f"loader{i}")
+kept = iter(torch.utils.data.DataLoader(Slow(), num_workers=2))'''
 AGENT = "from nbddp.notebook.magics import _loaded\nagent = [m.pool.agent for m in _loaded.values()][0]\n"
 
 
@@ -37,9 +62,11 @@ class Pool:
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
         assert kernel.run("%ddp start --nproc 2").ok
-        pid, home = kernel.run(AGENT + "print(agent.process.pid, agent.home, sep='|')").text().strip().split("|")
-        self.agent, self.home = psutil.Process(int(pid)), Path(home)
-        self.family = [self.agent, *self.agent.children(recursive=True)]
+        told = kernel.run(AGENT + "print(agent.hello['pid'], agent.process.pid, agent.home, sep='|')").text()
+        agent, keeper, home = told.strip().split("|")
+        self.agent, self.keeper, self.home = psutil.Process(int(agent)), psutil.Process(int(keeper)), Path(home)
+        assert self.agent.parent() == self.keeper
+        self.family = [self.keeper, *self.keeper.children(recursive=True)]
 
     def controller(self) -> psutil.Process:
         answer = "print([c['pid'] for c in agent.request('status')['children'] if c['kind'] == 'controller'][0])"
@@ -71,6 +98,25 @@ def test_kernel_killed_while_a_cell_runs(pool: Pool) -> None:
     psutil.Process(pool.kernel.pid).kill()
     until(lambda: gone(pool.family), 3)
     until(lambda: not pool.home.exists())
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("whom", [["agent"], ["agent", "kernel"], ["keeper"], ["keeper", "kernel"]], ids="-".join)
+def test_what_ranks_have_started_ends_with_the_pool_whoever_is_killed(
+    pool: Pool, tmp_path: Path, whom: list[str]
+) -> None:
+    """Also what made a session of its own, and what forked twice."""
+    assert pool.kernel.run(STARTED).ok
+    pids = tmp_path / "pids"
+    until(lambda: len([p for p in pids.glob("*") if p.read_text()]) == 2 * 6)
+    started = [psutil.Process(int(path.read_text())) for path in pids.iterdir()]
+    victims = {"agent": pool.agent, "keeper": pool.keeper, "kernel": psutil.Process(pool.kernel.pid)}
+    for name in whom:
+        victims[name].suspend()  # none sees another's end
+    for name in whom:
+        victims[name].kill()
+    until(lambda: gone([*started, *pool.family]), 5)
+    until(lambda: not pool.home.exists(), 5)
 
 
 def test_kernel_restarted_while_a_cell_runs(pool: Pool) -> None:

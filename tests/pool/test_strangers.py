@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbddp.agent import server
-from nbddp.grading.sandbox import forkserver, orphans
+from nbddp.agent import orphans, server
+from nbddp.grading.sandbox import forkserver
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory of other processes is told on Linux alone")
 SIZE = 64 << 20
@@ -70,7 +70,7 @@ def test_who_was_forked_is_told_from_a_new_program() -> None:
 ENDS = """
 import os
 from nbddp.agent import children
-from nbddp.grading.sandbox import orphans
+from nbddp.agent import orphans
 children.adopt_orphans()
 for _ in range(3):
     if not os.fork():

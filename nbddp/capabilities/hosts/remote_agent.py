@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nbddp.agent import children, hardware, runtime_dir, spool_files, warning_filters
+from nbddp.agent import children, hardware, keeper, runtime_dir, spool_files, warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import FACTS, Child, NodeAgent, Peer
 from nbddp.agent.versions import versions
@@ -337,7 +337,6 @@ def main() -> None:
     os.close(null)
     os.dup2(2, 1)  # what they print goes to the log
     children.die_with_parent(os.getppid(), signal.SIGTERM)
-    children.adopt_orphans()
     os.write(says, b"\n" + MARK + b"\n")
     said = first_line(hears)
     if said.get("keep_alive"):  # its parent is the connection's
@@ -347,7 +346,9 @@ def main() -> None:
     with suppress(OSError):  # the folder is told, and that it is another
         os.chdir(said["cwd"])
     runtime_dir.running()  # sweeps what a killed agent left
-    RemoteAgent(runtime_dir.new_home(), hears, says, said).serve()
+    home = runtime_dir.new_home()
+    keeper.keep(home)
+    RemoteAgent(home, hears, says, said).serve()
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 

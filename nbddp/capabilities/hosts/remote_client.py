@@ -200,10 +200,15 @@ class RemoteAgentClient(AgentClient):
             self.process.terminate()
         super().close(timeout)
 
-    def cut(self) -> None:
+    def kill(self) -> None:
         """End what connects to it; the other side ends by itself when it notices."""
         assert self.process is not None
         self.process.kill()
+
+    def cut(self) -> None:
+        """As `kill`, and wait."""
+        self.kill()
+        assert self.process is not None
         self.process.wait()
 
     # -- a connection that is lost, where the agent outlives it ------------------------------------------

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from nbddp.agent import orphans
 from nbddp.compat import system
-from nbddp.grading.sandbox import orphans
 
 Address = tuple[str, int]
 

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, runtime_dir, server, warning_filters
+from nbddp.agent import children, orphans, runtime_dir, server, warning_filters
 from nbddp.agent.server import CONTROLLER, STORE, WORKER
 from nbddp.compat import system
-from nbddp.grading.sandbox import orphans, rlimits
+from nbddp.grading.sandbox import rlimits
 from nbddp.protocol.jsonl import encode
 
 EVERY = 0.1  # seconds between two counts
