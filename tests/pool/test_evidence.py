@@ -260,12 +260,13 @@ if __name__ == "__main__":
     mp.start_processes(child, nprocs={nprocs}, start_method="{method}")
 """
 NOBODY = (
-    r"rank 0 \(.* line 7, 2 of its \d child processes connecting to a store at 127.0.0.1:\d+, where nobody answers\); "
+    r"rank 0 \(.* line 7, 2 of its \d child processes are connecting to a store at 127.0.0.1:\d+, where nobody "
+    r"answers\); "
     r"nothing has moved for \d s; TORCHELASTIC_USE_AGENT_STORE=True, which started processes inherit, .* keep the "
     r"launcher's MASTER_PORT, or set TORCHELASTIC_USE_AGENT_STORE=False in them; Stop frees the ranks"
 )
 ALONE = (
-    r"rank 0 \(.* line 7, (\d of )?its (\d )?child process(es)? waiting for others to connect to its "
+    r"rank 0 \(.* line 7, (\d of )?its (\d )?child process(es)? (is|are) waiting for others to connect to its "
     r"store at 127.0.0.1:\d+\); "
     r"nothing has moved for \d s; Stop frees the ranks"
 )
