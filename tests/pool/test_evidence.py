@@ -174,6 +174,13 @@ NAMED = {
         "store.set_timeout(datetime.timedelta(seconds=25))\nif rank: store.wait(['key'])",
         r"rank 1 waits in store.wait\(\['key'\]\) \(line \d+\); rank 0 has finished the cell",
     ),
+    "a key that a child process can set no more": (
+        "import subprocess\nchild = subprocess.Popen(['true'])  # nobody waits for it\n"
+        "from multiprocessing import forkserver, resource_tracker\n"
+        "forkserver.ensure_running(); resource_tracker.ensure_running()\n"
+        "if rank: dist.distributed_c10d._get_default_store().wait(['key'])",
+        r"rank 1 waits in store.wait\(\['key'\]\) \(line \d+\); rank 0 has finished the cell",
+    ),
 }
 
 
