@@ -21,7 +21,6 @@ from nbddp.agent import stop
 from nbddp.agent.client import AgentClient
 from nbddp.capabilities.debugger.command import Debug
 from nbddp.capabilities.export import command as export_command
-from nbddp.capabilities.export.command import CellHistory, Ran
 from nbddp.capabilities.scripts import failures, launch
 from nbddp.capabilities.slurm import submit
 from nbddp.capabilities.slurm.host_source import offer
@@ -37,6 +36,7 @@ from nbddp.launch.units import lasting, lasts
 from nbddp.notebook import commands
 from nbddp.notebook.commands import Command
 from nbddp.notebook.completion import Assistant
+from nbddp.notebook.history import CellHistory, Ran
 from nbddp.notebook.interrupts import NotebookInterrupts
 from nbddp.output import background
 from nbddp.output.screens import Screen, for_shell

@@ -43,7 +43,7 @@ PURE = {  # folder → its modules that import nothing of that
     "grading": "definitions gradebook reader submissions",
     "launch": "*",
     "lessons/framework": "answer tables",
-    "notebook": "commands",
+    "notebook": "commands history",
     "output": "*",
     "pool": "change",
     "protocol": "cell_lines jsonl outcome program request stack_limit surrogates",
