@@ -25,7 +25,7 @@ from nbddp.execution.execution import Execution
 from nbddp.execution.values import RankValues, check_ranks
 from nbddp.launch import env_options
 from nbddp.launch.machine import Node
-from nbddp.launch.options import REPEAT, WARMUP, LaunchSpec
+from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.lessons.framework import json_values
 from nbddp.output.mimebundles import face
@@ -389,46 +389,46 @@ class Pool:
     def timings(self) -> Recording:
         """DDP steps of the last run that recorded any; `origin` and `missing` say whether that is the last cell, and
         whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
-        from nbddp.capabilities.timings import command
+        from nbddp.capabilities.timings import command as timings_command
 
-        return command.timings(self)
+        return timings_command.timings(self)
 
     def collectives(self) -> Breakdown:
         """Who arrived last at the collectives of the last run that called some, and how each rank spent that run: for
         any program, without a trace. Raises BadInput if no run has called a collective."""
-        from nbddp.capabilities.timings import command
+        from nbddp.capabilities.collectives import command as collectives_command
 
-        return command.collectives(self)
+        return collectives_command.collectives(self)
 
     def trace(self) -> Merged:
         """The merged traces of the last cell that ran with `trace`. Raises BadInput if there are none.
 
         Ranks that have been replaced since are listed in `missing`.
         """
-        from nbddp.capabilities.timings import command
+        from nbddp.capabilities.trace import command as trace_command
 
-        return command.trace(self)
+        return trace_command.trace(self)
 
     def memory(self) -> list[RankMemory]:
         """What each rank's memory holds (`nbddp.capabilities.memory.on_rank`). Raises BadInput if no rank has a
         model."""
-        from nbddp.capabilities.timings import command
+        from nbddp.capabilities.memory import command as memory_command
 
-        return command.memory(self)
+        return memory_command.memory(self)
 
     def sizes(self, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
         """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
         no rank has or that holds no tensor."""
-        from nbddp.capabilities.timings import command
+        from nbddp.capabilities.memory import command as memory_command
 
-        return command.sizes(self, names, ranks)
+        return memory_command.sizes(self, *names, ranks=ranks)
 
     def allocations(self, step: int | None = None, whole: bool = False) -> Allocations:
         """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
         with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
-        from nbddp.capabilities.timings import command
+        from nbddp.capabilities.memory import command as memory_command
 
-        return command.allocations(self, step, whole)
+        return memory_command.allocations(self, step, whole)
 
     def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
         """Compare the ranks' copies of names: tensors, modules, optimizers, numbers, or containers of them.
@@ -437,17 +437,17 @@ class Pool:
         (`nbddp.capabilities.compare.command`). No process group is needed or used. Raises BadInput for a name that no
         rank has.
         """
-        from nbddp.capabilities.timings import command
+        from nbddp.capabilities.compare import command as compare_command
 
-        return command.compare(self, names, ranks)
+        return compare_command.compare(self, *names, ranks=ranks)
 
     def bench(
         self,
         collective: str | Sequence[str] = "all_reduce",
         sizes: Sequence[int] | None = None,
         *,
-        repeat: int = REPEAT,
-        warmup: int = WARMUP,
+        repeat: int = 12,
+        warmup: int = 3,
         progress: Callable[[str], None] = lambda text: None,
     ) -> list[Measured]:
         """Measure collectives of `sizes` bytes (default: 1 KiB to 64 MiB), as nccl-tests does
@@ -456,14 +456,9 @@ class Pool:
         The ranks meet in a process group of nbddp's own: the program's groups count none of it. progress: called with a
         line before each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
         """
-        from nbddp.capabilities.timings import command
+        from nbddp.capabilities.bench import command as bench_command
 
-        names = [collective] if isinstance(collective, str) else list(collective)
-        gpus = command.own_gpus(self.placed(), self.group.visible)
-        found = command.bench(self, gpus, names, sizes, repeat, warmup, progress)
-        new = {(m.collective, m.ranks, m.bytes) for m in found}
-        self.measured = [m for m in self.measured if (m.collective, m.ranks, m.bytes) not in new] + found
-        return found
+        return bench_command.bench(self, collective, sizes, repeat=repeat, warmup=warmup, progress=progress)
 
     def forecast(self, **asked: Any) -> Forecast:
         """Predict the last recorded step on more nodes, by the α–β model of `nbddp.capabilities.forecast.cost`.
@@ -476,9 +471,9 @@ class Pool:
         Links that are not given are taken as measured; all-reduces are measured now if there are no measurements on
         this number of ranks. Raises BadInput if no step has been recorded, or for impossible arguments.
         """
-        from nbddp.capabilities.forecast.command import foresee
+        from nbddp.capabilities.forecast import command as forecast_command
 
-        return foresee(self, **asked)
+        return forecast_command.forecast(self, **asked)
 
     def answers(
         self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any

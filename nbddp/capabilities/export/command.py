@@ -23,6 +23,7 @@ from nbddp.capabilities.export.sbatch import Job
 from nbddp.errors import BadInput
 from nbddp.launch import env_options
 from nbddp.launch.options import LaunchSpec, parse_cell
+from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.notebook.history import CellHistory, Ran
 
 WIDTH = 120
@@ -99,6 +100,23 @@ def formatted(text: str) -> str | None:
 
 
 # -- the command -----------------------------------------------------------------------------------
+
+
+def in_notebook(asked: Asked, line: CommandLine) -> None:
+    pool = asked.pool
+    shape: dict[str, Any] = {}
+    if pool.topology is not None:
+        first = pool.topology.workers[0]
+        shape = {
+            "nnodes": pool.spec.elastic or pool.topology.nnodes, "nproc": first.local_world_size,
+            "gpus_per_proc": len(first.devices), "env": pool.group.variables,
+        }  # fmt: skip
+        shape |= {"visible": pool.spec.visible} if pool.spec.visible else {}
+    print(*carry_out(line.args, shape, asked.history, line.args["argv"]), sep="\n")
+
+
+def in_terminal(line: CommandLine) -> None:
+    print(*carry_out(line.args, {}, None, line.args["argv"]), sep="\n")
 
 
 def carry_out(
