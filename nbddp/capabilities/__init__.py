@@ -6,7 +6,42 @@ row as well.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nbddp.protocol.capability import Capability, Command
+
+if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
+    import nbddp.capabilities.bench.command
+    import nbddp.capabilities.collectives.command
+    import nbddp.capabilities.compare.command
+    import nbddp.capabilities.forecast.command
+    import nbddp.capabilities.hosts.command
+    import nbddp.capabilities.memory.command
+    import nbddp.capabilities.scripts.command
+    import nbddp.capabilities.slurm.command
+    import nbddp.capabilities.timings.command
+    import nbddp.capabilities.trace.command
+    from nbddp.capabilities.panel.command import Panel
+    from nbddp.capabilities.slurm.commands import Slurm
+
+    __all__ = ["Panel", "Slurm"]
+
+    class PoolMethods:
+        allocations = nbddp.capabilities.memory.command.allocations
+        attach = nbddp.capabilities.slurm.command.attach
+        bench = nbddp.capabilities.bench.command.bench
+        checkup = nbddp.capabilities.hosts.command.checkup
+        collectives = nbddp.capabilities.collectives.command.collectives
+        compare = nbddp.capabilities.compare.command.compare
+        forecast = nbddp.capabilities.forecast.command.forecast
+        memory = nbddp.capabilities.memory.command.memory
+        run_script = nbddp.capabilities.scripts.command.run_script
+        scale = nbddp.capabilities.hosts.command.scale
+        sizes = nbddp.capabilities.memory.command.sizes
+        sync = nbddp.capabilities.hosts.command.sync
+        timings = nbddp.capabilities.timings.command.timings
+        trace = nbddp.capabilities.trace.command.trace
+
 
 # fmt: off
 ROWS = (
@@ -19,6 +54,8 @@ ROWS = (
                 notebook="nbddp.capabilities.panel.command:show",
             ),
         ),
+        names={"Panel": "nbddp.capabilities.panel.command:Panel"},
+        methods={"_repr_mimebundle_": "nbddp.capabilities.panel.panel:shown"},
     ),
     Capability(
         name="hosts",
@@ -36,6 +73,10 @@ ROWS = (
                 notebook="nbddp.capabilities.hosts.command:sync_in_notebook",
             ),
         ),
+        methods={
+            "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
+            "checkup": "nbddp.capabilities.hosts.command:checkup",
+        },
     ),
     Capability(
         name="topology",
@@ -59,7 +100,10 @@ ROWS = (
                 notebook="nbddp.capabilities.timings.command:show",
             ),
         ),
+        methods={"timings": "nbddp.capabilities.timings.command:timings"},
     ),
+    Capability(name="collectives", methods={"collectives": "nbddp.capabilities.collectives.command:collectives"}),
+    Capability(name="trace", methods={"trace": "nbddp.capabilities.trace.command:trace"}),
     Capability(
         name="compare",
         commands=(
@@ -69,6 +113,7 @@ ROWS = (
                 grammar="nbddp.notebook.commands:names_arguments", notebook="nbddp.capabilities.compare.command:show",
             ),
         ),
+        methods={"compare": "nbddp.capabilities.compare.command:compare"},
     ),
     Capability(
         name="memory",
@@ -81,6 +126,10 @@ ROWS = (
                 notebook="nbddp.capabilities.memory.command:show",
             ),
         ),
+        methods={
+            "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
+            "allocations": "nbddp.capabilities.memory.command:allocations",
+        },
     ),
     Capability(
         name="forecast",
@@ -92,6 +141,7 @@ ROWS = (
                 notebook="nbddp.capabilities.forecast.command:show",
             ),
         ),
+        methods={"forecast": "nbddp.capabilities.forecast.command:forecast"},
     ),
     Capability(
         name="bench",
@@ -103,6 +153,7 @@ ROWS = (
                 complete="nbddp.capabilities.bench.command:complete", notebook="nbddp.capabilities.bench.command:show",
             ),
         ),
+        methods={"bench": "nbddp.capabilities.bench.command:bench"},
     ),
     Capability(
         name="debugger",
@@ -171,6 +222,7 @@ ROWS = (
                 notebook="nbddp.capabilities.scripts.command:errors",
             ),
         ),
+        methods={"run_script": "nbddp.capabilities.scripts.command:run_script"},
     ),
     Capability(
         name="export",
@@ -203,6 +255,8 @@ ROWS = (
                 notebook="nbddp.capabilities.slurm.command:submit_in_notebook",
             ),
         ),
+        names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
+        methods={"attach": "nbddp.capabilities.slurm.command:attach"},
     ),
 )
 # fmt: on

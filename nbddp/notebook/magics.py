@@ -1,6 +1,6 @@
 """`%%ddp` and `%ddp`: parse, call, show. The only file that knows IPython's magics.
 
-Nothing is decided here: lines go to `options`, work to the pool, pictures to `draw`.
+Nothing is decided here: a cell's line goes to `options`, its work to the pool, and a command to its handler.
 """
 
 from __future__ import annotations
@@ -189,11 +189,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if spec.memory:
             from nbddp.capabilities.memory.command import figure_of_allocations
 
-            self.publish(figure_of_allocations(self.pool))
+            self._publish(figure_of_allocations(self.pool))
         if spec.show_timings:
             from nbddp.capabilities.timings.command import figure_of_timings
 
-            self.publish(figure_of_timings(self.pool))
+            self._publish(figure_of_timings(self.pool))
 
     def _trace(self, name: str) -> None:
         from nbddp.capabilities.trace.command import write
@@ -205,9 +205,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
             print(e)
             return
         for each in shown:
-            self.publish(each)
+            self._publish(each)
 
-    def publish(self, figure: Any) -> None:
+    def _publish(self, figure: Any) -> None:
         """Display it in front of what the magic returns."""
         data, metadata = figure._repr_mimebundle_()
         self.shell.display_pub.publish(data, metadata)
@@ -239,7 +239,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self._show_recorded(spec)
 
     def ensure(self, spec: LaunchSpec) -> Screen:
-        """Have the pool that a line asks for. Returns where its changes were told."""
+        """Make the pool match a line. Returns the screen that tells the changes."""
         with self._cleared(for_shell(self.shell)) as screen:
             for note in self.pool.ensure(spec, progress=screen.progress):
                 screen.say(note)

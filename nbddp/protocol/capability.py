@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 TABLE = "nbddp.capabilities"
 Target = str
+Class = TypeVar("Class", bound=type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +48,12 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:
-    """A row. name: the folder's."""
+    """A row. name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool."""
 
     name: str
     commands: tuple[Command, ...] = ()
+    names: Mapping[str, Target] = field(default_factory=dict)
+    methods: Mapping[str, Target] = field(default_factory=dict)
 
 
 def load(target: Target) -> Any:
@@ -65,3 +69,21 @@ def rows() -> tuple[Capability, ...]:
         return ()
     found: tuple[Capability, ...] = importlib.import_module(TABLE).ROWS
     return found
+
+
+class _Method:
+    """A method that is imported when somebody first looks at it, on the class or on an object."""
+
+    def __init__(self, target: Target):
+        self.target = target
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return load(self.target).__get__(owner, kind)
+
+
+def with_methods(kind: Class) -> Class:
+    """Add the methods of all rows to a class."""
+    for row in rows():
+        for name, target in row.methods.items():
+            setattr(kind, name, _Method(target))
+    return kind

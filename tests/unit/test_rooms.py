@@ -81,7 +81,9 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
     """`python -m nbddp run` is to start in under a second: what looks at ranks, writes jobs or paints errors comes with
     the first look, job or error."""
     unneeded = {"nbddp.figures.figure", "nbddp.capabilities.export.program", "nbddp.capabilities.export.sbatch"}
-    unneeded |= {"nbddp.capabilities.timings.command", "nbddp.agent.server", "nbddp.capabilities.attached.engine_side"}
+    unneeded |= {"nbddp.agent.server", "nbddp.capabilities.attached.engine_side"}
+    unneeded |= {f"nbddp.{name_of(path)}" for path in FILES if path.name == "command.py"}
+    unneeded -= {"nbddp.capabilities.attached.command"}  # which `pool.state` asks at each start
     unneeded |= {"pygments.lexers", "pynvml", "matplotlib", "ipywidgets", "torch"}
     names = "nbddp.notebook.terminal, nbddp.capabilities.scripts.terminal, nbddp.pool.pool"
     code = f"import sys, {names}; print(*{unneeded!r} & set(sys.modules))"
