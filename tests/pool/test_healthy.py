@@ -62,7 +62,9 @@ BATCHES = dict(later.batches())
 
 def stands(pool: nbddp.Pool, rank: int) -> list[str]:
     """What may still act on a rank that has ended its cell."""
-    found: list[str] = pool.ask(rank, {"op": "where"})["acts"]
+    while (answer := pool.ask(rank, {"op": "where"})) is None:  # a busy machine: it did not come in time
+        pass
+    found: list[str] = answer["acts"]
     return found
 
 
