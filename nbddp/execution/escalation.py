@@ -141,8 +141,9 @@ class Escalation:
     def ask_next(self, rank: int) -> None:
         """Have a rank that has failed, and left before it was to be freed, do what the freed ones do unasked."""
         run, ended = self._run, self._run.ended[rank]
-        lives = not ended.well and ended.status not in outcome.GONE and not ended.content.get("broken")
-        if self.then and lives and rank not in run.goes_on and ended.content.get("group", {}).get("touched"):
+        lives = not ended.well and ended.status not in outcome.GONE and not ended.lost_context
+        touched = ended.group is not None and ended.group.touched
+        if self.then and lives and touched and rank not in run.goes_on:
             run.goes_on.add(rank)
             run.workers.send(rank, {**self.then, "through": True}, run.hear, "", [])
 

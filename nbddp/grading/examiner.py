@@ -23,7 +23,6 @@ from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.background import Probes
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
-from nbddp.execution.execution import OUTCOME
 from nbddp.grading.definitions import Handed, absent, kind
 from nbddp.grading.sandbox import agent as sandbox_agent
 from nbddp.grading.sandbox import rlimits
@@ -35,6 +34,7 @@ from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import Pool
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.state import PoolState
+from nbddp.protocol.messages import OUTCOME
 from nbddp.teach import check
 
 WARM = (

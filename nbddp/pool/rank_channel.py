@@ -10,6 +10,7 @@ from nbddp.agent import spool_files
 from nbddp.agent.gather import AgentRequests
 from nbddp.execution.execution import Execution
 from nbddp.pool.worker_group import WorkerGroup
+from nbddp.protocol.outcome import ProcessExit
 
 
 class RankChannel:
@@ -23,11 +24,11 @@ class RankChannel:
         self.current: Execution | None = None
         self.renewed = 0
 
-    def died(self, rank: int, event: dict[str, Any]) -> None:
+    def died(self, rank: int, process: ProcessExit) -> None:
         """A process has ended: in an agent's reader thread."""
         run = self.current
         if run is not None:
-            run.worker_exited(rank, event)
+            run.worker_exited(rank, process)
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
         if self.expect(rank):

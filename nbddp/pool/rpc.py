@@ -21,9 +21,11 @@ from nbddp.errors import PoolError
 from nbddp.launch.topology import rank_words
 from nbddp.output.layout import BAR
 from nbddp.pool.connection import Connect, Connection
+from nbddp.protocol import messages
+from nbddp.protocol.codec import from_json
+from nbddp.protocol.outcome import Outcome
 
 Hear = Callable[[int, dict[str, Any]], None]
-REQUEST = "nbddp_run"
 WORDS_EVERY = 0.1  # seconds between two words on how many ranks are registered
 CALLBACKS = 1000  # messages to widgets of which it is remembered whose they were
 
@@ -112,7 +114,7 @@ class RankRpc:
     ) -> str:
         """Send one request; its message id. `hear(rank, message)` is called in the client's thread, until the outcome
         has come."""
-        message = self.client.session.msg(REQUEST, content={"code": code}, metadata={"nbddp": spec})
+        message = self.client.session.msg(messages.RUN, content={"code": code}, metadata={"nbddp": spec})
         number = str(message["header"]["msg_id"])
         self._hears.pop(self._last.get(rank, ("",))[0], None)
         self._last[rank] = number, hear
@@ -131,14 +133,16 @@ class RankRpc:
     def _heard(self, message: dict[str, Any]) -> None:
         """What a rank has published or answered, in the client's thread."""
         number, kind = message["parent_header"].get("msg_id"), message["header"]["msg_type"]
-        if kind == "nbddp_reply":
+        if kind == messages.REPLY:
             if number in self._asked:
                 self._asked.pop(number)[1](message["content"])
         elif number in self._hears:
             rank, hear = self._hears[number]
             # what is printed from now on comes late; but a rank may have another outcome to tell
-            if kind == "nbddp_outcome" and not message["content"].get("then"):
-                self._hears.pop(number, None)
+            if kind == messages.OUTCOME:
+                message["content"] = outcome = from_json(Outcome, message["content"])
+                if outcome.next_run is None:
+                    self._hears.pop(number, None)
             hear(rank, message)
         elif kind.startswith("comm_"):  # a widget changes although no run is on
             if (owner := self._rank_of(message["header"]["session"])) is not None:
@@ -146,7 +150,7 @@ class RankRpc:
         elif number in self._said:
             _print_of_callback(self._said[number], kind, message["content"])
 
-        elif message["header"]["session"] in self._ranks and message["parent_header"].get("msg_type") == REQUEST:
+        elif message["header"]["session"] in self._ranks and message["parent_header"].get("msg_type") == messages.RUN:
             self.late(self._ranks[message["header"]["session"]], kind, message["content"])
 
     def _rank_of(self, uuid: str) -> int | None:
@@ -189,11 +193,11 @@ class RankRpc:
         """What is to be done at once on workers that may be busy, and needs no answer."""
         self.connection.tend()
         for rank in ranks:
-            message = self.client.session.msg("nbddp_request", content={**content, "answers": False})
+            message = self.client.session.msg(messages.QUESTION, content={**content, "answers": False})
             self.connection.outbox.question(self._engine(rank), message)
 
     def _question(self, rank: int, content: dict[str, Any], hear: Callable[[dict[str, Any]], None]) -> None:
-        message = self.client.session.msg("nbddp_request", content=content)
+        message = self.client.session.msg(messages.QUESTION, content=content)
         self._asked[message["header"]["msg_id"]] = rank, hear
         self.connection.outbox.question(self._engine(rank), message)
 

@@ -17,6 +17,7 @@ from nbddp.capabilities.scripts import failures
 from nbddp.capabilities.scripts.failures import Seat
 from nbddp.capabilities.scripts.log_dir import AttemptLogs, LogDir, read_text, readable
 from nbddp.errors import BadInput, PoolError, RankStatus
+from nbddp.execution import exit_notes
 from nbddp.execution.cell_text import as_python
 from nbddp.execution.events import ExtraPoller
 from nbddp.execution.execution import Execution
@@ -120,10 +121,10 @@ class Runs:
             self._note_failures(run, pids, files)
         if request.is_numbered:
             self._show_earlier(run, screen)
-        for others in filter(None, (run.unwritten(), *(of(list(run.ended.values())) for of in outcome.NOTES))):
+        for others in filter(None, (run.unwritten(), *exit_notes.notes(list(run.ended.values())))):
             screen.say(others)
         run.raise_if_bad()
-        note = outcome.note([e for _, e in sorted(run.ended.items())])
+        note = exit_notes.ended_note([e for _, e in sorted(run.ended.items())])
         if note and not request.spends:
             screen.say(note)
         return run
@@ -230,7 +231,8 @@ class Runs:
         failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
         for rank, ended in failed.items():
             path = run.specs[rank]["env"]["TORCHELASTIC_ERROR_FILE"]
-            text = ended.content.get("error_file") or (read_text(path) if self.group.sees_files else "")
+            said = ended.outcome.error_file if ended.outcome is not None else ""
+            text = said or (read_text(path) if self.group.sees_files else "")
             if files is not None:
                 files.keep_error(rank, text)
             wrote[rank] = path, readable(text)
@@ -274,7 +276,7 @@ class Runs:
             disordered = bool(run.goes_on) or (ending.disordered() and not ending.untouched())
             group.broken |= disordered and not run.request.spends
             for rank in run.ended.keys() & workers.keys():
-                workers[rank].exits = run.ended[rank].content.get("exits", workers[rank].exits)
+                workers[rank].hear(run.ended[rank].outcome)
             if run.noted:
                 group.note(ranks, RankStatus.IDLE)
         broken = [] if run.request.spends else ending.broken()
@@ -296,7 +298,7 @@ class Runs:
             ended = run.ended.get(rank)
             left = rank not in broken and ended is not None and ended.status not in outcome.GONE
             if left and worker.exit is not None:
-                run.stuck.setdefault(rank, {"code": worker.exit["code"]})
+                run.stuck.setdefault(rank, {"code": worker.exit.code})
 
     def _show_earlier(self, run: Execution, screen: Screen) -> None:
         """What was printed before this cell, when none ran."""

@@ -2,7 +2,7 @@
 
 A request is a message of a type of our own whose metadata hold `nbddp`: what to do (`cell`,
 `call`, `push`, `pull`), for which run, with which variables. Its outcome is published on
-iopub after all output of the run, as one message `nbddp_outcome`: so a client that has the
+iopub after all output of the run, as one message (`protocol.outcome`): so a client that has the
 outcome has everything, and there is no reply. Questions about a busy worker (`complete`, `inspect`, `where`, `stack`)
 come over the control channel, which has its own thread; so does the
 wish to be released from a blocked call.
@@ -21,6 +21,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ipykernel
@@ -43,7 +44,8 @@ from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
-from nbddp.protocol import pickling
+from nbddp.protocol import codec, messages, pickling
+from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.surrogates import plain, shown
 from nbddp.worker import (
     cuda_context,
@@ -66,14 +68,12 @@ from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
 from nbddp.worker.spare_fds import Reserve
 
-OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
     "a rank has no prompt of its own: breakpoint() stops ranks and opens one where input is possible (a terminal, a "
     "console, a notebook that answers input()), or in %ddp panel; elsewhere let it fail and use %ddp debug in a cell "
     "without %%ddp, which shows each frame and what its names held"
 )
-REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
 UNTOLD = 70  # exit code of a rank that cannot say how a run has ended; EX_SOFTWARE of sysexits.h
 REPEATED = 64 << 20  # bytes of an outcome's buffers that are kept until the next run, to be sent again
@@ -108,8 +108,8 @@ class _NoShellThread:
 class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     """Runs one request at a time in the main thread; answers questions in the control thread."""
 
-    msg_types = [*IPythonParallelKernel.msg_types, REQUEST]
-    control_msg_types = [*IPythonParallelKernel.control_msg_types, QUESTION]
+    msg_types = [*IPythonParallelKernel.msg_types, messages.RUN]
+    control_msg_types = [*IPythonParallelKernel.control_msg_types, messages.QUESTION]
     _supports_kernel_subshells = False
     log_file: int | None = None  # descriptor of the worker's log
 
@@ -123,8 +123,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """An engine's kernel that becomes a worker's; once."""
         kernel.__class__ = cls
         kernel._begin_work()
-        kernel.shell_handlers[REQUEST] = kernel.nbddp_run
-        kernel.control_handlers[QUESTION] = kernel.nbddp_request
+        kernel.shell_handlers[messages.RUN] = kernel.nbddp_run
+        kernel.control_handlers[messages.QUESTION] = kernel.nbddp_request
         return kernel  # type: ignore[no-any-return]
 
     def _begin_work(self) -> None:
@@ -247,7 +247,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
         """`busy` and `idle` are not said for what is ours: nobody waits for them, and every message costs time."""
-        if self.get_parent(channel).get("header", {}).get("msg_type") not in (REQUEST, QUESTION):
+        if self.get_parent(channel).get("header", {}).get("msg_type") not in (messages.RUN, messages.QUESTION):
             super()._publish_status(status, channel, *args, **kwargs)
 
     async def _carry_out(self, spec: Mapping[str, Any], code: str, unasked: bool = False) -> Mapping[str, Any]:
@@ -255,14 +255,15 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if not unasked:
             self.told = {}
         self.begun = spec["run"]
-        outcome: dict[str, Any] = {"run": spec["run"], "left": exit_info.END, "stage": "begin"}
+        outcome = Outcome(spec["run"], END, "begin")
+        self._error_bytes: bytes | None = None
         buffers: list[bytes] = []
         error: BaseException | None = None
         try:
             try:
                 self.interrupts.begin()
                 self._begin(spec)
-                outcome["stage"] = ""
+                outcome.stage = ""
                 if spec["op"] == "cell":
                     error = await self._run_cell(spec, code, outcome, buffers)
                 elif spec["op"] == "script":
@@ -274,16 +275,16 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         except BaseException as raised:
             error = raised if error is None else error
         self.forked.end(error)
-        outcome["at"] = clock.time_ns()
+        outcome.ended_ns = clock.time_ns()
         error = self._end(outcome, error)
         if error is not None:
             try:
                 self._failed(outcome, error)
             except Exception as e:
-                outcome = exit_info.unworded(outcome, error, e)
-        then = self.release.then if "chain" in outcome and self.groups.touched else {}
+                outcome, self._error_bytes = exit_info.unworded(outcome, error, e), None
+        then = self.release.then if outcome.failed and self.groups.touched else {}
         if then:
-            outcome["then"] = then["run"]
+            outcome.next_run = then["run"]
         self._publish(outcome, buffers, error)
         if error is not None:
             self._leaves = True
@@ -358,7 +359,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             if stream is None or getattr(stream, "closed", False):
                 setattr(sys, name, first)
 
-    def _end(self, outcome: dict[str, Any], error: BaseException | None) -> BaseException | None:
+    def _end(self, outcome: Outcome, error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
         CALLS.end_run()
         self.debugger.end()
@@ -369,17 +370,17 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self.groups.released()
             self.checker.end()
             self.recorder.let_go()
-            if error is not None and exit_info.how(error).get("exit") != 0:
+            if error is not None and exit_info.how(error).exit_code != 0:
                 self.children.end()
         except Exception as e:
             if error is None:
-                outcome["stage"] = "end"
+                outcome.stage = "end"
                 return e
             self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
         return error
 
     async def _run_cell(
-        self, spec: Mapping[str, Any], code: str, outcome: dict[str, Any], buffers: list[bytes]
+        self, spec: Mapping[str, Any], code: str, outcome: Outcome, buffers: list[bytes]
     ) -> BaseException | None:
         """Run a cell; what it raised."""
         shell = self.shell
@@ -407,11 +408,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if error is None and spec["want_value"]:
             buffers.append(pickling.pack_or_words(result.result))
         asked = reply.get("payload", [])
-        outcome["pages"] = [p["data"] for p in asked if p.get("source") in ("page", "page_raw")]
-        outcome["next"] = [[p["text"], p["replace"]] for p in asked if p.get("source") == "set_next_input"]
+        outcome.pages = tuple([p["data"] for p in asked if p.get("source") in ("page", "page_raw")])
+        outcome.next_inputs = tuple([(p["text"], p["replace"]) for p in asked if p.get("source") == "set_next_input"])
         return error
 
-    def _run_script(self, spec: Mapping[str, Any], outcome: dict[str, Any]) -> BaseException | None:
+    def _run_script(self, spec: Mapping[str, Any], outcome: Outcome) -> BaseException | None:
         """Run a script or module; what ended it."""
         for name in spec.get("without", ()):
             os.environ.pop(name, None)
@@ -422,7 +423,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         script.run()
         self.forked.end(script.error, script.said)
         self.tracer.stop(failed=script.error is not None)
-        outcome["said"] = plain(script.said)
+        outcome.traceback = plain(script.said)
         if spec["keep"]:
             names = vars(script.module).items()
             self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
@@ -430,43 +431,37 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     # -- outcome -------------------------------------------------------------------
 
-    def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
-        names = self.files.shown
-        outcome.update(exit_info.how(error))
-        if outcome.get("exit") == 0:
+    def _failed(self, outcome: Outcome, error: BaseException) -> None:
+        names, how = self.files.shown, exit_info.how(error)
+        outcome.left, outcome.exit_code, outcome.exit_text = how.left, how.exit_code, how.exit_text
+        if outcome.exit_code == 0:
             return
-        if "says" in outcome:
-            print(outcome["says"], file=sys.stderr)
+        if outcome.exit_text is not None:
+            print(outcome.exit_text, file=sys.stderr)
         # of a rank that the client has freed nobody is shown the source
-        outcome["chain"] = failure.chain(error, names, self._machinery, brief=self.release.started)
-        outcome["error_file"] = exit_info.error_file()
-        outcome["call"] = exit_info.call_of(error, names, self.began_ns, self.known)
+        outcome.chain = failure.chain(error, names, self._machinery, brief=self.release.started)
+        outcome.error_file = exit_info.error_file()
+        outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None
         broken = cuda_context.broken(error)
         if broken:
-            outcome["broken"] = [broken, *questions.user_names(self.shell)]
+            outcome.lost_context = LostContext(broken, *map(tuple, questions.user_names(self.shell)))
         called = self.spec is not None and self.spec["op"] == "call" and not self.spec.get("plain")
-        if called and outcome["left"] != exit_info.INTERRUPT:
-            outcome["error"] = True
+        if called and outcome.left != INTERRUPT:
             self._error_bytes = pickling.pack_or_words(error)
         failure.let_go_of_memory(error)
 
-    def _publish(self, outcome: dict[str, Any], buffers: list[bytes], error: BaseException | None) -> None:
+    def _publish(self, outcome: Outcome, buffers: list[bytes], error: BaseException | None) -> None:
         """Send the outcome, after all output. A run waits for it, so something is always sent."""
         self._send_text()
         try:
-            outcome["group"] = {
-                **self.groups.facts(), "aborted": self.release.aborted, "silenced": bool(self.silence.silent),
-            }  # fmt: skip
-            outcome["departures"] = self.departures.seen
-            outcome["exits"] = len(self.exits)
-            if self.kept is not None and self.kept.unkept():
-                outcome["unkept"] = self.kept.unkept()
-            if self.groups.handling:
-                outcome["handling"] = self.groups.handling
-            if unread := self.modules.note(self._others):
-                outcome["modules"] = unread
-            if outcome.pop("error", False):
+            outcome.group = self.groups.facts(self.release.aborted, bool(self.silence.silent))
+            outcome.group_exits = tuple(self.departures.seen)
+            outcome.at_exit = len(self.exits)
+            outcome.unsaved = self.kept.unsaved() if self.kept is not None else None
+            outcome.nccl_handling = self.groups.handling
+            outcome.stale_modules = tuple(self.modules.note(self._others))
+            if self._error_bytes is not None:
                 buffers[:] = [self._error_bytes]
             self._send(outcome, buffers)
         except Exception as e:
@@ -491,16 +486,16 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self.log_file is not None:
             _write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
 
-    def _send(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
+    def _send(self, outcome: Outcome, buffers: list[bytes]) -> None:
         kept = buffers if sum(map(len, buffers)) <= REPEATED else None
-        self.told[outcome["run"]] = outcome, kept, self._parent
+        self.told[outcome.run] = outcome, kept, self._parent
         self.send_outcome(outcome, buffers, self._parent)
 
-    def send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None:
+    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: dict[str, Any]) -> None:
         self.session.send(
             self.iopub_socket,
-            OUTCOME,
-            outcome,
+            messages.OUTCOME,
+            codec.to_json(outcome),
             parent=parent,
             ident=ipykernel_compat.topic(self, "nbddp"),
             buffers=buffers,
@@ -512,17 +507,17 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         try:
             sends, ident = self.streams[0].pub_thread, ipykernel_compat.topic(self, "nbddp")
             said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
-            sends.schedule(lambda: said(sends.socket, INTERRUPTED))
+            sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))
         except Exception as e:
             self._to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
 
-    def _say_stopped(self, content: dict[str, Any]) -> None:
+    def _say_stopped(self, said: messages.Stopped) -> None:
         """Publish that this rank waits in its debugger, or goes on."""
-        place = content["place"]
-        if place is not None:
-            content["place"] = [self.files.shown.get(place[0], place[0]), *place[1:]]
-        ident = ipykernel_compat.topic(self, "nbddp")
-        self.session.send(self.iopub_socket, STOPPED, content, parent=self._parent, ident=ident)
+        if said.place is not None:
+            file, line, function = said.place
+            said = replace(said, place=(self.files.shown.get(file, file), line, function))
+        ident, content = ipykernel_compat.topic(self, "nbddp"), codec.to_json(said)
+        self.session.send(self.iopub_socket, messages.STOPPED, content, parent=self._parent, ident=ident)
 
     def _keep_result(self, result: Any) -> None:
         self._result = result
@@ -554,7 +549,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         except Exception as e:
             answer = {"status": "error", "why": f"{type(e).__name__}: {e}"}
         if content.get("answers", True):
-            self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
+            self.session.send(stream, messages.REPLY, answer, parent=parent, ident=ident)
 
     def running(self) -> dict[str, Any] | None:
         """The header of the request that is carried out."""

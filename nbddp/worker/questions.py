@@ -16,6 +16,7 @@ from nbddp.capabilities.check.on_rank import Checker
 from nbddp.capabilities.debugger.on_rank import Debugger
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import ipykernel, probes, torch
+from nbddp.protocol.outcome import Outcome
 from nbddp.worker import completion_kinds, exit_info, flight, position
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.process_groups import Groups
@@ -24,7 +25,7 @@ from nbddp.worker.release import Release
 
 UNTOLD = "untold"
 Content = dict[str, Any]
-Sent = tuple[dict[str, Any], "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
+Sent = tuple[Outcome, "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
 
 
 class QuestionsKernel(Protocol):
@@ -48,7 +49,7 @@ class QuestionsKernel(Protocol):
 
     def do_complete(self, code: str, cursor_pos: int) -> Any: ...
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = ...) -> Any: ...
-    def send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None: ...
+    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: dict[str, Any]) -> None: ...
 
 
 def _complete(worker: QuestionsKernel, content: Content) -> Any:

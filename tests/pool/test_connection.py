@@ -18,10 +18,11 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 import nbddp
 from nbddp.compat import ipyparallel
-from nbddp.execution.execution import OUTCOME, Execution
+from nbddp.execution.execution import Execution
 from nbddp.output.screens import NullScreen
 from nbddp.pool import connection
 from nbddp.pool.rpc import RankRpc
+from nbddp.protocol.messages import OUTCOME
 from tests.lessons.answers import pool_of
 
 LAST = [b"x"] * 11  # of a burst; libzmq aborts if a socket that has read half a message leaves its sender

@@ -54,7 +54,7 @@ def reduce(group=held):
     except RuntimeError: pass
 if rank == 1: raise ValueError('x')
 thread = threading.Thread(target=reduce); thread.start()
-while not kernel.groups.facts()["sequence"]: time.sleep(0.01)  # it has called"""
+while not kernel.groups.facts().sequence: time.sleep(0.01)  # it has called"""
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
         two.run_cell(PREPARE + code, screen=NullScreen())
     ended = (

@@ -17,11 +17,13 @@ import pytest
 
 import nbddp
 from nbddp.agent.client import AgentClient
-from nbddp.errors import RunStopped, WorkerFailed
-from nbddp.execution.execution import OUTCOME, Execution
+from nbddp.errors import Raised, RunStopped, WorkerFailed
+from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool import snapshot
+from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.request import Request
 from tests.kernels import Kernel, Shown, loaded
 from tests.pool.faults import StopAgain, StopWhenReady
@@ -358,14 +360,11 @@ class Interrupted(NullScreen):
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         for rank in ranks:
-            content = {"left": "interrupt", "chain": [INTERRUPT]}
-            self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})
+            outcome = Outcome(1, "interrupt", chain=(Raised("KeyboardInterrupt", ""),))
+            self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": outcome})
 
     def __getattr__(self, name: str) -> Any:
         return lambda *asked: {}
-
-
-INTERRUPT = {"type": "KeyboardInterrupt", "message": "", "relation": "", "notes": (), "frames": ()}
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import pytest
 
 from nbddp.errors import RankStatus, RunHung
 from nbddp.execution.deadlock import diagnose, held, waiting_words, waits_for
-from nbddp.execution.execution import OUTCOME, Execution
+from nbddp.execution.execution import Execution
 from nbddp.execution.positions import ANY, Call, Channel, Position, position_of
 from nbddp.execution.watch import START_EACH, RankWatcher
 from nbddp.output.screens import NullScreen
-from nbddp.protocol.outcome import RankExit
+from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.outcome import Outcome, RankExit
 from nbddp.protocol.request import Request
 
 
@@ -322,7 +323,7 @@ class Busy:
 
     def send(self, rank: int, *what: Any) -> None:
         if rank == 1:
-            self.ends(1, {"left": "end"})
+            self.ends(1, Outcome(1, "end"))
 
     def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
         self.asked.append(question["op"])
@@ -335,10 +336,10 @@ class Busy:
             hear(1, {"idle": True, **known})
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
-        self.ends(0, {"left": "raised", "chain": []})
+        self.ends(0, Outcome(1, "raised"))
 
-    def ends(self, rank: int, content: dict[str, Any]) -> None:
-        self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})
+    def ends(self, rank: int, outcome: Outcome) -> None:
+        self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": outcome})
 
     def __getattr__(self, name: str) -> Any:
         return lambda *asked: {}

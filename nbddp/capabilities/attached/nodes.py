@@ -40,6 +40,8 @@ from nbddp.launch.topology import Topology, Worker, counted
 from nbddp.pool import start_requests
 from nbddp.pool.node import ClusterFiles, PoolNode, Starts, WorkerProcess
 from nbddp.pool.rpc import RankRpc
+from nbddp.protocol import messages
+from nbddp.protocol.outcome import ProcessExit
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for an engine to say what it is; then it is busy
@@ -322,7 +324,7 @@ class AttachedCluster:
         left = {w.rank for _, w in self._living()} if not self.lost else set()
 
         def hear(rank: int, message: dict[str, Any]) -> None:
-            if message["header"]["msg_type"] == "nbddp_outcome":
+            if message["header"]["msg_type"] == messages.OUTCOME:
                 done.put(rank)
 
         with suppress(PoolError, KeyError, RuntimeError):  # of a client that is lost nobody can be told: they hear it
@@ -366,7 +368,7 @@ class AttachedNode(PoolNode):
 
     def __init__(
         self, joined: AttachedCluster, engines: Sequence[Engine], facts: Mapping[str, Any], agent: AgentClient,
-        died: Callable[[int, dict[str, Any]], None],
+        died: Callable[[int, ProcessExit], None],
     ):  # fmt: skip
         super().__init__(agent, died, lambda event: None)
         self.joined, self.engines, self._facts = joined, list(engines), facts
@@ -479,13 +481,13 @@ class AttachedNode(PoolNode):
             else:
                 self.left(worker, "its engine cannot be ended from here and keeps running")
 
-    def _gone(self) -> dict[str, Any]:
+    def _gone(self) -> ProcessExit:
         """The agent kept the ranks' store, and nothing that is on them."""
         ended = (
             "the pool ended while the cell was running, because its node agent ended; names stay on its engines, and "
             f"%ddp start --cluster {self.joined.cluster.name} uses them again"
         )
-        return {"code": None, "pool_ended": ended}
+        return ProcessExit(pool_ended=ended)
 
     def _clear_up(self) -> None:
         """The engines are not the agent's that has ended: they are engines again, without the cell that ran there."""
@@ -498,8 +500,7 @@ class AttachedNode(PoolNode):
     def left(self, worker: WorkerProcess, why: str = LEFT, pool_ended: str = "") -> None:
         """A rank's engine is gone."""
         code = -signal.SIGKILL if worker.uuid in self._ended_by_us else None
-        event: dict[str, Any] = {"code": code, "lost": why}
-        self.exited(worker, {**event, "pool_ended": pool_ended} if pool_ended else event)
+        self.exited(worker, ProcessExit(code, lost=why, pool_ended=pool_ended))
 
     # -- what is not there ------------------------------------------------------------------------------
 
