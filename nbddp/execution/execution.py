@@ -27,7 +27,7 @@ from nbddp.execution import supervise
 from nbddp.execution.deadlock import Deadlock
 from nbddp.execution.escalation import Escalation, RankControl
 from nbddp.execution.events import Events
-from nbddp.execution.positions import Position
+from nbddp.execution.positions import Position, facts_of
 from nbddp.execution.result import RankPlaces, RunResult
 from nbddp.execution.watch import RankWatcher
 from nbddp.output.log_file import LIMIT
@@ -38,6 +38,7 @@ from nbddp.protocol.codec import from_json
 from nbddp.protocol.messages import INTERRUPTED, OUTCOME, STOPPED, Stopped
 from nbddp.protocol.outcome import Outcome, ProcessExit, RankExit
 from nbddp.protocol.request import Request
+from nbddp.protocol.run_spec import Reply, RunSpec
 
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
 UNTOLD = "the rank ended the cell, but did not report how; %ddp log shows what it printed"
@@ -63,7 +64,7 @@ class Execution:
     def __init__(
         self,
         workers: RunWorkers,
-        specs: Mapping[int, dict[str, Any]],
+        specs: Mapping[int, RunSpec],
         request: Request,
         *,
         number: int,
@@ -86,7 +87,7 @@ class Execution:
         self.stops: tuple[float, ...] = ()
         self.events: Events = after.later if after else Events()
         self.later: Events = Events()
-        self.next_request: Callable[[], Mapping[str, Any]] = dict  # what freed ranks are to do next, unasked
+        self.next_request: Callable[[], RunSpec | None] = lambda: None  # what freed ranks are to do next, unasked
         self.goes_on: set[int] = set()  # ranks that have ended the run and do that
         self._asked_before = frozenset(after.goes_on) if after else frozenset[int]()
         self.aside: Callable[[int, str, dict[str, Any]], None] | None = None  # given what is printed, if nobody sees it
@@ -94,7 +95,8 @@ class Execution:
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
         self.stuck: dict[int, dict[str, Any]] = {}
-        self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
+        sizes = (int(s.rendezvous.env["WORLD_SIZE"]) for s in specs.values() if s.rendezvous is not None)
+        self.world_size = max(sizes, default=len(specs))
         self.regrouped = ""
         self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
         self.failures: dict[int, Failure] = {}  # once it has ended: of ranks that failed by themselves
@@ -115,7 +117,7 @@ class Execution:
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """An iopub message of this run."""
         kind = message["header"]["msg_type"]
-        next_one = kind == OUTCOME and message["content"].run == self.ladder.then.get("run", -1)
+        next_one = kind == OUTCOME and self.ladder.then is not None and message["content"].run == self.ladder.then.run
         if rank in self.goes_on or next_one:  # the run's own outcome may be lost, and come by `repeat`
             self.later.put((kind, rank, message))
         elif self.aside is not None and kind in PRINTED:
@@ -126,6 +128,11 @@ class Execution:
             self.events.put((kind, rank, message))
             if kind == OUTCOME and message["content"].next_run is not None:
                 self.goes_on.add(rank)
+
+    def env_of(self, rank: int) -> Mapping[str, str]:
+        """torchrun's variables of a rank."""
+        here = self.specs[rank].rendezvous
+        return here.env if here is not None else {}
 
     def worker_exited(self, rank: int, process: ProcessExit) -> None:
         if rank in self.specs:  # one that has no part in this run is replaced before the next
@@ -382,7 +389,8 @@ class Execution:
             self._output_until = time.monotonic() + LAST_OUTPUT
         self.display.take(rank, kind, content)
 
-    def _placed(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
+    def _placed(self, rank: int, number: int, reply: Reply) -> None:
+        facts = facts_of(reply)
         if facts is not None:
             self.ladder.saw(rank, facts)
         self.watcher.answered(rank, number, facts)

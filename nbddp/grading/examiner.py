@@ -35,6 +35,7 @@ from nbddp.pool.pool import Pool
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.state import PoolState
 from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.run_spec import RunSpec
 from nbddp.teach import check
 
 WARM = (
@@ -68,7 +69,7 @@ class _NoTrials(Probes):
 class StrangersRanks(RankChannel):
     """Of ranks on which a learner's code runs only outcomes are heard; what they print is dropped."""
 
-    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
+    def send(self, rank: int, spec: RunSpec, hear: Any, code: str, buffers: list[bytes]) -> None:
         def hear_outcomes(rank: int, message: dict[str, Any]) -> None:
             if message["header"]["msg_type"] == OUTCOME:
                 hear(rank, message)

@@ -38,7 +38,8 @@ from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import pickling
 from nbddp.protocol.program import SHUTDOWN, Program, check_file
-from nbddp.protocol.request import ARGV0, HANG_AFTER, SCRIPT, Request
+from nbddp.protocol.request import HANG_AFTER, Request
+from nbddp.protocol.run_spec import ARGV0, SCRIPT, Question
 
 if TYPE_CHECKING:  # what looks at ranks is imported by the first look: a launch from a terminal needs none of it
     from nbddp.analysis.steps import Recording
@@ -508,11 +509,11 @@ class Pool:
         """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
         return report_query.examine(self.group, progress)
 
-    def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
+    def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any:
         """Ask a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
         if not self.running or rank not in self.workers:
             return None
-        return self.group.wire.ask(rank, content, timeout)
+        return self.group.wire.ask(rank, question, timeout)
 
     def footing(self) -> dict[str, Any]:
         """The pool's present state, to report later what has changed (`nbddp.pool.snapshot`)."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from nbddp.protocol.position import Place
 
 RUN = "nbddp_run"  # notebook → worker, shell channel: a request; it has no reply
+SPEC = "nbddp"  # where in its metadata the `RunSpec` is
 QUESTION, REPLY = "nbddp_request", "nbddp_reply"  # on the control channel, also while the worker is busy
 OUTCOME = "nbddp_outcome"  # worker → notebook, iopub, as all below: the last message of a run
 STREAMS = "nbddp_streams"  # text of both streams in its order

@@ -44,8 +44,10 @@ from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
-from nbddp.protocol import codec, messages, pickling
+from nbddp.protocol import messages, pickling
+from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
+from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec, ScriptSpec
 from nbddp.protocol.surrogates import plain, shown
 from nbddp.worker import (
     cuda_context,
@@ -152,7 +154,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.began_ns = 0
         self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
-        self.spec: Mapping[str, Any] | None = None
+        self.spec: RunSpec | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
         self._spoilt = False  # whether what IPython says of the cell is an error that it has met with `_shown`
@@ -221,23 +223,24 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     async def nbddp_run(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Shell channel: carry out a request; its outcome is its only answer."""
-        self.spec, self._parent = parent["metadata"]["nbddp"], parent
+        spec = from_json(RunSpec, parent["metadata"][messages.SPEC])
+        self.spec, self._parent = spec, parent
         try:
-            then = await self._surely(self.spec, parent["content"]["code"])
-            if then:
+            then = await self._surely(spec, parent["content"]["code"])
+            if then is not None:
                 self.spec = then
                 self.release.let_through()  # this rank may have left by the interrupt alone, and a peer still reads
                 await self._surely(then, "", unasked=True)
         finally:
             self.spec = None
             self.groups.let_go()
-            if self._leaves or parent["metadata"]["nbddp"].get("op") in ("script", "end_group"):
+            if self._leaves or spec.op in (SCRIPT, END_GROUP):
                 self._leaves = False
                 self.leavings.hold(self.shell.last_execution_result)
                 self.shell.last_execution_result = None
                 self.leavings.let_go()
 
-    async def _surely(self, spec: Mapping[str, Any], code: str, unasked: bool = False) -> Mapping[str, Any]:
+    async def _surely(self, spec: RunSpec, code: str, unasked: bool = False) -> RunSpec | None:
         """As `_carry_out`. A rank that cannot even say that it has ended a run ends itself, which others see."""
         try:
             return await self._carry_out(spec, code, unasked)
@@ -250,12 +253,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self.get_parent(channel).get("header", {}).get("msg_type") not in (messages.RUN, messages.QUESTION):
             super()._publish_status(status, channel, *args, **kwargs)
 
-    async def _carry_out(self, spec: Mapping[str, Any], code: str, unasked: bool = False) -> Mapping[str, Any]:
+    async def _carry_out(self, spec: RunSpec, code: str, unasked: bool = False) -> RunSpec | None:
         """One request, up to its outcome; what is to be carried out next, `unasked`, since the rank had to be freed."""
         if not unasked:
             self.told = {}
-        self.begun = spec["run"]
-        outcome = Outcome(spec["run"], END, "begin")
+        self.begun = spec.run
+        outcome = Outcome(spec.run, END, "begin")
         self._error_bytes: bytes | None = None
         buffers: list[bytes] = []
         error: BaseException | None = None
@@ -264,12 +267,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self.interrupts.begin()
                 self._begin(spec)
                 outcome.stage = ""
-                if spec["op"] == "cell":
+                if spec.op == CELL:
                     error = await self._run_cell(spec, code, outcome, buffers)
-                elif spec["op"] == "script":
-                    error = self._run_script(spec, outcome)
+                elif spec.script is not None:
+                    error = self._run_script(spec, spec.script, outcome)
                 else:
-                    buffers += requests.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
+                    buffers += requests.REQUESTS[spec.op](self, self._parent["buffers"], **spec.fields)
             finally:
                 self.interrupts.end()
         except BaseException as raised:
@@ -282,9 +285,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self._failed(outcome, error)
             except Exception as e:
                 outcome, self._error_bytes = exit_info.unworded(outcome, error, e), None
-        then = self.release.then if outcome.failed and self.groups.touched else {}
-        if then:
-            outcome.next_run = then["run"]
+        then = self.release.then if outcome.failed and self.groups.touched else None
+        if then is not None:
+            outcome.next_run = then.run
         self._publish(outcome, buffers, error)
         if error is not None:
             self._leaves = True
@@ -308,40 +311,39 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _begin(self, spec: Mapping[str, Any]) -> None:
+    def _begin(self, spec: RunSpec) -> None:
         self.began_ns, self.known = clock.time_ns(), None
-        self.text.begin(self._parent["content"]["code"], spec.get("as_python"))
-        if spec.get("listen"):  # the ranks are on several hosts
+        self.text.begin(self._parent["content"]["code"], spec.as_python)
+        here = spec.rendezvous
+        if here is not None and here.listen:  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
         runnable.before_first_run()
         self.reserve.begin()
-        self.release.begin(goes_on=spec["op"] == "end_group")
+        self.release.begin(goes_on=spec.op == END_GROUP)
         if self.kept is not None:
             self.kept.begin()
         for stream in self.streams:
             if stream not in (sys.stdout, sys.stderr):  # behind one of the program's own: ipykernel does not see it
                 stream.set_parent(self._parent)
-        if "env" in spec:
-            self._place(spec["env"])
-        if "injected" in spec:
-            known, here = ((host, int(port)) for host, port in (spec["injected"], spec["connect"]))
-            loopback.listen(spec["listen"], (known, here))
-            self.groups.begin(spec["run"], known, here)
-        self.groups.shares_gpus = spec.get("shares_gpus", False)
+        if here is not None:
+            self._place(here.env)
+            loopback.listen(here.listen, (here.master, here.store))
+            self.groups.begin(spec.run, here.master, here.store)
+        self.groups.shares_gpus = here is not None and here.shares_gpus
         libraries.forget()
         self.departures.begin()
         self.children.begin()
-        self.debugger.begin(bool(spec.get("debug")))
-        self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
-        kept = spec["op"] in ("cell", "call") and (spec.get("timings", True) or spec.get("trace", False))
-        CALLS.begin_run(spec["run"], spec.get("cell"), kept)
+        self.debugger.begin(spec.debug)
+        self.recorder.begin(spec.run, spec.timings, spec.cell)
+        kept = spec.op in (CELL, CALL) and (spec.timings or spec.trace)
+        CALLS.begin_run(spec.run, spec.cell, kept)
         self._others = []
-        if spec["op"] in ("cell", "call", "script"):
+        if spec.is_program:
             self._others = self.modules.others()
             self.memory.begin()
-        if spec.get("check"):
-            self.checker.begin(spec["run"])
+        if spec.check:
+            self.checker.begin(spec.run)
 
     def _place(self, env: Mapping[str, str]) -> None:
         """torchrun's variables of a run."""
@@ -379,19 +381,17 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
         return error
 
-    async def _run_cell(
-        self, spec: Mapping[str, Any], code: str, outcome: Outcome, buffers: list[bytes]
-    ) -> BaseException | None:
+    async def _run_cell(self, spec: RunSpec, code: str, outcome: Outcome, buffers: list[bytes]) -> BaseException | None:
         """Run a cell; what it raised."""
         shell = self.shell
-        sys.argv = [spec["argv0"], *spec["argv"]]
-        shell.execution_count = self.execution_count = spec["cell"]
+        sys.argv = list(spec.argv)
+        shell.execution_count = self.execution_count = spec.cell
         self._result, self._shown, self._spoilt = None, None, False
         self.files.begin()
-        if spec.get("trace"):
+        if spec.trace:
             self.tracer.start()
-        if spec.get("memory"):
-            self.allocations.begin(spec["run"], spec["cell"], self.recorder, self.files.shown)
+        if spec.memory:
+            self.allocations.begin(spec.run, spec.cell, self.recorder, self.files.shown)
         met: BaseException | None = None
         reply: dict[str, Any] = {}
         try:
@@ -405,26 +405,26 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error = shown if self._spoilt else next((e for e in (error, met, shown) if e is not None), None)
         self.allocations.stop()
         self.tracer.stop(failed=error is not None)
-        if error is None and spec["want_value"]:
+        if error is None and spec.want_value:
             buffers.append(pickling.pack_or_words(result.result))
         asked = reply.get("payload", [])
         outcome.pages = tuple([p["data"] for p in asked if p.get("source") in ("page", "page_raw")])
         outcome.next_inputs = tuple([(p["text"], p["replace"]) for p in asked if p.get("source") == "set_next_input"])
         return error
 
-    def _run_script(self, spec: Mapping[str, Any], outcome: Outcome) -> BaseException | None:
+    def _run_script(self, spec: RunSpec, program: ScriptSpec, outcome: Outcome) -> BaseException | None:
         """Run a script or module; what ended it."""
-        for name in spec.get("without", ()):
+        for name in program.without:
             os.environ.pop(name, None)
-        self.shell.execution_count = self.execution_count = spec["cell"]
-        if spec.get("trace"):
+        self.shell.execution_count = self.execution_count = spec.cell
+        if spec.trace:
             self.tracer.start()
-        script = Script(spec, self.exits.call)
+        script = Script(program, spec.argv, self.exits.call)
         script.run()
         self.forked.end(script.error, script.said)
         self.tracer.stop(failed=script.error is not None)
         outcome.traceback = plain(script.said)
-        if spec["keep"]:
+        if program.keep:
             names = vars(script.module).items()
             self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
         return script.error
@@ -446,7 +446,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         broken = cuda_context.broken(error)
         if broken:
             outcome.lost_context = LostContext(broken, *map(tuple, questions.user_names(self.shell)))
-        called = self.spec is not None and self.spec["op"] == "call" and not self.spec.get("plain")
+        called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("plain")
         if called and outcome.left != INTERRUPT:
             self._error_bytes = pickling.pack_or_words(error)
         failure.let_go_of_memory(error)
@@ -495,7 +495,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.session.send(
             self.iopub_socket,
             messages.OUTCOME,
-            codec.to_json(outcome),
+            to_json(outcome),
             parent=parent,
             ident=ipykernel_compat.topic(self, "nbddp"),
             buffers=buffers,
@@ -516,7 +516,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if said.place is not None:
             file, line, function = said.place
             said = replace(said, place=(self.files.shown.get(file, file), line, function))
-        ident, content = ipykernel_compat.topic(self, "nbddp"), codec.to_json(said)
+        ident, content = ipykernel_compat.topic(self, "nbddp"), to_json(said)
         self.session.send(self.iopub_socket, messages.STOPPED, content, parent=self._parent, ident=ident)
 
     def _keep_result(self, result: Any) -> None:
@@ -543,13 +543,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def nbddp_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Control channel: a row of `questions`, answered while the main thread works."""
-        content = parent["content"]
+        question = from_json(Question, parent["content"])
         try:
-            answer = {"status": "ok", "answer": questions.QUESTIONS[content["op"]](self, content)}
+            reply = Reply(questions.QUESTIONS[question.op](self, **question.fields))
         except Exception as e:
-            answer = {"status": "error", "why": f"{type(e).__name__}: {e}"}
-        if content.get("answers", True):
-            self.session.send(stream, messages.REPLY, answer, parent=parent, ident=ident)
+            reply = Reply(failed=f"{type(e).__name__}: {e}")
+        if question.answers:
+            self.session.send(stream, messages.REPLY, to_json(reply), parent=parent, ident=ident)
 
     def running(self) -> dict[str, Any] | None:
         """The header of the request that is carried out."""
@@ -557,7 +557,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def cell(self) -> int | None:
         """The number of the cell that is run."""
-        return None if self.spec is None else self.spec.get("cell")
+        return None if self.spec is None else self.spec.cell
 
     @property
     def at_work(self) -> bool:

@@ -14,6 +14,7 @@ import nbddp
 from nbddp.agent import devices
 from nbddp.output.screens import NullScreen
 from nbddp.protocol import pickling
+from nbddp.protocol.run_spec import Question
 from tests.screens import Hearing
 
 Row = Callable[[str], None]
@@ -105,7 +106,7 @@ def test_a_rank_that_waits_for_the_gpu_says_where_it_is(one: nbddp.Pool, row: Ro
     assert shown.ready.wait(60)
     time.sleep(0.5)  # the GPU sleeps for seconds yet; the rank is in item()
     began = time.monotonic()
-    found = one.ask(0, {"op": "where"})
+    found = one.ask(0, Question.of("where"))
     took = time.monotonic() - began
     running.join()
     assert took < 0.3

@@ -30,6 +30,7 @@ from nbddp.errors import PoolError, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.notebook.status import status_table
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.run_spec import Question
 from tests.pool.faults import needs_recorder
 
 ENGINES = 3
@@ -169,7 +170,7 @@ def test_what_is_asked_of_ranks_between_cells(taken: nbddp.Pool) -> None:
     )
     taken.run_cell(code, screen=NullScreen())
     assert sorted(taken.timings().steps) == [*range(ENGINES)]
-    assert "giv" in str(taken.ask(0, {"op": "complete", "code": "giv", "cursor_pos": 3}))
+    assert "giv" in str(taken.ask(0, Question.of("complete", code="giv", cursor_pos=3)))
     assert taken.agent is not None
     assert [p.state.value for p in command.live(taken.agent).positions.values()] == ["finished"] * ENGINES
     seen = status_table(taken.agent.request("status"))
@@ -228,7 +229,7 @@ def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch
         code = ("import time; time.sleep(2)",)
         at_work = threading.Thread(target=taken.run_cell, args=code, kwargs={"screen": NullScreen()})
         at_work.start()
-        while (taken.ask(0, {"op": "where"}) or {"idle": True}).get("idle"):
+        while (taken.ask(0, Question.of("where")) or {"idle": True}).get("idle"):
             time.sleep(0.01)
         began = time.monotonic()
         with pytest.raises(PoolError, match=r"is using engine \d of cluster stock, which is busy"):

@@ -25,6 +25,7 @@ from nbddp.pool import snapshot
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.request import Request
+from nbddp.protocol.run_spec import RunSpec
 from tests.kernels import Kernel, Shown, loaded
 from tests.pool.faults import StopAgain, StopWhenReady
 
@@ -343,12 +344,15 @@ def test_a_loaders_process_that_sleeps_holds_up_no_program_that_leaves_its_loop(
     assert max(pools[2].run_cell(ended, want_value=True, screen=NullScreen())) < 15
 
 
+SPECS = {rank: RunSpec("cell", 1) for rank in (0, 1)}
+
+
 class Interrupted(NullScreen):
     """Two ranks that an interrupt from elsewhere ends, one event at each look of the run at its screen; s is Stop."""
 
     def __init__(self, order: str, logs: Path) -> None:
         self.order = list(order)
-        self.run = Execution(self, {0: {}, 1: {}}, Request(timeout=60), number=1, logs=logs, screen=self)
+        self.run = Execution(self, SPECS, Request(timeout=60), number=1, logs=logs, screen=self)
 
     def refresh(self, *shown: Any) -> None:
         if self.order and self.run.events.empty():

@@ -42,6 +42,7 @@ from nbddp.pool.node import ClusterFiles, PoolNode, Starts, WorkerProcess
 from nbddp.pool.rpc import RankRpc
 from nbddp.protocol import messages
 from nbddp.protocol.outcome import ProcessExit
+from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for an engine to say what it is; then it is busy
@@ -160,7 +161,7 @@ class AttachedCluster:
             if waited > SLOW and not wondered:
                 wondered = True
                 whose = _to_engine("other", pool=self.owner["pool"])
-                self.wire.question(late, whose, lambda engine, words: others.put((engine, words)))
+                self.wire.question(late, whose, lambda engine, reply: others.put((engine, reply.answer)))
             while not others.empty():
                 self._refuse_busy(*others.get())
             if waited > seconds:
@@ -284,9 +285,9 @@ class AttachedCluster:
                 self.wire.question(ranks, _to_engine("beat", pool=self.owner["pool"]), self._heard)
         self._beats += 1
 
-    def _heard(self, rank: int, answer: Any) -> None:
+    def _heard(self, rank: int, reply: Reply) -> None:
         """Whether a rank's engine is still ours."""
-        if answer is False:
+        if reply.answer is False:
             for node, worker in self._living():
                 if worker.rank == rank:
                     node.left(worker, "its engine left this pool because the pool was silent")
@@ -329,7 +330,7 @@ class AttachedCluster:
 
         with suppress(PoolError, KeyError, RuntimeError):  # of a client that is lost nobody can be told: they hear it
             for rank in left:
-                self.wire.send(rank, {"op": "leave", "run": 0, "stage": ""}, hear)
+                self.wire.send(rank, RunSpec("leave", 0), hear)
             end = time.monotonic() + seconds
             while left and time.monotonic() < end:
                 with suppress(queue.Empty):
@@ -348,9 +349,9 @@ class AttachedCluster:
         os.close(self._ended)
 
 
-def _to_engine(do: str, **fields: Any) -> dict[str, Any]:
+def _to_engine(do: str, **fields: Any) -> Question:
     """A question to `capabilities.attached.engine_side`."""
-    return {"op": "engine", "do": do, **fields}
+    return Question.of("engine", do=do, **fields)
 
 
 def by_host(engines: Sequence[Engine]) -> list[list[Engine]]:
@@ -467,7 +468,7 @@ class AttachedNode(PoolNode):
         of this machine's, or of ipyparallel's nanny. One that nobody can end counts as ended."""
         living = [self.workers[r] for r in ranks if r in self.workers and self.workers[r].lives]
         if number == signal.SIGINT:
-            self.joined.wire.question([w.rank for w in living], {"op": "interrupt"}, lambda rank, answer: None)
+            self.joined.wire.question([w.rank for w in living], Question.of("interrupt"), lambda rank, answer: None)
             return
         nannies = {e.uuid: e.told["nanny"] for e in self.engines}
         if number == signal.SIGKILL:
@@ -531,7 +532,7 @@ class AttachedNode(PoolNode):
         """Its ranks as an agent tells of its children, with their memory in bytes."""
         living = {r: w for r, w in self.workers.items() if w.lives}
         heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self.joined.wire.ask_all([*living], _to_engine("memory"), lambda r, held: heard.put((r, held)))
+        self.joined.wire.ask_all([*living], _to_engine("memory"), lambda r, reply: heard.put((r, reply.answer)))
         memory: dict[int, int] = {}
         end = time.monotonic() + MEMORY_SECONDS
         with suppress(queue.Empty):
@@ -560,7 +561,7 @@ class Gatekeeper:
     def __init__(self, node: AttachedNode):
         self._node = node
         self._numbers = itertools.count(1)
-        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+        self._answers: dict[int, queue.SimpleQueue[Reply]] = {}
 
     @property
     def _rank(self) -> int:
@@ -575,7 +576,7 @@ class Gatekeeper:
         number = next(self._numbers)
         self._answers[number] = queue.SimpleQueue()
         asked = _to_engine("gate", store=number, roots=[w.pid for w in self._node.workers.values()], **fields)
-        self._node.joined.wire.question([self._rank], asked, lambda rank, answer: self._answers[number].put(answer))
+        self._node.joined.wire.question([self._rank], asked, lambda rank, reply: self._answers[number].put(reply))
         return number
 
     def take(self, key: int, timeout: float = START_TIMEOUT) -> dict[str, Any]:
@@ -586,8 +587,9 @@ class Gatekeeper:
             if time.monotonic() > end or not self.alive:
                 raise AgentFailed(f"the gate to the ranks' store on {self._node.name} did not open")
             with suppress(queue.Empty):
-                answer = self._answers[key].get(timeout=0.1) or {"error": "its engine does not answer"}
-        why = answer.get("failed") or answer.get("error")
+                reply = self._answers[key].get(timeout=0.1)
+                answer = reply.answer or {"error": reply.failed or "its engine does not answer"}
+        why = answer.get("error")
         if why:
             raise AgentFailed(
                 f"{self._node.name} cannot reach the store where the ranks meet ({why}); the store is on this "

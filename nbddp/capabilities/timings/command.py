@@ -25,6 +25,7 @@ from nbddp.execution.values import check_ranks
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.protocol import pickling
+from nbddp.protocol.run_spec import Question
 
 UNSEEN = (
     "under TORCH_DISTRIBUTED_DEBUG=DETAIL torch does not record the groups of collectives that C++ calls (of FSDP, "
@@ -37,7 +38,7 @@ def timings(ranks: IdleRanks) -> Recording:
     """What `Pool.timings` does."""
     found = _unpacked(ranks.answers("timings"))
     if not any(f["steps"] for f in found.values()):
-        missing = ranks.ask(0, {"op": "seams"}) or []
+        missing = ranks.ask(0, Question.of("seams")) or []
         if not RECORDED_BY.isdisjoint(missing):
             raise BadInput("steps cannot be recorded with this torch; %ddp doctor shows what is missing")
         raise BadInput("no DDP step has been recorded; train a DistributedDataParallel model in a %%ddp cell first")
