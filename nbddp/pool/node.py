@@ -295,8 +295,7 @@ class RemoteNode(PoolNode):
     @property
     def joining(self) -> Mapping[str, str]:
         """The variables that name interfaces in the set-up there."""
-        found: Mapping[str, str] = self.agent.hello["joining"]
-        return found
+        return self.agent.hello.joining
 
     def take_way(self, address: str, own: bool) -> None:
         """Others reach this node at this address. own: whether interfaces that its set-up names stay."""

@@ -34,7 +34,7 @@ def test_the_agent_touches_no_gpu_and_a_forked_rank_uses_one(one: nbddp.Pool, ro
     assert one.agent is not None
     found = one.run_cell(MATMUL, want_value=True, screen=NullScreen())[0]
     assert found == (512.0**3, False)
-    agent = one.agent.hello["pid"]
+    agent = one.agent.hello.pid
     open_files = [os.readlink(f"/proc/{agent}/fd/{fd}") for fd in os.listdir(f"/proc/{agent}/fd")]
     assert [path for path in open_files if path.startswith("/dev/nvidia")] == []
     row(f"the agent has {len(open_files)} descriptors, none of /dev/nvidia*")

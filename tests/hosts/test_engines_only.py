@@ -139,7 +139,7 @@ def test_engines_are_ranks_and_meet(taken: nbddp.Pool, stock: Stock, capsys: pyt
 def test_torch_is_imported_before_the_store_of_the_ranks_is_needed(taken: nbddp.Pool) -> None:
     """The store is on this machine, and its process is forked from the agent's: it would import torch by itself."""
     assert taken.agent is not None
-    assert "libtorch" in Path(f"/proc/{taken.agent.hello['pid']}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{taken.agent.hello.pid}/maps").read_text()
 
 
 @needs_recorder
@@ -351,7 +351,7 @@ def test_engines_outlive_the_pools_agent(client: ipyparallel.Client) -> None:
     pids = client[:].apply_sync(os.getpid)
     with nbddp.Pool(cluster="stock") as pool:
         assert pool.agent is not None
-        agent = psutil.Process(pool.agent.hello["pid"])
+        agent = psutil.Process(pool.agent.hello.pid)
         home = pool.agent.home
         agent.kill()
         with pytest.raises(PoolError, match="the node agent"):
@@ -366,7 +366,7 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(client: ipypar
     code = f"import pathlib, time\nkept = 3\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)"
     with nbddp.Pool(cluster="stock") as pool:
         assert pool.agent is not None
-        agent = psutil.Process(pool.agent.hello["pid"])
+        agent = psutil.Process(pool.agent.hello.pid)
 
         def end() -> None:
             while not begun.exists():

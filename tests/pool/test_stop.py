@@ -436,7 +436,7 @@ def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[s
 @pytest.mark.usefixtures("cold")
 def test_an_agent_that_still_imports_ends_at_once() -> None:
     agent = AgentClient.launch(os.environ)
-    agent.wait_until(lambda: bool(agent.hello), 30)
+    agent.wait_until(lambda: agent._hello is not None, 30)
     agent.close()
     assert agent.warm is None
     assert not agent.home.exists()
