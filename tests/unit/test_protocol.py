@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import nbddp
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import messages
+from nbddp.protocol.agent import PROTOCOL, Hello
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.messages import Stopped, Streams
 from nbddp.protocol.outcome import GroupExit, GroupFacts, LostContext, Outcome, ProcessExit
@@ -121,6 +123,11 @@ def test_keys_that_a_receiver_does_not_know_are_ignored() -> None:
     assert from_json(ProcessExit, event) == ProcessExit(-9, peak_kib=12)
 
 
+def test_an_agent_of_another_protocol_is_understood_so_far_that_it_can_be_refused() -> None:
+    assert to_json(Hello(7, 1.5, PROTOCOL)) == {"pid": 7, "started": 1.5, "protocol": PROTOCOL}
+    assert from_json(Hello, {"ev": "hello", "pid": 7, "started": 1.5, "later": []}).protocol == 0
+
+
 def test_a_request_with_everything_in_it_comes_back() -> None:
     here = Rendezvous(("localhost", 1), ("127.0.0.1", 2), "10.0.0.1", {"RANK": "0"}, True)
     script = ScriptSpec("train.py", True, True, ("MASTER_ADDR",))
@@ -141,3 +148,18 @@ def test_an_outcome_with_everything_in_it_comes_back() -> None:
     )  # fmt: skip
     assert from_json(Outcome, json.loads(json.dumps(to_json(outcome)))) == outcome
     assert len(to_json(outcome)) == len(fields(Outcome))
+
+
+def test_examples_on_the_page_are_messages() -> None:
+    page = (PACKAGE / "protocol" / "README.md").read_text(encoding="utf-8")
+    blocks = " ".join(re.findall(r"```json\n(.*?)```", page, re.DOTALL))
+    rows = re.findall(r"^ *\| `nbddp_st.*`(\{.*\})` \|$", page, re.MULTILINE)
+    kinds = (RunSpec, Question, Reply, Reply, Outcome, Outcome, Streams, Stopped)
+    read, end, found = json.JSONDecoder(), 0, []
+    text = f"{blocks} {' '.join(rows)} "
+    while text[end:].strip():
+        begin = text.index("{", end)
+        example, end = read.raw_decode(text, begin)
+        found.append(example)
+    for kind, example in zip(kinds, found, strict=True):
+        assert json.loads(json.dumps(to_json(from_json(kind, example)))) == example
