@@ -433,14 +433,16 @@ def test_a_lessons_minutes_count_words_cells_questions_and_lines_to_write() -> N
     assert counted.whole == counted.words / 120 + 3 + 1.5 + counted.writing
 
 
-@pytest.mark.parametrize("name", sorted(set(explore.__all__) - {"measured_buckets"}))
-def test_no_explorer_offers_nobody_or_shows_the_words_that_were_edited(name: str) -> None:
-    explorer = getattr(explore, name)()
+@pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
+def test_no_explorer_offers_nobody_has_small_text_or_shows_the_words_that_were_edited(make: type[Explorer]) -> None:
+    explorer = make()
     offered = [
         c.shown(o[1] if isinstance(o, tuple) else o) for c in explorer.controls for o in getattr(c, "options", ())
     ]
-    text = "\n".join([explorer.words(), *offered, *(c.label for c in explorer.controls)])
+    shown = [explorer.show(**setting) for setting in explorer.settings]
+    text = "\n".join([*(figure.words for figure in shown), *offered, *(c.label for c in explorer.controls)])
     assert not re.search(r"nobody|and no more|anew|put in place|does steps|as large as they are", text), text
+    assert min(t.get_fontsize() for figure in shown for axes in figure.figure.axes for t in axes.texts) >= 6.5
 
 
 BOOKS = sorted([*NOTEBOOKS.glob("*.ipynb"), *NOTEBOOKS.glob("solutions/*.ipynb")])
