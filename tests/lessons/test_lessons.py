@@ -329,13 +329,12 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
 
 # -- explorers -------------------------------------------------------------------------------
 
-EXPLORERS = [getattr(explore, name) for name in explore.__all__ if name != "measured_buckets"]  # which has no controls
+EXPLORERS = {name: getattr(explore, name) for name in explore.__all__ if name != "measured_buckets"}  # no controls
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
-def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explorer]) -> None:
-    made = make()
+@pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
+def test_an_explorer_without_widgets_is_two_pictures_with_words(made: Explorer) -> None:
     bundle, metadata = made._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain", "image/png"}
     page = unescape(bundle["text/html"])
@@ -352,9 +351,8 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explo
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
-def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) -> None:
-    made = make()
+@pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
+def test_an_explorers_controls_change_picture_and_words(made: Explorer) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # also of what ipywidgets 7 does not know, where warnings are left out
         box = made.widget()
@@ -433,14 +431,11 @@ def test_a_lessons_minutes_count_words_cells_questions_and_lines_to_write() -> N
     assert counted.whole == counted.words / 120 + 3 + 1.5 + counted.writing
 
 
-@pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
-def test_no_explorer_offers_nobody_has_small_text_or_shows_the_words_that_were_edited(make: type[Explorer]) -> None:
-    explorer = make()
-    offered = [
-        c.shown(o[1] if isinstance(o, tuple) else o) for c in explorer.controls for o in getattr(c, "options", ())
-    ]
-    shown = [explorer.show(**setting) for setting in explorer.settings]
-    text = "\n".join([*(figure.words for figure in shown), *offered, *(c.label for c in explorer.controls)])
+@pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
+def test_no_explorer_offers_nobody_has_small_text_or_shows_the_words_that_were_edited(made: Explorer) -> None:
+    offered = [c.shown(o[1] if isinstance(o, tuple) else o) for c in made.controls for o in getattr(c, "options", ())]
+    shown = [made.show(**setting) for setting in made.settings]
+    text = "\n".join([*(figure.words for figure in shown), *offered, *(c.label for c in made.controls)])
     assert not re.search(r"nobody|and no more|anew|put in place|does steps|as large as they are", text), text
     assert min(t.get_fontsize() for figure in shown for axes in figure.figure.axes for t in axes.texts) >= 6.5
 
