@@ -100,7 +100,7 @@ def test_the_demonstrations_end_in_the_same_deadlock_when_they_are_run_twice(fou
 
 
 def test_no_two_mistakes_look_the_same_to_the_check() -> None:
-    given = [tuple(repr(m.would(*c)) for c in LOG_CASES) for m in LOGS.mistakes]
+    given = [tuple(repr(would(*c)) for c in LOG_CASES) for would in LOGS.mistakes.values()]
     given.append(tuple(repr(missing(*c)) for c in LOG_CASES))
     assert len(set(given)) == len(given)
     prose = "\n".join(c.text for c in cells("09") if c.kind == "markdown")

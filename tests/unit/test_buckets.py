@@ -81,6 +81,6 @@ def test_exposed_is_what_timings_call_so(end: int, spans: list[tuple[int, int]])
 
 @pytest.mark.parametrize("table", [PACK, EXPOSED], ids=lambda t: t.name)
 def test_no_two_mistakes_look_the_same_to_the_check(table: object) -> None:
-    given = [tuple(repr(m.would(*c)) for c in table.cases) for m in table.mistakes]  # type: ignore[attr-defined]
+    given = [tuple(repr(would(*c)) for c in table.cases) for would in table.mistakes.values()]  # type: ignore[attr-defined]
     given.append(tuple(repr(table.right(*c)) for c in table.cases))  # type: ignore[attr-defined]
     assert len(set(given)) == len(given)

@@ -10,7 +10,7 @@ import pytest
 from nbddp.lessons.framework import run_check
 from nbddp.lessons.framework.answer import Exercise, Wrong, mismatch
 from nbddp.lessons.framework.on_rank import tabulate
-from nbddp.lessons.framework.tables import Mistake, TableExercise
+from nbddp.lessons.framework.tables import TableExercise
 from nbddp.output.table import Table
 from tests.lessons.answers import builder, script
 
@@ -60,7 +60,7 @@ def test_hints_come_one_by_one_and_the_last_stays(capsys: pytest.CaptureFixture[
     capsys.readouterr()
 
 
-HALF = TableExercise("half", [(2,), (4,)], lambda n: n // 2, [Mistake("that is the double", lambda n: 2 * n)])
+HALF = TableExercise("half", [(2,), (4,)], lambda n: n // 2, {"that is the double": lambda n: 2 * n})
 
 
 def test_a_table_tells_the_mistake_or_the_first_difference() -> None:

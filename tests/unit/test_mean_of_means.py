@@ -55,6 +55,6 @@ def test_multiples_are_found_with_one_factor_for_all() -> None:
 
 
 def test_each_known_mistake_gives_another_table() -> None:
-    tables = [tuple(m.would(*c) for c in rates.CASES) for m in rates.RATES.mistakes]
+    tables = [tuple(would(*c) for c in rates.CASES) for would in rates.RATES.mistakes.values()]
     tables.append(tuple(rates.right_rate(*c) for c in rates.CASES))
     assert len(set(tables)) == len(tables)
