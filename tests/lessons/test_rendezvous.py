@@ -7,7 +7,7 @@ import pytest
 import nbddp
 from nbddp.agent.controller import quiet_ports
 from nbddp.lessons.framework.on_rank import meet
-from nbddp.lessons.l03_finding_each_other import simulation as finding_each_other_simulation
+from nbddp.lessons.l03_finding_each_other import simulation
 from nbddp.lessons.l03_finding_each_other.exercise import reachable
 from nbddp.lessons.l03_finding_each_other.figure import arrivals
 from nbddp.output.screens import NullScreen
@@ -19,48 +19,45 @@ NPROC = 4  # of the module's pool
 
 def test_three_of_four_wait_and_localhost_is_another_machine_on_the_second_node() -> None:
     """What the lesson's questions about the explorer say."""
-    made = finding_each_other_simulation.arrival(arrived=3)
+    made = simulation.arrival(arrived=3)
     assert [p.state for p in made.places] == [
-        finding_each_other_simulation.HOSTS,
-        finding_each_other_simulation.WAITS,
-        finding_each_other_simulation.WAITS,
+        simulation.HOSTS,
+        simulation.WAITS,
+        simulation.WAITS,
     ]
-    local = finding_each_other_simulation.arrival(fault=finding_each_other_simulation.OWN)
+    local = simulation.arrival(fault=simulation.OWN)
     assert [p.state for p in local.places] == [
-        finding_each_other_simulation.HOSTS,
-        finding_each_other_simulation.WAITS,
-        finding_each_other_simulation.SEEKS,
-        finding_each_other_simulation.SEEKS,
+        simulation.HOSTS,
+        simulation.WAITS,
+        simulation.SEEKS,
+        simulation.SEEKS,
     ]
     first, second = explore.arrived().settings
-    assert finding_each_other_simulation.arrival(**first).met
-    assert finding_each_other_simulation.arrival(**second) == local
+    assert simulation.arrival(**first).met
+    assert simulation.arrival(**second) == local
 
 
 def test_the_figure_has_a_place_for_every_rank() -> None:
-    for fault in finding_each_other_simulation.FAULTS:
-        shown = arrivals(finding_each_other_simulation.arrival(fault=fault))
+    for fault in simulation.FAULTS:
+        shown = arrivals(simulation.arrival(fault=fault))
         texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
         stores = [t for t in texts if t.startswith("store at")]
-        assert len(stores) == len(finding_each_other_simulation.arrival(fault=fault).stores())
+        assert len(stores) == len(simulation.arrival(fault=fault).stores())
         shown.png()
 
 
 # -- and for real ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", finding_each_other_simulation.FAULTS)
+@pytest.mark.parametrize("fault", simulation.FAULTS)
 def test_real_processes_meet_exactly_if_they_do_on_paper(pool: nbddp.Pool, fault: str) -> None:
-    made = finding_each_other_simulation.faulty(2, 2, fault)
-    patience = 15.0 if finding_each_other_simulation.meeting(made).met else 1.0
+    made = simulation.faulty(2, 2, fault)
+    patience = 15.0 if simulation.meeting(made).met else 1.0
     claim, ports = quiet_ports(4)
     with claim:
         found = pool.call(meet, (reachable(made, ports), patience), screen=NullScreen(), hang_after=None, timeout=40)
     met = [kind == "met" for kind, _, _ in found]
-    assert met == [
-        place.state == finding_each_other_simulation.MEETS
-        for place in finding_each_other_simulation.meeting(made).places
-    ]
+    assert met == [place.state == simulation.MEETS for place in simulation.meeting(made).places]
 
 
 def test_looking_for_each_other_leaves_the_ranks_as_they_were(pool: nbddp.Pool) -> None:

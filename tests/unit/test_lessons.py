@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from nbddp.lessons.framework import run_check
+from nbddp.lessons.framework import folders, run_check
 from nbddp.lessons.framework.answer import Exercise, Wrong, mismatch
 from nbddp.lessons.framework.on_rank import tabulate
 from nbddp.lessons.framework.tables import TableExercise
@@ -15,6 +16,14 @@ from nbddp.output.table import Table
 from tests.lessons.answers import builder, script
 
 build, minutes = builder(), script("minutes")
+TABLES = [
+    value
+    for folder in folders.lessons()
+    for part in sorted(folder.glob("*.py"))
+    if part.stem not in ("__init__", "explorer", "figure", "figure_collectives", "on_rank")
+    for value in vars(import_module(f"nbddp.lessons.{folder.name}.{part.stem}")).values()
+    if isinstance(value, TableExercise)
+]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +84,12 @@ def test_a_table_tells_the_mistake_or_the_first_difference() -> None:
     assert judged(lambda n: 1 // 0).startswith("half(2) raised ZeroDivisionError: ")
     both = {0: tabulate(lambda n: n // 2, HALF.cases), 1: tabulate(lambda n: n, HALF.cases)}
     assert "on rank 0 and is 2 on rank 1" in HALF.judge(both)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda t: t.name)
+def test_no_two_mistakes_look_the_same_to_a_check(table: TableExercise) -> None:
+    given = [tuple(repr(would(*case)) for case in table.cases) for would in (table.right, *table.mistakes.values())]
+    assert len(set(given)) == len(given) > 1
 
 
 def test_heads_of_a_table_stand_over_their_columns() -> None:

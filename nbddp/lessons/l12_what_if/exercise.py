@@ -58,9 +58,10 @@ def why_not(case: Case, answer: Any) -> str:
     return next((words for by, words in ratios.items() if right and abs(answer / right / by - 1) < 1e-9), "")
 
 
+SECONDS = TableExercise("all_reduce_seconds", CASES, right_seconds, MISTAKES, why_not, exact=False)
 all_reduce_seconds = Exercise(
     "all_reduce_seconds",
-    judged_by(TableExercise("all_reduce_seconds", CASES, right_seconds, MISTAKES, why_not, exact=False)),
+    judged_by(SECONDS),
     (
         "count the messages that follow one another, then what one of them costs",
         "a reduce-scatter and an all-gather take ranks - 1 messages each, of size / ranks bytes",

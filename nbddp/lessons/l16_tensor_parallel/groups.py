@@ -56,9 +56,10 @@ def why_not(case: Case, answer: Any) -> str:
     return f"look at the list of the {wrong[0]}" if len(wrong) == 1 else ""
 
 
+GROUPS = TableExercise("groups_of", CASES, right_groups, MISTAKES, why_not)
 groups_of = Exercise(
     "groups_of",
-    judged_by(TableExercise("groups_of", CASES, right_groups, MISTAKES, why_not)),
+    judged_by(GROUPS),
     (
         "write the ranks down in rows of `tensor`: a row sees the same samples, a column holds the same shard",
         "the row of a rank begins at rank // tensor * tensor; its column is every tensor-th rank, beginning with "
