@@ -7,13 +7,6 @@ from tests.lessons.tables import Table, within
 GPUS = "def gpus_of(rank, n, g):\n    "
 GPUS_OF = Table("gpus_of", within(GPUS + "..."), wrong={
     "return list(range(rank * g, rank * g + g))": "that counts GPUs over all nodes",
-    "return [rank]": "gpus_of(4, 4, 1): expected [0], got [4]; the global rank is not",
-    "l = rank % n; return list(range(l, l + g))": "the blocks overlap",
-    "return [rank % n * g]": "that is only the first GPU of the process",
-    "return [rank % n]": "only if every process owns one GPU",
-    "return list(range(rank % n, n * g, n))": "a process owns consecutive GPUs",
-    "l = rank // n; return list(range(l * g, l * g + g))": "is the node; the remainder",
-    "l = rank % g; return list(range(l * g, l * g + g))": "not rank % gpus_per_proc",
     "l = rank % n; return list(range(l * g, l * g + g + 1))": "has 2 indices, but",
     "return [f'cuda:{i}' for i in range(g)]": "device indices are integers",
     "l = rank % n; return [*range(l * g, l * g + g)][::-1]": "right but in another order",
@@ -39,12 +32,6 @@ GPUS_OF = Table("gpus_of", within(GPUS + "..."), wrong={
 
 PLACE_OF = Table("place_of", within("def place_of(rank, n):\n    return ..."), wrong={
     "rank % n, rank // n": "the two are swapped",
-    "rank // n + 1, rank % n + 1": "nodes and local ranks are numbered from 0",
-    "rank // n + 1, rank % n": "nodes are numbered from 0",
-    "rank // n, rank": "the second number is the global rank",
-    "rank % 3, rank // 3": "torchrun fills node 0 first",
-    "rank / n, rank % n": "/ gives a float; // gives",
-    "divmod(rank, 4)": "that is right for 4 processes per node only",
     "(rank % n, rank % n)": "the node is the number of full nodes before",
     "(rank // n, rank // n)": "the number of ranks of the same node that come before",
     "(0, rank) if rank < n else (1, rank - n)": "a node has 4 ranks here, so the last local",

@@ -11,11 +11,6 @@ def missing_ranks(log):
 EVEN = "    if lo == hi: return None\n    return "
 MISSING_RANKS = Table("missing_ranks", within(MISSING + "..."), wrong={
     EVEN + "lo + 1, sorted(r for r in n if n[r] > lo)": "the ranks that they wait for",
-    EVEN + "lo + 1, sorted(r for r in n if n[r] < hi)": "miss only a later one",
-    EVEN + "hi, sorted(r for r in n if n[r] < hi)": "the last collective that any rank",
-    EVEN + "lo, sorted(r for r in n if n[r] == lo)": "the next one is where they wait",
-    EVEN + "lo + 1, [min(r for r in n if n[r] == lo)]": "only one of the missing ranks",
-    EVEN + "lo + 1, [i for i, r in enumerate(n) if n[r] == lo]": "not ranks",
     "    return lo + 1, sorted(r for r in n if n[r] == lo)": "no rank is missing",
     "def missing_ranks(log):\n    return len(log[0]), []": "the ranks are not",
     EVEN + "lo + 1, [r for r in n if n[r] == lo]": "sort the ranks",

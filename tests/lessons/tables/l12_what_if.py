@@ -8,13 +8,6 @@ SECONDS = "def all_reduce_seconds(ranks, size, latency, bandwidth):\n    n, m, a
 SECONDS += "    return "
 ALL_REDUCE_SECONDS = Table("all_reduce_seconds", within(SECONDS + "..."), wrong={
     "(n - 1) * (a + m / n / b)": "that is one half, the reduce-scatter",
-    "2 * (n - 1) * (a + m / b)": "has 1/n of the buffer",
-    "2 * (n - 1) * m / n / b": "the latency is missing",
-    "a + 2 * (n - 1) * m / n / b": "the latency is paid by every message",
-    "2 * (n - 1) * a": "the time to move the bytes is missing",
-    "a + m / b": "that is one message",
-    "2 * n * (a + m / n / b)": "n - 1 steps in each half",
-    "2 * (n - 1) * (a + m / n * b)": "bytes are divided by the bandwidth",
     "2e3 * (n - 1) * (a + m / n / b)": "that is in milliseconds",
     "'1 s'": "return a number of seconds",
 }, right=["2 * (n - 1) * a + 2 * (n - 1) / n * m / b"])  # fmt: skip

@@ -56,11 +56,6 @@ GROUPS += "    return "
 ROW, COLUMN = "list(range(row * t, row * t + t))", "list(range(column, d * t, t))"
 GROUPS_OF = Table("groups_of", within(GROUPS + "..."), nproc=4, wrong={
     f"{COLUMN}, {ROW}": "the two lists are swapped",
-    "list(range(r % d, d * t, d)), list(range(r // d * d, r // d * d + d))":
-        "that mesh has data ranks side by side; here",
-    f"[k for k in {ROW} if k != r], [k for k in {COLUMN} if k != r]": "a rank is a member of both of its groups",
-    "row, column": "those are coordinates",
-    "list(range(t)), list(range(0, d * t, t))": "those are the groups of rank 0",
     ROW: "return a pair of lists of ranks",
     f"{ROW}[::-1], {COLUMN}": "in ascending order",
     f"{ROW}, list(range(column, 4, 2))": "look at the list of the same shard",
