@@ -27,7 +27,6 @@ from nbddp.launch import env_options
 from nbddp.launch.machine import Node
 from nbddp.launch.options import REPEAT, WARMUP, LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
-from nbddp.lessons.framework import json_values
 from nbddp.output.mimebundles import face
 from nbddp.output.screens import NullScreen, Screen, for_shell
 from nbddp.pool import payloads, retry
@@ -36,7 +35,7 @@ from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import shell
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
-from nbddp.protocol import pickling
+from nbddp.protocol import json_values, pickling
 from nbddp.protocol.program import SHUTDOWN, Program, check_file
 from nbddp.protocol.request import ARGV0, HANG_AFTER, SCRIPT, Request
 
