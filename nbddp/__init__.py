@@ -27,11 +27,11 @@ from nbddp.errors import (
     SlurmRefused,
     WorkerFailed,
 )
-from nbddp.output.mimebundles import FACES as _FACES
+from nbddp.protocol.capability import load as _load
+from nbddp.protocol.capability import rows as _rows
 
 if TYPE_CHECKING:
-    from nbddp.capabilities.panel.command import Panel
-    from nbddp.capabilities.slurm.commands import Slurm
+    from nbddp.capabilities import *  # noqa: F403  # the names that capabilities add
     from nbddp.execution.values import NotSent, RankValues
     from nbddp.pool.pool import Pool
 
@@ -43,7 +43,6 @@ __all__ = [
     "CommandStopped",
     "NbddpError",
     "NotSent",
-    "Panel",
     "Pool",
     "PoolError",
     "PoolNotRunning",
@@ -52,7 +51,6 @@ __all__ = [
     "RunHung",
     "RunStopped",
     "RunTimedOut",
-    "Slurm",
     "SlurmRefused",
     "WorkerFailed",
     "load_ipython_extension",
@@ -60,31 +58,22 @@ __all__ = [
 ]
 
 _LAZY = {
-    "NotSent": "nbddp.execution.values", "Panel": "nbddp.capabilities.panel.command", "Pool": "nbddp.pool.pool",
-    "RankValues": "nbddp.execution.values", "Slurm": "nbddp.capabilities.slurm.commands",
+    "NotSent": "nbddp.execution.values:NotSent", "Pool": "nbddp.pool.pool:Pool",
+    "RankValues": "nbddp.execution.values:RankValues",
 }  # fmt: skip
+_LAZY |= {name: target for row in _rows() for name, target in row.names.items()}
+__all__ += [name for row in _rows() for name in row.names]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    return _load(_LAZY[name])
 
 
 def __dir__() -> list[str]:
     """What Tab offers: the names of `__all__`, also those that are imported when they are first used."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
-def _shown(pool: Any) -> Any:
-    from nbddp.capabilities.panel.panel import shown
-
-    return shown(pool)
-
-
-_FACES["pool"] = _shown
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -1,0 +1,262 @@
+"""The table of capabilities: a row for each folder that adds something to the program, and nothing else.
+
+It imports no folder: a target is the text "module:name" (`nbddp.protocol.capability`). Who deletes a folder deletes its
+row as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbddp.protocol.capability import Capability, Command
+
+if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
+    import nbddp.capabilities.bench.command
+    import nbddp.capabilities.collectives.command
+    import nbddp.capabilities.compare.command
+    import nbddp.capabilities.forecast.command
+    import nbddp.capabilities.hosts.command
+    import nbddp.capabilities.memory.command
+    import nbddp.capabilities.scripts.command
+    import nbddp.capabilities.slurm.command
+    import nbddp.capabilities.timings.command
+    import nbddp.capabilities.trace.command
+    from nbddp.capabilities.panel.command import Panel
+    from nbddp.capabilities.slurm.commands import Slurm
+
+    __all__ = ["Panel", "Slurm"]
+
+    class PoolMethods:
+        allocations = nbddp.capabilities.memory.command.allocations
+        attach = nbddp.capabilities.slurm.command.attach
+        bench = nbddp.capabilities.bench.command.bench
+        checkup = nbddp.capabilities.hosts.command.checkup
+        collectives = nbddp.capabilities.collectives.command.collectives
+        compare = nbddp.capabilities.compare.command.compare
+        forecast = nbddp.capabilities.forecast.command.forecast
+        memory = nbddp.capabilities.memory.command.memory
+        run_script = nbddp.capabilities.scripts.command.run_script
+        scale = nbddp.capabilities.hosts.command.scale
+        sizes = nbddp.capabilities.memory.command.sizes
+        sync = nbddp.capabilities.hosts.command.sync
+        timings = nbddp.capabilities.timings.command.timings
+        trace = nbddp.capabilities.trace.command.trace
+
+
+# fmt: off
+ROWS = (
+    Capability(
+        name="panel",
+        commands=(
+            Command(
+                name="panel",
+                help="start, watch and steer the pool with the mouse",
+                notebook="nbddp.capabilities.panel.command:show",
+            ),
+        ),
+        names={"Panel": "nbddp.capabilities.panel.command:Panel"},
+        methods={"_repr_mimebundle_": "nbddp.capabilities.panel.panel:shown"},
+    ),
+    Capability(
+        name="hosts",
+        commands=(
+            Command(
+                name="scale", after="stop", of_pool=True,
+                help="change the number of nodes of a pool started with --nnodes MIN:MAX",
+                grammar="nbddp.capabilities.hosts.command:scale_arguments",
+                notebook="nbddp.capabilities.hosts.command:scale_in_notebook",
+                terminal="nbddp.capabilities.hosts.command:scale_in_terminal",
+            ),
+            Command(
+                name="sync", after="restart",
+                help="copy the notebook's folder to the pool's hosts again",
+                notebook="nbddp.capabilities.hosts.command:sync_in_notebook",
+            ),
+        ),
+        methods={
+            "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
+            "checkup": "nbddp.capabilities.hosts.command:checkup",
+        },
+    ),
+    Capability(
+        name="topology",
+        commands=(
+            Command(
+                name="topology", after="sync", of_pool=True,
+                help="figure of nodes, processes and devices, of the pool or of a planned layout",
+                grammar="nbddp.capabilities.topology.command:arguments",
+                notebook="nbddp.capabilities.topology.command:in_notebook",
+                terminal="nbddp.capabilities.topology.command:in_terminal",
+            ),
+        ),
+    ),
+    Capability(
+        name="timings",
+        commands=(
+            Command(
+                name="timings", after="pull",
+                help="figure and table of DDP's last steps, or of any program's collectives: who waits for whom",
+                grammar="nbddp.capabilities.timings.command:arguments",
+                notebook="nbddp.capabilities.timings.command:show",
+            ),
+        ),
+        methods={"timings": "nbddp.capabilities.timings.command:timings"},
+    ),
+    Capability(name="collectives", methods={"collectives": "nbddp.capabilities.collectives.command:collectives"}),
+    Capability(name="trace", methods={"trace": "nbddp.capabilities.trace.command:trace"}),
+    Capability(
+        name="compare",
+        commands=(
+            Command(
+                name="compare", after="timings", names="ranks",
+                help="compare the ranks' copies of a name: checksums, norms, largest differences",
+                grammar="nbddp.notebook.commands:names_arguments", notebook="nbddp.capabilities.compare.command:show",
+            ),
+        ),
+        methods={"compare": "nbddp.capabilities.compare.command:compare"},
+    ),
+    Capability(
+        name="memory",
+        commands=(
+            Command(
+                name="memory", after="compare", names="ranks",
+                help="each rank's memory: parameters, gradients, optimizer state, buckets, peak; or of NAMEs, or "
+                "over a step",
+                grammar="nbddp.capabilities.memory.command:arguments",
+                notebook="nbddp.capabilities.memory.command:show",
+            ),
+        ),
+        methods={
+            "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
+            "allocations": "nbddp.capabilities.memory.command:allocations",
+        },
+    ),
+    Capability(
+        name="forecast",
+        commands=(
+            Command(
+                name="forecast", after="memory",
+                help="predict step time and scaling efficiency on more nodes",
+                grammar="nbddp.capabilities.forecast.command:arguments",
+                notebook="nbddp.capabilities.forecast.command:show",
+            ),
+        ),
+        methods={"forecast": "nbddp.capabilities.forecast.command:forecast"},
+    ),
+    Capability(
+        name="bench",
+        commands=(
+            Command(
+                name="bench", after="forecast",
+                help="measure time and bandwidth of collectives by size, as nccl-tests does",
+                grammar="nbddp.capabilities.bench.command:arguments",
+                complete="nbddp.capabilities.bench.command:complete", notebook="nbddp.capabilities.bench.command:show",
+            ),
+        ),
+        methods={"bench": "nbddp.capabilities.bench.command:bench"},
+    ),
+    Capability(
+        name="debugger",
+        commands=(
+            Command(
+                name="debug", after="bench",
+                help="after a failure: a prompt on the frames of the rank that failed first (during a run, use "
+                "breakpoint())",
+                grammar="nbddp.capabilities.debugger.command:arguments",
+                notebook="nbddp.capabilities.debugger.command:show",
+            ),
+        ),
+    ),
+    Capability(
+        name="stacks",
+        commands=(
+            Command(
+                name="stacks", after="debug", of_pool=True,
+                help="where every rank is: line, collective, ranks it waits for, stack",
+                notebook="nbddp.capabilities.stacks.command:in_notebook",
+                terminal="nbddp.capabilities.stacks.command:in_terminal",
+            ),
+        ),
+    ),
+    Capability(
+        name="doctor",
+        commands=(
+            Command(
+                name="doctor", after="stacks",
+                help="check torch, ipykernel, IPython, ipyparallel and the pool's hosts",
+                notebook="nbddp.capabilities.doctor.command:in_notebook",
+                terminal="nbddp.capabilities.doctor.command:in_terminal",
+            ),
+        ),
+    ),
+    Capability(
+        name="scripts",
+        commands=(
+            Command(
+                name="run", after="log",
+                help="run a script or module on every rank, as torchrun does",
+                grammar="nbddp.capabilities.scripts.grammar:arguments",
+                parse="nbddp.capabilities.scripts.grammar:parse", complete="nbddp.capabilities.scripts.launch:complete",
+                notebook="nbddp.capabilities.scripts.command:run", terminal="nbddp.capabilities.scripts.terminal:run",
+            ),
+            Command(
+                name="torchrun", after="run",
+                help="run a script by torchrun's own command line; also python -m torch.distributed.run",
+                grammar="nbddp.capabilities.scripts.torchrun:torchrun_arguments",
+                parse="nbddp.capabilities.scripts.torchrun:parse", pasted="nbddp.capabilities.scripts.torchrun:pasted",
+                complete="nbddp.capabilities.scripts.launch:complete",
+                notebook="nbddp.capabilities.scripts.command:run", terminal="nbddp.capabilities.scripts.terminal:run",
+            ),
+            Command(
+                name="launch", after="torchrun",
+                help="run a script by the command line of python -m torch.distributed.launch",
+                grammar="nbddp.capabilities.scripts.torchrun:launch_arguments",
+                parse="nbddp.capabilities.scripts.torchrun:parse",
+                complete="nbddp.capabilities.scripts.launch:complete",
+                notebook="nbddp.capabilities.scripts.command:run", terminal="nbddp.capabilities.scripts.terminal:run",
+            ),
+            Command(
+                name="errors", after="launch",
+                help="exit code and error file of each rank that failed in the last run, as a dict",
+                grammar="nbddp.capabilities.scripts.command:errors_arguments",
+                notebook="nbddp.capabilities.scripts.command:errors",
+            ),
+        ),
+        methods={"run_script": "nbddp.capabilities.scripts.command:run_script"},
+    ),
+    Capability(
+        name="export",
+        commands=(
+            Command(
+                name="export", after="launch",
+                help="write the %%ddp cells as a script for torchrun, or a job for Slurm, Kubeflow, SkyPilot, "
+                "TorchX, Ray",
+                grammar="nbddp.capabilities.export.options:arguments", parse="nbddp.capabilities.export.options:parse",
+                complete="nbddp.capabilities.export.options:complete",
+                notebook="nbddp.capabilities.export.command:in_notebook",
+                terminal="nbddp.capabilities.export.command:in_terminal",
+            ),
+        ),
+    ),
+    Capability(
+        name="slurm",
+        commands=(
+            Command(
+                name="attach", after="stop",
+                help="start workers on Slurm nodes that an earlier kernel kept (--keep-alive)",
+                grammar="nbddp.capabilities.slurm.command:attach_arguments",
+                notebook="nbddp.capabilities.slurm.command:attach_in_notebook",
+            ),
+            Command(
+                name="submit", after="export",
+                help="submit a batch script to Slurm, and follow its state and log",
+                grammar="nbddp.capabilities.slurm.command:submit_arguments",
+                complete="nbddp.capabilities.slurm.command:complete_submit",
+                notebook="nbddp.capabilities.slurm.command:submit_in_notebook",
+            ),
+        ),
+        names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
+        methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+    ),
+)
+# fmt: on

@@ -203,14 +203,14 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
 
 
 def _children_words(count: int, waits: list[str]) -> list[str]:
-    """`2 of its 3 child processes connecting to a store at localhost:29511, where nobody answers`."""
+    """`2 of its 3 child processes are connecting to a store at localhost:29511, where nobody answers`."""
     if not waits:
         return [f"its {count} child process{'es do' if count > 1 else ' does'} nothing"]
-    many = Counter(waits)
-    return [
-        f"{f'{n} of its {count} child processes' if count > 1 else 'its child process'} {words}"
-        for words, n in many.items()
-    ]
+    found = []
+    for words, n in Counter(waits).items():
+        who = f"{n} of its {count} child processes" if count > 1 else "its child process"
+        found.append(f"{who} {'are' if n > 1 else 'is'} {words}")
+    return found
 
 
 def _also_words(row: list[Any]) -> str:

@@ -12,7 +12,7 @@ import difflib
 import functools
 import keyword
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -34,7 +34,6 @@ SALLOC = (  # options that are salloc's, with a value and an example
 )  # fmt: skip
 MOST_RANKS = 100_000  # a rank set is written out as numbers: a mistyped 0-9999999999 must not fill the memory
 MEANT = 0.65  # difflib's ratio from which a word may be another one, mistyped: `resart`, but not `free` for `forecast`
-REPEAT, WARMUP = 12, 3  # calls that `bench` measures at each size, and those before them
 
 
 class HelpAsked(Exception):
@@ -243,6 +242,18 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number; use 1 or more")
     return value
+
+
+def quantity(parse: Callable[[str], float]) -> Callable[[str], float]:
+    """A quantity with its unit, for argparse. parse: raises ValueError with a sentence that says what to type."""
+
+    def parsed(text: str) -> float:
+        try:
+            return parse(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    return parsed
 
 
 def seconds(text: str) -> float:
@@ -515,12 +526,17 @@ def complete_cell(line: str) -> list[str]:
     return complete(cell_parser(), line)
 
 
-def complete(parser: Parser, line: str) -> list[str]:
+def at_cursor(line: str) -> tuple[str, list[str]]:
+    """The word that is being typed, which may be empty, and those before it."""
     words = line.split()
-    if "--" in (words if line.endswith(" ") else words[:-1]):
+    return ("", words) if not words or line.endswith(" ") else (words[-1], words[:-1])
+
+
+def complete(parser: Parser, line: str) -> list[str]:
+    """Options, or values of the one before, that may be the word that is being typed."""
+    current, before = at_cursor(line)
+    if "--" in before:
         return []
-    current = "" if line.endswith(" ") or not words else words[-1]
-    before = words[:-1] if current else words
     action = waiting_for(parser, before[-1]) if before else None
     if action is not None:
         choices = list(action.choices or (NPROC_WORDS if action.type is workers_per_node else ()))

@@ -62,25 +62,22 @@ class Assistant:
             return _words(options.complete_cell(until[6:]), until)
         if until.lstrip().startswith("%ddp "):
             line = until.lstrip()[5:]
-            found = [*commands.complete_command(line), *self._names(line)]
-            if not found and line.split()[:1] and line.split()[0] in commands.SCRIPTS:
-                return {"completions": []}  # the script's own words, which IPython completes as files
-            return _words(found, until)
+            found = commands.complete_command(line)
+            return {"completions": []} if found is None else _words([*found, *self._names(line)], until)
         if cell is not None and context.cursor_line > cell.top:
             return self._on_rank_0(cell, context)
         return {"completions": []}
 
     def _names(self, line: str) -> list[str]:
         """Names that may come next where a subcommand takes some: the notebook's, or those that rank 0 keeps."""
-        command, *words = line.split()
-        current = "" if line.endswith(" ") or not words else words[-1]
-        if command not in commands.NAMED or line == command or current.startswith("-"):
+        command, rest = commands.typed(line)
+        current, taken = options.at_cursor(rest)
+        if command is None or not command.names or line == command.name or current.startswith("-"):
             return []
-        if command == "push":
+        if command.names == "notebook":
             known = [name for name in self.shell.user_ns if name not in self.shell.user_ns_hidden]
         else:
             known = (self.pool().ask(0, {"op": "where", "names": True}, PATIENCE) or {}).get("names", [])
-        taken = words[:-1] if current else words
         return sorted(n for n in known if n.startswith(current) and not n.startswith("_") and n not in taken)
 
     def _on_rank_0(self, cell: Parted, context: Any) -> Any:

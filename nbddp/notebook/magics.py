@@ -1,17 +1,17 @@
 """`%%ddp` and `%ddp`: parse, call, show. The only file that knows IPython's magics.
 
-Nothing is decided here: lines go to `options`, work to the pool, pictures to `draw`.
+Nothing is decided here: a cell's line goes to `options`, its work to the pool, and a command to its handler.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -20,28 +20,24 @@ from traitlets import TraitError, Unicode, observe, validate
 from nbddp.agent import stop
 from nbddp.agent.client import AgentClient
 from nbddp.capabilities.debugger.command import Debug
-from nbddp.capabilities.export import command as export_command
-from nbddp.capabilities.export.command import CellHistory, Ran
-from nbddp.capabilities.scripts import failures, launch
-from nbddp.capabilities.slurm import submit
-from nbddp.capabilities.slurm.host_source import offer
 from nbddp.capabilities.warm.client import AskedProcess
 from nbddp.compat import system
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
 from nbddp.execution import cell_text
 from nbddp.execution.values import RankValues
-from nbddp.launch import env_options, options
+from nbddp.launch import options
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
-from nbddp.launch.units import lasting, lasts
+from nbddp.launch.units import lasting
 from nbddp.notebook import commands
-from nbddp.notebook.commands import Command
 from nbddp.notebook.completion import Assistant
+from nbddp.notebook.history import CellHistory, Ran
 from nbddp.notebook.interrupts import NotebookInterrupts
-from nbddp.output import background
+from nbddp.notebook.pool_commands import RESTARTED, start_pool
 from nbddp.output.screens import Screen, for_shell
 from nbddp.pool import snapshot
 from nbddp.pool.pool import Pool
+from nbddp.protocol.capability import load as load_target
 
 
 @magics_class
@@ -82,12 +78,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
             if cell is not None:
                 with self._stoppable_cell():
                     return self._cell(line, cell)
-            command = commands.parse_command(line)
-            if command.launch.program is not None:
-                with self._stoppable_cell():
-                    return self._run(command)
-            with self._stoppable(command):
-                found = self.COMMANDS[command.name](self, command)
+            asked = commands.parse_command(line)
+            runs_script = asked.launch.program is not None
+            with self._stoppable_cell() if runs_script else self._stoppable(asked.name):
+                found = load_target(asked.command.notebook)(self, asked)
                 if hasattr(found, "draw"):  # while Stop is heard
                     found.draw()
                 return found
@@ -97,7 +91,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     # -- Stop --------------------------------------------------------------------------
 
     @contextmanager
-    def _stoppable(self, command: Command) -> Iterator[None]:
+    def _stoppable(self, command: str) -> Iterator[None]:
         """Stop ends a command with one line, which says what the pool is like."""
         before, run = self.pool.footing(), None
         try:
@@ -109,10 +103,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
         except KeyboardInterrupt:
             pass
         became = snapshot.changed(before, self.pool.footing())
-        if command.name == "push" and run is not None:
+        if command == "push" and run is not None:
             done = [s.rank for s in run.states if s.status == RankStatus.FINISHED]
             became = f"the names are set on {rank_words(done) if done else 'no rank'}"
-        raise CommandStopped(f"%ddp {command.name} was stopped by the user; {became}") from None
+        raise CommandStopped(f"%ddp {command} was stopped by the user; {became}") from None
 
     @contextmanager
     def _stoppable_cell(self) -> Iterator[None]:
@@ -146,11 +140,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if not cell_text.has_program(body):
             self._change(spec, line)
             return
-        number = self._number()
+        number = self.number()
         raw = self.shell.history_manager.input_hist_raw[-1]
         code = cell_text.prepare(line, body, cell_text.rows_above(raw, body))
         cell_text.check(code, f"Cell In[{number}]", self.shell.transform_cell, self._is_automagic)
-        ran = Ran(number, line, body, where=self._where())
+        ran = Ran(number, line, body, where=self.where())
         try:
             values = self._carry_out(spec, code, number)
         except BaseException:
@@ -168,7 +162,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             shown = "%ddp timings" if spec.show_timings else "%ddp memory --timeline" if spec.memory else ""
             raise cell_text.refusal(line.strip(), f"{shown} for the cell before" if shown else "")
         replaced = spec.fresh and self.pool.running
-        self._start(Command("start", {}, spec))
+        start_pool(self, spec)
         if replaced:
             print(RESTARTED)
 
@@ -178,8 +172,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues:
         """Have the pool that a line asks for, and run what it runs."""
         stood = self.pool.running
-        with self._cleared(for_shell(self.shell)) as screen:
-            self._ensure(spec, screen)
+        screen = self.ensure(spec)
         if not stood:
             self._tell_of_system()
         try:
@@ -194,9 +187,25 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if spec.trace is not None:
             self._trace(spec.trace)
         if spec.memory:
-            self._publish(self._figure_of_allocations(None))
+            from nbddp.capabilities.memory.command import figure_of_allocations
+
+            self._publish(figure_of_allocations(self.pool))
         if spec.show_timings:
-            self._publish(self._figure_of_timings(None))
+            from nbddp.capabilities.timings.command import figure_of_timings
+
+            self._publish(figure_of_timings(self.pool))
+
+    def _trace(self, name: str) -> None:
+        from nbddp.capabilities.trace.command import write
+
+        try:
+            with self.progress() as progress:
+                shown = write(self.pool, Path(name), progress)
+        except BadInput as e:
+            print(e)
+            return
+        for each in shown:
+            self._publish(each)
 
     def _publish(self, figure: Any) -> None:
         """Display it in front of what the magic returns."""
@@ -210,34 +219,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
         except Exception as e:
             print(f"there is no trace: {type(e).__name__}: {e}")
 
-    def _trace(self, name: str) -> None:
-        """Write the merged trace of the cell that has just run, say where it is, and show what it shows."""
-        from nbddp.capabilities.collectives.figure import draw_program
-        from nbddp.capabilities.collectives.program import program
-        from nbddp.capabilities.trace.written import written
-
-        try:
-            with self._progress() as progress:
-                progress("collecting and merging the ranks' traces")
-                merged = self.pool.trace()
-                progress(f"writing {name}")
-                found = written(merged, Path(name))
-                progress("looking for what the trace shows")
-                shown = draw_program(program(merged.data["traceEvents"]))
-        except BadInput as e:
-            print(e)
-            return
-        for each in (found, shown):
-            self._publish(each)
-
-    def _number(self) -> int:
-        """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
-        return len(self.shell.history_manager.input_hist_parsed) - 1
-
-    def _ensure(self, spec: LaunchSpec, screen: Screen) -> None:
-        for note in self.pool.ensure(spec, progress=screen.progress):
-            screen.say(note)
-
     def _ask_front_end(self, headed: Callable[[str], str]) -> None:
         """What `name?` and `%load` in the cell asked of the front end, as the lowest rank answers it: text to show, and
         a cell in place of this one or below it, for the ranks too. headed: text → a cell with this one's magic line."""
@@ -250,204 +231,31 @@ class DDPMagics(Magics):  # type: ignore[misc]
         for text, replace_it in content.get("next", []):
             self.shell.set_next_input(headed(text), replace=replace_it)
 
-    # -- %ddp run --------------------------------------------------------------------
+    # -- what a command may ask (`commands.Asked`) ---------------------------------------
 
-    def _run(self, command: Command) -> None:
-        spec, said = launch.made_ready(command.launch, self._is_elsewhere(command.launch))
-        print(*(line + "\n" for line in (*command.notes, *said)), sep="", end="", flush=True)
-        self._carry_out(spec, "", self._number())
+    def run(self, spec: LaunchSpec) -> None:
+        """Run a script as a cell runs, and show what it has recorded."""
+        self._carry_out(spec, "", self.number())
         self._show_recorded(spec)
 
-    def _is_elsewhere(self, spec: LaunchSpec) -> bool:
-        """Whether workers have other files than this machine's."""
-        return spec.elsewhere or (self.pool.running and self.pool.spec.elsewhere)
+    def ensure(self, spec: LaunchSpec) -> Screen:
+        """Make the pool match a line. Returns the screen that tells the changes."""
+        with self._cleared(for_shell(self.shell)) as screen:
+            for note in self.pool.ensure(spec, progress=screen.progress):
+                screen.say(note)
+        return screen
 
-    def _errors(self, command: Command) -> Any:
-        run = self.pool.last_run
-        if run is None:
-            raise BadInput("nothing has run yet; start with %ddp run or a %%ddp cell")
-        program = run.request.program
-        name = program.name if program is not None else f"Cell In[{run.request.cell}]"
-        if not command.args["torchrun"]:
-            return failures.Failures(name, run.failures)
-        print(failures.summary(name, run.failures) if run.failures else f"no rank failed in {name}")
-        return None
-
-    # -- %ddp ------------------------------------------------------------------------
-
-    def _help(self, command: Command) -> None:
-        print(commands.overview())
-        if command.args["options"]:
-            print()
-            options.parse_cell("--help")
-
-    def _start(self, command: Command) -> None:
+    def start_workers(self, change: Callable[[Callable[[str], None]], Iterable[str]]) -> None:
+        """Start workers by `change`, which gets the place for progress and returns what to say."""
         with self._cleared(for_shell(self.shell)) as screen:
             screen.start()
-            self._ensure(command.launch, screen)
-        screen.finish([])
-        assert self.pool.topology is not None
-        print(self.pool.topology.equation())
-        if offer() and not self.pool.spec.elsewhere:
-            print(offer())
-        self._tell_shortcomings()
-
-    def _tell_shortcomings(self) -> None:
-        self._told_of_system = True
-        for line in self.pool.shortcomings():
-            print(line)
-
-    def _tell_of_system(self) -> None:
-        """What this operating system costs, once: a cell that starts a pool says it, or `%ddp start` before."""
-        if system.lost() and not self._told_of_system:
-            print(system.lost())
-        self._told_of_system = True
-
-    def _stop(self, command: Command) -> None:
-        held = [f"{words}: released" for words in self.pool.elsewhere.given_back()]
-        if not self.pool.running:
-            self.pool.elsewhere.release()
-            print(*(held or ["there is no pool to stop"]), sep="\n")
-            return
-        size, cluster = self.pool.world_size, self.pool.spec.cluster
-        self.pool.stop()
-        what = (
-            f"its workers are engines of cluster {cluster} again and keep their names"
-            if cluster
-            else ("names on its workers are gone")
-        )
-        print(*[f"pool of {size} stopped; {what}", *held], sep="\n")
-
-    def _attach(self, command: Command) -> None:
-        with self._cleared(for_shell(self.shell)) as screen:
-            screen.start()
-            for note in self.pool.attach(command.args["job"], screen.progress):
+            for note in change(screen.progress):
                 screen.say(note)
         screen.finish([])
         print(self.pool.placed().equation())
 
-    def _scale(self, command: Command) -> None:
-        with self._progress() as progress:
-            notes = self.pool.scale(command.args["nodes"], progress)
-        print(*notes, sep="\n")
-
-    def _restart(self, command: Command) -> None:
-        if command.launch.asks_for_pool():
-            with self._cleared(for_shell(self.shell)) as screen:
-                self._ensure(_fresh(command.launch), screen)
-            print(RESTARTED)
-            return
-        for note in self.pool.restart(command.args["ranks"]):
-            print(note)
-
-    def _sync(self, command: Command) -> None:
-        with self._progress() as progress:
-            lines = self.pool.sync(progress)
-        print("\n".join(lines))
-
-    def _status(self, command: Command) -> Any:
-        from nbddp.notebook.status import status_table
-
-        answer = self.pool.status()
-        print(*self.pool.elsewhere.words(), sep="\n", end="\n" * bool(self.pool.elsewhere.allocations))
-        if self.pool.group.variables:
-            print(f"workers have {env_options.words(sorted(self.pool.group.variables), self.pool.group.variables)}")
-        if answer["keep"]:
-            print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
-        self._tell_shortcomings()
-        return status_table(answer)
-
-    def _panel(self, command: Command) -> Any:
-        from nbddp.capabilities.panel.command import Panel
-
-        return Panel(self.pool)
-
-    def _debug(self, command: Command) -> None:
-        self.debug.last()
-
-    def _topology(self, command: Command) -> Any:
-        from nbddp.capabilities.topology.figure import draw_topology
-
-        return draw_topology(commands.planned_layout(command) or self.pool.placed())
-
-    def _timings(self, command: Command) -> Any:
-        if command.args["collectives"] and command.args["step"] is not None:
-            raise BadInput("--step selects a DDP step, but --collectives shows no steps; leave out one of them")
-        if command.args["collectives"]:
-            return self._figure_of_collectives()
-        return self._figure_of_timings(command.args["step"])
-
-    def _figure_of_collectives(self) -> Any:
-        from nbddp.capabilities.collectives.figure import draw_program
-
-        return draw_program(self.pool.collectives())
-
-    def _figure_of_timings(self, asked: int | None) -> Any:
-        """Step `asked` of the last run that trained, or the median one; the last collectives where none trained."""
-        from nbddp.analysis.wait_time import typical
-        from nbddp.capabilities.timings.figure import draw_timings
-
-        try:
-            recording = self.pool.timings()
-        except BadInput as no_step:
-            try:
-                if asked is None and self.pool.running:
-                    return self._figure_of_collectives()
-            except BadInput:
-                pass  # neither is there: DDP is what most will have wanted
-            raise no_step from None
-        number = typical(recording) if asked is None else asked
-        if number is None or number not in recording.numbers():
-            have = recording.numbers()
-            steps = (
-                f"steps {have[0]} to {have[-1]} are recorded on every rank"
-                if have
-                else "no step was recorded on every rank"
-            )
-            raise BadInput(f"there is no step {number}; {steps}")
-        return draw_timings(recording, number)
-
-    def _memory(self, command: Command) -> Any:
-        what, args = commands.memory_of(command), command.args
-        if what == "names":
-            return self.pool.sizes(*args["names"], ranks=args["ranks"])
-        if what == "timeline":
-            return self._figure_of_allocations(args["step"])
-        from nbddp.capabilities.memory.figure import draw_memory
-
-        return draw_memory(self.pool.memory())
-
-    def _figure_of_allocations(self, asked: int | str | None) -> Any:
-        """Step `asked`, `all` of the cell, or the step with the highest peak."""
-        from nbddp.capabilities.memory.figure_timeline import draw_allocations
-
-        step = asked if isinstance(asked, int) else None
-        return draw_allocations(self.pool.allocations(step, whole=asked == "all"))
-
-    def _compare(self, command: Command) -> Any:
-        return self.pool.compare(*command.args["names"], ranks=command.args["ranks"])
-
-    def _forecast(self, command: Command) -> Any:
-        from nbddp.capabilities.forecast.figure import draw_forecast
-
-        with self._progress() as progress:
-            found = self.pool.forecast(**command.args, progress=progress)
-        return draw_forecast(found)
-
-    def _bench(self, command: Command) -> Any:
-        from nbddp.capabilities.bench.command import sizes
-        from nbddp.capabilities.bench.figure import draw_bench
-
-        asked = command.args
-        with self._progress() as progress:
-            found = self.pool.bench(
-                asked["collectives"] or ["all_reduce"], sizes(asked["smallest"], asked["largest"], asked["factor"]),
-                repeat=asked["repeat"], warmup=asked["warmup"], progress=progress,
-            )  # fmt: skip
-        return draw_bench(found)
-
     @contextmanager
-    def _progress(self) -> Iterator[Callable[[str], None]]:
+    def progress(self) -> Iterator[Callable[[str], None]]:
         """Where lines of progress are shown, and gone in the end, however it ends."""
         screen = for_shell(self.shell)
 
@@ -460,125 +268,28 @@ class DDPMagics(Magics):  # type: ignore[misc]
         finally:
             screen.finish([])
 
-    def _stacks(self, command: Command) -> Any:
-        from nbddp.capabilities.stacks import command as stacks_command
+    def number(self) -> int:
+        """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
+        return len(self.shell.history_manager.input_hist_parsed) - 1
 
-        run = self.pool.last_run
-        if run is not None and run.error() is not None and run.positions:
-            return stacks_command.of_run(run.positions, run.facts)
-        if not self.pool.running:
-            raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start starts one")
-        assert self.pool.agent is not None
-        return stacks_command.live(self.pool.agent)
-
-    def _doctor(self, command: Command) -> Any:
-        from nbddp.capabilities.doctor.examination import examine
-        from nbddp.capabilities.doctor.findings import Together
-
-        with self._progress() as progress:
-            progress("checking what nbddp uses of torch, ipykernel, IPython and ipyparallel")
-            found = examine(self.pool)
-            hosts = self.pool.checkup(progress)
-        return found if hosts is None else Together([hosts, found])
-
-    def _push(self, command: Command) -> None:
-        names = command.args["names"]
-        unknown = [n for n in names if n not in self.shell.user_ns]
-        if unknown:
-            raise BadInput(f"{unknown[0]!r} is not defined in the notebook; assign it in a cell without %%ddp first")
-        pushed = {n: self.shell.user_ns[n] for n in names}
-        self.pool.push(pushed, command.args["ranks"])
-        self.history.add(Ran(self._number(), None, pushed=pushed, ranks=command.args["ranks"], where=self._where()))
-
-    def _pull(self, command: Command) -> None:
-        self.shell.user_ns.update(self.pool.pull(command.args["names"], command.args["ranks"]))
-
-    def _where(self) -> str:
+    def where(self) -> str:
         """The front end's name of the cell that runs; empty where it has none."""
         kernel = getattr(self.shell, "kernel", None)
         parent = kernel.get_parent() if kernel is not None and hasattr(kernel, "get_parent") else {}
         return str((parent or {}).get("metadata", {}).get("cellId", ""))
 
-    def _export(self, command: Command) -> None:
-        topology, args = self.pool.topology, command.args
-        shape: dict[str, Any] = {}
-        if topology is not None:
-            spec, first = self.pool.spec, topology.workers[0]
-            shape = {
-                "nnodes": spec.elastic or topology.nnodes, "nproc": first.local_world_size,
-                "gpus_per_proc": len(first.devices), "env": self.pool.group.variables,
-            }  # fmt: skip
-            shape |= {"visible": spec.visible} if spec.visible else {}
-        print(*export_command.carry_out(args, shape, self.history, args["argv"]), sep="\n")
+    def tell_shortcomings(self) -> None:
+        self._told_of_system = True
+        for line in self.pool.shortcomings():
+            print(line)
 
-    def _submit(self, command: Command) -> None:
-        args = command.args
-        if (args["script"] is None) == (args["follow"] is None):
-            raise BadInput("%ddp submit needs a batch script, or --follow and a job's number; name one of the two")
-        job = args["follow"] or submit.submit(args["script"], args["words"])
-        if args["script"] is not None:
-            print(f"Slurm job {job} submitted", flush=True)
-        if args["detach"]:
-            print(f"%ddp submit --follow {job} follows it; !scancel {job} cancels it")
-            return
-        screen = for_shell(self.shell)
-        try:
-            cancels = args["on_stop"] == "cancel"
-            print(submit.follow(job, lambda text: print(text, end="", flush=True), screen.progress, cancels))
-        finally:
-            screen.finish([])
-
-    def _log(self, command: Command) -> None:
-        run = self.pool.last_run
-        if run is None:
-            raise BadInput("no cell has run yet; run a %%ddp cell first")
-        rank = command.args["rank"]
-        if rank is None:
-            for r, out in run.outputs.items():
-                found = [str(path) for path in (out.log, *background.later_files(out.log)) if path.exists()]
-                print(f"rank {r}: {', '.join(found) or 'no output'}; process: {self.pool.log_of(r)}")
-            return
-        if rank not in run.outputs:
-            raise BadInput(f"rank {rank} took no part in the last run, which ran on {rank_words(run.outputs)}")
-        text = background.whole_log(run.outputs[rank].log, run.earlier.get(rank, []))
-        print(text or f"rank {rank} printed nothing", end="")
-
-    COMMANDS: ClassVar[dict[str, Callable[[DDPMagics, Command], Any]]] = {
-        "help": _help,
-        "start": _start,
-        "stop": _stop,
-        "attach": _attach,
-        "scale": _scale,
-        "restart": _restart,
-        "sync": _sync,
-        "panel": _panel,
-        "debug": _debug,
-        "status": _status,
-        "topology": _topology,
-        "timings": _timings,
-        "memory": _memory,
-        "compare": _compare,
-        "forecast": _forecast,
-        "bench": _bench,
-        "stacks": _stacks,
-        "doctor": _doctor,
-        "push": _push,
-        "pull": _pull,
-        "log": _log,
-        "run": _run,
-        "torchrun": _run,
-        "launch": _run,
-        "errors": _errors,
-        "export": _export,
-        "submit": _submit,
-    }
+    def _tell_of_system(self) -> None:
+        """What this operating system costs, once: a cell that starts a pool says it, or `%ddp start` before."""
+        if system.lost() and not self._told_of_system:
+            print(system.lost())
+        self._told_of_system = True
 
 
-def _fresh(spec: LaunchSpec) -> LaunchSpec:
-    return replace(spec, fresh=True)
-
-
-RESTARTED = "all workers restarted; names on them are gone"
 TRANSFORMS = (cell_text.uncommented, cell_text.bodied)  # of a shell's cells, before it looks for a magic
 _loaded: dict[int, DDPMagics] = {}
 

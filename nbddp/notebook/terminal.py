@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from nbddp.agent import runtime_dir
@@ -20,10 +20,11 @@ from nbddp.capabilities.slurm import allocation
 from nbddp.capabilities.warm import client
 from nbddp.errors import BadInput, NbddpError
 from nbddp.launch import options
-from nbddp.launch.topology import counted, topology_of
+from nbddp.launch.topology import counted
 from nbddp.launch.units import lasts
 from nbddp.notebook import commands
-from nbddp.notebook.commands import Command
+from nbddp.notebook.commands import CommandLine
+from nbddp.protocol.capability import load
 
 PROG = "python -m nbddp"
 UNREAD = 128 + 13  # as a shell has it for a process that SIGPIPE has ended
@@ -43,12 +44,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _carry_out(words: Sequence[str] | None) -> int:
     try:
-        command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
-        if command.launch.program is not None:
-            from nbddp.capabilities.scripts import terminal
-
-            return terminal.run(command)
-        COMMANDS[command.name](command)
+        line = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
+        if not line.command.terminal:
+            print(commands.overview(PROG))
+            return 0
+        status: int | None = load(line.command.terminal)(line)
+        return status or 0
     except options.HelpAsked as answer:
         print(answer.text)
     except KeyboardInterrupt:
@@ -63,18 +64,14 @@ def _carry_out(words: Sequence[str] | None) -> int:
     return 0
 
 
-def _help(command: Command) -> None:
-    print(commands.overview(PROG))
-
-
-def _status(command: Command) -> None:
+def status(line: CommandLine) -> None:
     from nbddp.notebook.status import megabytes, status_table
 
-    for line in runtime_dir.strange():
-        print(line)
-    asked_for, waiting_too = command.args["pool"], False
+    for strange in runtime_dir.strange():
+        print(strange)
+    asked_for, waiting_too = line.args["pool"], False
     waiting = [one for one in client.waiting() if asked_for in ("", one.name)]
-    pools = [] if asked_for and waiting else _chosen(command, default_all=True)
+    pools = [] if asked_for and waiting else chosen(line, default_all=True)
     for one in waiting:
         print(f"{one.words(megabytes(asdict(one.identity)))}; {PROG} stop {one.name} ends it")
     for kept in allocation.kept() if not asked_for else ():
@@ -95,32 +92,9 @@ def _status(command: Command) -> None:
         print()
 
 
-def _topology(command: Command) -> None:
-    layout = commands.planned_layout(command)
-    if layout is not None:
-        print(layout.words())
-        return
-    for agent in _chosen(command):
-        data = agent.request("status")["info"].get("topology")
-        print(topology_of(data).words() if data else f"pool {agent.pool_id} has no workers yet")
-
-
-def _stacks(command: Command) -> None:
-    from nbddp.capabilities.stacks import command as stacks_command
-
-    for agent in _chosen(command):
-        print(stacks_command.live(agent))
-
-
-def _doctor(command: Command) -> None:
-    from nbddp.capabilities.doctor.examination import examine
-
-    print(examine())
-
-
-def _stop(command: Command) -> None:
+def stop(line: CommandLine) -> None:
     """End a pool; where there is none, the warm processes that wait."""
-    name, running = command.args["pool"], runtime_dir.running()
+    name, running = line.args["pool"], runtime_dir.running()
     waiting = [one for one in client.waiting() if one.name == name or not (name or running)]
     jobs = [one for one in allocation.kept() if str(one.job) == name or not (name or running)]
     for one in waiting:
@@ -131,24 +105,24 @@ def _stop(command: Command) -> None:
         print(f"Slurm job {job.job} released")
     if waiting or jobs:
         return
-    for agent in _chosen(command):
+    for agent in chosen(line):
         agent.tell("stop")
         _gone(agent)
         print(f"pool {agent.pool_id} stopped")
 
 
-def _restart(command: Command) -> None:
-    if command.launch.asks_for_pool():
+def restart(line: CommandLine) -> None:
+    if line.launch.asks_for_pool():
         raise BadInput(f"{PROG} restart keeps the pool's shape; %ddp start --nproc N in the notebook changes it")
-    for agent in _chosen(command):
-        status = agent.request("status")
-        if "cluster" in status["info"]:
+    for agent in chosen(line):
+        answer = agent.request("status")
+        if "cluster" in answer["info"]:
             raise BadInput(
-                f"nbddp cannot replace the engines of cluster {status['info']['cluster']}; restart the cluster, "
+                f"nbddp cannot replace the engines of cluster {answer['info']['cluster']}; restart the cluster, "
                 "then %ddp stop and %ddp start --cluster in the notebook"
             )
-        workers = [c for c in status["children"] if c["kind"] == "worker"]
-        picked = [c for c in workers if command.args["ranks"] is None or c["rank"] in command.args["ranks"]]
+        workers = [c for c in answer["children"] if c["kind"] == "worker"]
+        picked = [c for c in workers if line.args["ranks"] is None or c["rank"] in line.args["ranks"]]
         agent.request("signal", pids=[c["pid"] for c in picked], signal=int(signal.SIGKILL))
         print(
             f"pool {agent.pool_id}: {counted(len(picked), 'worker')} ended; the next cell starts new ones, and names "
@@ -156,24 +130,7 @@ def _restart(command: Command) -> None:
         )
 
 
-def _scale(command: Command) -> None:
-    """Ask the owner of a pool for more or fewer nodes, also while a cell runs."""
-    nodes = command.args["nodes"]
-    for agent in _chosen(command):
-        bounds = agent.request("status")["info"].get("elastic")
-        if not bounds:
-            raise BadInput(f"pool {agent.pool_id} has a fixed number of nodes; start one with --nnodes 1:{nodes}")
-        if not bounds[0] <= nodes <= bounds[1]:
-            asked = f"--nnodes {bounds[0]}:{bounds[1]}"
-            raise BadInput(f"pool {agent.pool_id} was started with {asked} and cannot have {counted(nodes, 'node')}")
-        agent.request("scale", nodes=nodes)
-        print(
-            f"pool {agent.pool_id} will have {counted(nodes, 'node')}: a running cell restarts on them, otherwise the "
-            "next cell starts there"
-        )
-
-
-def _start(command: Command) -> None:
+def start(line: CommandLine) -> None:
     """Hold a pool in the foreground until it is stopped."""
     from nbddp.pool.pool import Pool
 
@@ -181,7 +138,7 @@ def _start(command: Command) -> None:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     pool = Pool()
     try:
-        for note in pool.ensure(command.launch, progress=lambda text: print(text, file=sys.stderr)):
+        for note in pool.ensure(line.launch, progress=lambda text: print(text, file=sys.stderr)):
             print(note)
     except KeyboardInterrupt:
         pool.close()
@@ -190,43 +147,15 @@ def _start(command: Command) -> None:
     assert pool.agent is not None
     pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
     print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")
-    name = command.launch.cluster or f"nbddp-{pool.agent.pool_id}"
+    name = line.launch.cluster or f"nbddp-{pool.agent.pool_id}"
     print(f"ipyparallel's clients find it as cluster {name}; Ctrl-C ends the pool", flush=True)
     ended.wait()
     pool.close()
 
 
-def _export(command: Command) -> None:
-    from nbddp.capabilities.export import command as export_command
-
-    print(*export_command.carry_out(command.args, {}, None, command.args["argv"]), sep="\n")
-
-
-def _script(command: Command) -> None:
-    """A script has an exit status of its own: `main` runs it."""
-    raise BadInput(f"{PROG} {command.name} needs a script")
-
-
-COMMANDS: dict[str, Callable[[Command], None]] = {
-    "help": _help,
-    "status": _status,
-    "topology": _topology,
-    "stacks": _stacks,
-    "doctor": _doctor,
-    "stop": _stop,
-    "restart": _restart,
-    "scale": _scale,
-    "start": _start,
-    "run": _script,
-    "torchrun": _script,
-    "launch": _script,
-    "export": _export,
-}
-
-
-def _chosen(command: Command, default_all: bool = False) -> list[AgentClient]:
+def chosen(line: CommandLine, default_all: bool = False) -> list[AgentClient]:
     found = runtime_dir.running()
-    name = command.args.get("pool") or ""
+    name = line.args.get("pool") or ""
     if name:
         found = [h for h in found if h.name == name]
         if not found:

@@ -8,26 +8,19 @@ asks for (start, grow, shrink, replace, nothing), and tells each change in one l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.background import Probes
-from nbddp.capabilities.hosts import report_query
-from nbddp.capabilities.hosts.report import HostsReport
-from nbddp.capabilities.scripts.logs import LogOptions
-from nbddp.capabilities.slurm import host_source
 from nbddp.capabilities.slurm.commands import Slurm
-from nbddp.compat.working_dir import here
-from nbddp.errors import BadInput, WorkerFailed
+from nbddp.errors import WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import RankValues, check_ranks
 from nbddp.launch import env_options
 from nbddp.launch.machine import Node
-from nbddp.launch.options import REPEAT, WARMUP, LaunchSpec
+from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
-from nbddp.output.mimebundles import face
 from nbddp.output.screens import NullScreen, Screen, for_shell
 from nbddp.pool import payloads, retry
 from nbddp.pool.node import WorkerProcess
@@ -36,22 +29,18 @@ from nbddp.pool.runs import shell
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import json_values, pickling
-from nbddp.protocol.program import SHUTDOWN, Program, check_file
-from nbddp.protocol.request import ARGV0, HANG_AFTER, SCRIPT, Request
+from nbddp.protocol.capability import with_methods
+from nbddp.protocol.program import SHUTDOWN
+from nbddp.protocol.request import ARGV0, HANG_AFTER, Request
 
-if TYPE_CHECKING:  # what looks at ranks is imported by the first look: a launch from a terminal needs none of it
-    from nbddp.analysis.steps import Recording
-    from nbddp.capabilities.bench.result import Measured
-    from nbddp.capabilities.collectives.program import Breakdown
-    from nbddp.capabilities.compare.report import Report
-    from nbddp.capabilities.forecast.scale import Forecast
-    from nbddp.capabilities.memory.parts import RankMemory
-    from nbddp.capabilities.memory.sizes import Sizes
-    from nbddp.capabilities.memory.timeline import Allocations
-    from nbddp.capabilities.trace.merge import Merged
+if TYPE_CHECKING:
+    from nbddp.capabilities import PoolMethods
+else:
+    PoolMethods = object
 
 
-class Pool:
+@with_methods
+class Pool(PoolMethods):
     """A worker group, on this machine or on other hosts.
 
     The pool starts at once as a context manager or with `start()`, otherwise with the first run. It ends when nobody
@@ -70,6 +59,8 @@ class Pool:
     - debug: `off`, `info` or `detail`; env: environment variables of the ranks.
 
     Raises BadInput for an impossible placement, AgentFailed for a host that does not start.
+
+    Capabilities add methods (`nbddp.capabilities`): what the ranks have recorded, hold and can do.
     """
 
     holding = PoolState
@@ -108,7 +99,7 @@ class Pool:
             via=via, slurm=Slurm() if slurm is True else slurm or None, interface=interface, sync=sync, cluster=cluster,
             debug=debug, env=env_options.checked(debug, env or {}),
         )  # fmt: skip
-        self.measured: list[Measured] = []  # collectives that were measured on these devices
+        self.measured: list[Any] = []  # collectives that were measured on these devices
         self.life = self.holding(spec, agent, self.connection, self.trials)
         self.elsewhere, self.runs = self.life.elsewhere, self.life.runs
 
@@ -120,9 +111,6 @@ class Pool:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        return face("pool", self)
 
     def warm_up(self) -> None:
         """Have a warm process begin, which looks at this machine's devices and imports torch; returns at once."""
@@ -202,19 +190,6 @@ class Pool:
             self.measured = []
         return notes
 
-    def sync(self, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Copy this process's working directory to the pool's hosts (`nbddp.capabilities.hosts.sync`). Returns what was
-        copied, as sentences.
-
-        Workers that start from now on start in the copy. Raises BadInput if the pool is on this machine or the folder
-        is too large, PoolNotRunning without a pool.
-        """
-        if not self.group.nodes:
-            self.group.need_running()
-        if self.group.sees_files:
-            raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
-        return self.life.reaching.sync([node.agent for node in self.group.spread], progress)
-
     def keep(self, seconds: float | None) -> None:
         """Set the default of `--keep-warm`; None: as the warm process has it from its last owner."""
         self.life.keep(seconds)
@@ -278,53 +253,6 @@ class Pool:
         run = retry.carry_out(self.life, request, screen or for_shell(shell()))
         return payloads.answered(run.ended) if request.want_value else RankValues({})
 
-    def run_script(
-        self,
-        script: str,
-        *words: str,
-        module: bool = False,
-        keep: bool = False,
-        logs: LogOptions | None = None,
-        max_restarts: int = 0,
-        hang_after: float | None = HANG_AFTER,
-        timeout: float | None = None,
-        screen: Screen | None = None,
-    ) -> None:
-        """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
-
-        The ranks are new processes that end with the script; keep: use the existing ones, and keep the script's names
-        there. Other arguments and exceptions are as for `run_cell`.
-        """
-        program = Program(script, module, keep)
-        if not self.spec.elsewhere:
-            check_file(program, here())
-        self.ensure(replace(LaunchSpec() if self.running else self.spec, fresh=not keep))
-        request = Request(
-            op=SCRIPT, program=program, argv=words, logs=logs, max_restarts=max_restarts, hang_after=hang_after,
-            timeout=timeout,
-        )  # fmt: skip
-        self.carry_out(request, screen)
-
-    def scale(self, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Change the number of nodes. Returns what was done, as sentences. Raises BadInput if the pool was started
-        without `--nnodes MIN:MAX`, or if `nodes` is outside those bounds."""
-        return self.life.reaching.scale(self.spec, nodes, progress)
-
-    def attach(self, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Start workers on the Slurm nodes that an earlier kernel kept (`--keep-alive`). Returns what was done, as
-        sentences.
-
-        job: needed if several jobs are kept. Raises BadInput if none is kept, or if this pool is running.
-        """
-        if self.running:
-            raise BadInput(
-                f"this pool runs {host_source.on(self.spec)}; %ddp stop ends it, then %ddp attach uses the job"
-            )
-        kept = host_source.to_attach(job)
-        spec = host_source.restored(kept)
-        self.elsewhere.hold(kept.take())
-        return self.ensure(spec, progress)
-
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:
         """Call `function(*args, **kwargs)` on every rank. Returns every rank's value.
 
@@ -383,102 +311,6 @@ class Pool:
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         return payloads.pulled(names, self.answers("pull", chosen, names=list(names)))
 
-    # -- what the ranks have recorded, hold and can do (`nbddp.capabilities.timings.command`) ---------------------
-
-    def timings(self) -> Recording:
-        """DDP steps of the last run that recorded any; `origin` and `missing` say whether that is the last cell, and
-        whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
-        from nbddp.capabilities.timings import command
-
-        return command.timings(self)
-
-    def collectives(self) -> Breakdown:
-        """Who arrived last at the collectives of the last run that called some, and how each rank spent that run: for
-        any program, without a trace. Raises BadInput if no run has called a collective."""
-        from nbddp.capabilities.timings import command
-
-        return command.collectives(self)
-
-    def trace(self) -> Merged:
-        """The merged traces of the last cell that ran with `trace`. Raises BadInput if there are none.
-
-        Ranks that have been replaced since are listed in `missing`.
-        """
-        from nbddp.capabilities.timings import command
-
-        return command.trace(self)
-
-    def memory(self) -> list[RankMemory]:
-        """What each rank's memory holds (`nbddp.capabilities.memory.on_rank`). Raises BadInput if no rank has a
-        model."""
-        from nbddp.capabilities.timings import command
-
-        return command.memory(self)
-
-    def sizes(self, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
-        """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
-        no rank has or that holds no tensor."""
-        from nbddp.capabilities.timings import command
-
-        return command.sizes(self, names, ranks)
-
-    def allocations(self, step: int | None = None, whole: bool = False) -> Allocations:
-        """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
-        with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
-        from nbddp.capabilities.timings import command
-
-        return command.allocations(self, step, whole)
-
-    def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
-        """Compare the ranks' copies of names: tensors, modules, optimizers, numbers, or containers of them.
-
-        Ranks send digests; for tensors that differ also the bytes of one rank, up to 256 MiB in all
-        (`nbddp.capabilities.compare.command`). No process group is needed or used. Raises BadInput for a name that no
-        rank has.
-        """
-        from nbddp.capabilities.timings import command
-
-        return command.compare(self, names, ranks)
-
-    def bench(
-        self,
-        collective: str | Sequence[str] = "all_reduce",
-        sizes: Sequence[int] | None = None,
-        *,
-        repeat: int = REPEAT,
-        warmup: int = WARMUP,
-        progress: Callable[[str], None] = lambda text: None,
-    ) -> list[Measured]:
-        """Measure collectives of `sizes` bytes (default: 1 KiB to 64 MiB), as nccl-tests does
-        (`nbddp.capabilities.bench.on_rank`).
-
-        The ranks meet in a process group of nbddp's own: the program's groups count none of it. progress: called with a
-        line before each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
-        """
-        from nbddp.capabilities.timings import command
-
-        names = [collective] if isinstance(collective, str) else list(collective)
-        gpus = command.own_gpus(self.placed(), self.group.visible)
-        found = command.bench(self, gpus, names, sizes, repeat, warmup, progress)
-        new = {(m.collective, m.ranks, m.bytes) for m in found}
-        self.measured = [m for m in self.measured if (m.collective, m.ranks, m.bytes) not in new] + found
-        return found
-
-    def forecast(self, **asked: Any) -> Forecast:
-        """Predict the last recorded step on more nodes, by the α–β model of `nbddp.capabilities.forecast.cost`.
-
-        - inter_node, intra_node: bandwidth, as `25GB/s` or bytes per second; intra_node defaults to the measured one.
-        - latency: between nodes, as `10us` or seconds.
-        - ranks_per_node, nodes (default 1024), strong (default False), algorithm (`ring`, `tree` or `binomial`),
-          progress.
-
-        Links that are not given are taken as measured; all-reduces are measured now if there are no measurements on
-        this number of ranks. Raises BadInput if no step has been recorded, or for impossible arguments.
-        """
-        from nbddp.capabilities.forecast.command import foresee
-
-        return foresee(self, **asked)
-
     def answers(
         self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
     ) -> dict[int, list[Any]]:
@@ -502,10 +334,6 @@ class Pool:
         """What does not work here, one line for the operating system and for each library, and who can reach the ranks'
         store because it cannot be guarded."""
         return self.life.shortcomings()
-
-    def checkup(self, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:
-        """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
-        return report_query.examine(self.group, progress)
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """Ask a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""

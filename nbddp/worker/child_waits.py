@@ -1,8 +1,8 @@
 """What processes that a program has started wait for: while one does, a file of its own says so, in its pool's folder.
 
 A process that was forked from a worker knows the folder; one that is started by spawn or forkserver is told
-(`capabilities.subprocesses.on_rank`). A file whose process is gone says nothing: whoever reads asks for those that are
-there.
+(`capabilities.subprocesses.on_rank`). A file is named by its process and has its start time: one that a killed process
+has left says nothing of another with the same pid.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
+
+from nbddp.agent.process_id import ProcessId
 
 FOLDER = "child_waits"
 MOST = 4096  # bytes of a file
@@ -42,8 +44,9 @@ def told(words: str, advice: str = "") -> Iterator[None]:
     """While this process waits. It only helps to look: nothing fails for it."""
     path = os.path.join(_folder, str(os.getpid())) if _folder and os.getpid() != _worker else ""
     if path:
+        started = ProcessId.of(os.getpid()).started
         with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            json.dump([words, advice], file)
+            json.dump([started, words, advice], file)
     try:
         yield
     finally:
@@ -57,5 +60,7 @@ def of(processes: Iterable[str]) -> list[list[str]]:
     found = []
     for process in processes if _folder else ():
         with contextlib.suppress(OSError, ValueError), open(os.path.join(_folder, process), "rb") as file:
-            found.append([str(each) for each in json.loads(file.read(MOST))])
+            started, *said = json.loads(file.read(MOST))
+            if ProcessId(int(process), started).alive():
+                found.append([str(each) for each in said])
     return found

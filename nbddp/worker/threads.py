@@ -14,6 +14,7 @@ from nbddp.worker.frames import SeenFrame
 
 THREADING = threading.__file__
 SHORT = 4096  # bytes of a file in /proc/self/task
+ENDED = (b"Z", b"X")  # states of a process that nobody has waited for
 JOINS = 8  # threads that join threads, followed so far
 
 # system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
@@ -100,16 +101,19 @@ def tasks() -> list[str]:
 
 
 def children() -> tuple[list[str], int]:
-    """The processes that this one and those have started and that are there, and the CPU time that they have used, in
-    the kernel's ticks; none where it does not say."""
-    found, ticks = [str(os.getpid())] if system.has_proc() else [], 0
-    for process in found:  # it grows meanwhile
+    """The processes that this one and those have started and that run, and the CPU time that they have used, in the
+    kernel's ticks; none where it does not say. Without what serves multiprocessing alone."""
+    served = system.served_by()
+    seen, found, ticks = [str(os.getpid())] if system.has_proc() else [], [], 0
+    for process in seen:  # it grows meanwhile
         with suppress(OSError):  # it has ended
             for thread in os.listdir(f"/proc/{process}/task"):
-                found += short(f"/proc/{process}/task/{thread}/children").decode().split()
-            if process != found[0]:
-                ticks += sum(map(int, short(f"/proc/{process}/stat").rpartition(b")")[2].split()[11:13]))
-    return found[1:], ticks
+                seen += short(f"/proc/{process}/task/{thread}/children").decode().split()
+            state, *numbers = short(f"/proc/{process}/stat").rpartition(b")")[2].split()
+            if process != seen[0] and state not in ENDED and int(process) not in served:
+                found.append(process)
+                ticks += sum(map(int, numbers[10:12]))
+    return found, ticks
 
 
 def bytes_moved() -> int | None:

@@ -27,6 +27,7 @@ from nbddp.output.screens import NullScreen
 from tests.pool.faults import StopWhenReady
 
 TOO_LONG = 15.0  # seconds a cell may take
+HANGS = 60.0  # seconds after which it is not waited for
 PREPARE = """\
 import asyncio, concurrent.futures, functools, os, resource, signal, sys, threading, time
 import torch, torch.distributed as dist
@@ -347,7 +348,7 @@ def main() -> int:
                 made = cell(dice, number)
             pool.ensure(LaunchSpec(nproc=made.world))
             screen = StopWhenReady(1 + ("twice" in made.fault)) if FAULTS[made.fault].stop else NullScreen()
-            error, took = attempt(lambda: pool.run_cell(made.text, screen=screen, hang_after=0.3))  # noqa: B023
+            error, took = attempt(lambda: pool.run_cell(made.text, screen=screen, hang_after=0.3, timeout=HANGS))  # noqa: B023
             names.ran(pool, made.world, error)
             slowest = max(slowest, took)
             said = wrong(made, error, took)

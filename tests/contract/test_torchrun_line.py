@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.argparse_util import check_env, env
 
 from nbddp.capabilities.scripts import torchrun
-from nbddp.notebook.commands import parse_command
+from nbddp.notebook.commands import command_parser, parse_command
 
 
 def flags(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
@@ -35,7 +35,7 @@ def real(form: str) -> argparse.ArgumentParser:
 
 @pytest.mark.parametrize("form", [torchrun.TORCHRUN, torchrun.LAUNCH])
 def test_every_flag_of_torchrun_is_honoured_or_answered(form: str) -> None:
-    ours, theirs = flags(torchrun.parser_of("%ddp", form)), flags(real(form))
+    ours, theirs = flags(command_parser(form)), flags(real(form))
     known = {*torchrun.HONOURED, *torchrun.NOTED, *torchrun.REFUSED}
     assert set(theirs) <= known, "a new flag needs a row in capabilities/scripts/torchrun.py"
     for dest, spellings in theirs.items():
@@ -54,7 +54,7 @@ def test_variables_are_read_for_the_flags_for_which_torch_reads_one(form: str) -
 @pytest.mark.parametrize("form", [torchrun.TORCHRUN, torchrun.LAUNCH])
 def test_the_table_of_flags_is_that_of_torch_2_15(form: str) -> None:
     """No flag that torch does not have, and each takes as many values as torch's."""
-    ours = {a.dest: a.nargs for a in torchrun.parser_of("%ddp", form)._actions if a.dest not in ("help", "env")}
+    ours = {a.dest: a.nargs for a in command_parser(form)._actions if a.dest not in ("help", "env")}
     theirs = {a.dest: a.nargs for a in real(form)._actions if a.dest != "help"}
     assert ours == theirs
     assert {*torchrun.HONOURED, *torchrun.NOTED, *torchrun.REFUSED} == {*theirs, "use_env"}

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.capabilities.export.command import CellHistory, Ran
 from nbddp.capabilities.export.notebook_file import cells_of
 from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.statements import indented
@@ -22,6 +21,7 @@ from nbddp.errors import BadInput
 from nbddp.export import script
 from nbddp.notebook import terminal
 from nbddp.notebook.commands import parse_command
+from nbddp.notebook.history import CellHistory, Ran
 from tests.kernels import Kernel
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

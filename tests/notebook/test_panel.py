@@ -72,14 +72,19 @@ def test_what_users_type_is_text_on_the_page() -> None:
 # -- in a kernel -----------------------------------------------------------------------------------
 
 
+def with_panel(kernel: Kernel) -> Kernel:
+    """A kernel whose `panel` is the panel of its pool, which is not started."""
+    done = kernel.run("import nbddp, json, threading\npanel = nbddp.Panel()\nview = panel.view")
+    assert done.ok, done.error
+    until(kernel, "panel.state.machine", bool)
+    return kernel
+
+
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel whose `panel` is the panel of its pool, which is not started."""
+    """As `with_panel`, until a test starts the pool."""
     with loaded(str(tmp_path_factory.mktemp("panel"))) as kernel:
-        done = kernel.run("import nbddp, json, threading\npanel = nbddp.Panel()\nview = panel.view")
-        assert done.ok, done.error
-        until(kernel, "panel.state.machine", bool)
-        yield kernel
+        yield with_panel(kernel)
 
 
 def asked(kernel: Kernel, expression: str) -> Any:
@@ -97,7 +102,8 @@ def until(kernel: Kernel, expression: str, true: Callable[[Any], Any], seconds: 
     return value
 
 
-def test_start_starts_what_is_planned_and_all_panels_show_it(shown: Kernel) -> None:
+def test_start_starts_what_is_planned_and_all_panels_show_it(new_kernel: Kernel) -> None:
+    shown = with_panel(new_kernel)
     made = shown.run("view.controls['nproc'].value, view.controls['oversubscribe'].value = 2, False\n"
                      "more = [nbddp.Panel() for _ in range(9)]\nviews = [p.view for p in more]\n"
                      "views[3].controls['nnodes'].value = 2")  # fmt: skip
@@ -115,7 +121,8 @@ def test_start_starts_what_is_planned_and_all_panels_show_it(shown: Kernel) -> N
 
 
 def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel) -> None:
-    until(shown, "panel.state.pool_words()", lambda words: words.startswith("ready"))  # the cell before has ended
+    assert shown.run("%ddp start").ok
+    until(shown, "panel.state.pool_words()", lambda words: words.startswith("ready"))
     for code in ("%ddp panel", "nbddp.Panel()", "from nbddp.notebook.magics import standing_pool; standing_pool()"):
         bundle, *understudy = shown.run(code).displays
         assert len(understudy) == ("standing_pool" not in code)
@@ -192,6 +199,7 @@ start_requests.worker = real"""
 
 
 def test_a_start_that_fails_shows_why_and_the_end_of_the_log_and_the_next_one_works(shown: Kernel) -> None:
+    test_a_cell_that_changes_the_pool_changes_the_panel(shown)
     done = shown.run(BROKEN)
     assert done.ok, done.error
     failure, log = asked(shown, "[panel.state.failure, panel.state.log]")

@@ -135,9 +135,18 @@ def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with loaded(str(tmp_path_factory.mktemp("panel"))) as kernel:
         done = kernel.run("import nbddp, json\npanel = nbddp.Panel()\nview = panel.view")
         assert done.ok, done.error
-        done = kernel.run(TRAIN)
-        assert done.ok, done.error
         yield kernel
+
+
+@pytest.fixture
+def trained(panel: Kernel) -> Kernel:
+    """That kernel after a cell in which two ranks have trained and printed."""
+    seen = "[[o.rank for o in panel.state.outputs], panel.state.curve.last]"
+    if asked(panel, seen) != [[0, 1], 5]:
+        done = panel.run(TRAIN)
+        assert done.ok, done.error
+        until(panel, seen, lambda found: found == [[0, 1], 5])
+    return panel
 
 
 def test_a_cell_that_was_over_before_a_look_has_its_output_and_its_steps(panel: Kernel) -> None:
@@ -148,12 +157,11 @@ def test_a_cell_that_was_over_before_a_look_has_its_output_and_its_steps(panel: 
     until(panel, "panel.state.notice", lambda notice: notice == f"Cell In[{done.number}] ended on all ranks")
 
 
-def test_a_step_that_is_selected_shows_its_timeline(panel: Kernel) -> None:
-    until(panel, "panel.state.curve.last", lambda last: last == 5)
-    assert panel.run("view.step.value = 4\nview.buttons['Show'].click()").ok
-    until(panel, "panel.state.step and panel.state.step.words", lambda words: "step 4 of Linear" in (words or ""))
-    assert panel.run("view.step.value = 99\nview.buttons['Show'].click()").ok
-    until(panel, "panel.state.notice", lambda notice: "step 99 is not recorded on ranks 0–1" in notice)
+def test_a_step_that_is_selected_shows_its_timeline(trained: Kernel) -> None:
+    assert trained.run("view.step.value = 4\nview.buttons['Show'].click()").ok
+    until(trained, "panel.state.step and panel.state.step.words", lambda words: "step 4 of Linear" in (words or ""))
+    assert trained.run("view.step.value = 99\nview.buttons['Show'].click()").ok
+    until(trained, "panel.state.notice", lambda notice: "step 99 is not recorded on ranks 0–1" in notice)
 
 
 LATE = """import threading
@@ -163,29 +171,30 @@ with panel.session._draws:  # a step is just being drawn
     for number in (1, 2, 4, 3): panel.session.select(number)"""
 
 
-def test_of_steps_that_are_selected_while_one_is_drawn_the_last_is_drawn(panel: Kernel) -> None:
-    done = panel.run(LATE)
+def test_of_steps_that_are_selected_while_one_is_drawn_the_last_is_drawn(trained: Kernel) -> None:
+    done = trained.run(LATE)
     assert done.ok, done.error
-    until(panel, "[panel.state.notice, drawn]", lambda found: found == ["step 3 of Linear", [3]])
-    until(panel, "[t.name for t in threading.enumerate()].count('nbddp-step')", lambda drawing: drawing == 0)
-    assert asked(panel, "drawn") == [3]
-    assert panel.run("panel.session._take_step = real").ok
+    until(trained, "[panel.state.notice, drawn]", lambda found: found == ["step 3 of Linear", [3]])
+    until(trained, "[t.name for t in threading.enumerate()].count('nbddp-step')", lambda drawing: drawing == 0)
+    assert asked(trained, "drawn") == [3]
+    assert trained.run("panel.session._take_step = real").ok
 
 
-def test_a_click_on_the_curve_selects_a_step_in_all_panels(panel: Kernel) -> None:
+def test_a_click_on_the_curve_selects_a_step_in_all_panels(trained: Kernel) -> None:
     """The slider that lies over the curve gets it; what the model says moves it and asks for nothing."""
-    until(panel, "panel.state.curve.last", lambda last: last == 5)
-    assert panel.run("beside = nbddp.Panel().view\nview.slider.value = 2").ok
-    until(panel, "panel.state.step and panel.state.step.number", lambda number: number == 2)
+    assert trained.run("beside = nbddp.Panel().view\nview.slider.value = 2").ok
+    until(trained, "panel.state.step and panel.state.step.number", lambda number: number == 2)
     seen = "[[v.slider.min, v.slider.max, v.slider.value, v.step.value] for v in (view, beside)]"
-    until(panel, seen, lambda found: found == [[0, 5, 2, 2]] * 2)
-    assert panel.run("beside.close()").ok
+    until(trained, seen, lambda found: found == [[0, 5, 2, 2]] * 2)
+    assert trained.run("beside.close()").ok
 
 
-def test_rank_search_and_differences_are_the_same_in_all_panels(panel: Kernel) -> None:
+def test_rank_search_and_differences_are_the_same_in_all_panels(trained: Kernel) -> None:
     code = "other = nbddp.Panel().view\nview.shown['rank'].value = 1\nother.shown['search'].value = 'end'\n"
-    assert panel.run(code).ok
-    assert asked(panel, "[[v.shown['rank'].value, v.shown['search'].value] for v in (view, other)]") == [[1, "end"]] * 2
+    assert trained.run(code).ok
+    assert (
+        asked(trained, "[[v.shown['rank'].value, v.shown['search'].value] for v in (view, other)]") == [[1, "end"]] * 2
+    )
 
 
 TEN = """import random, threading, traceback

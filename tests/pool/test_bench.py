@@ -8,7 +8,7 @@ import pytest
 
 import nbddp
 from nbddp.analysis.wait_time import BUS_FACTOR
-from nbddp.capabilities.bench.command import sizes
+from nbddp.capabilities.bench.command import sizes_between
 from nbddp.capabilities.bench.figure import draw_bench
 from nbddp.notebook.commands import parse_command
 from nbddp.output.screens import NullScreen
@@ -99,9 +99,9 @@ def test_what_cannot_be_measured_is_said(pool: nbddp.Pool) -> None:
     with pytest.raises(nbddp.BadInput, match="there is no collective 'allreduce'; use all_reduce, "):
         pool.bench("allreduce")
     with pytest.raises(nbddp.BadInput, match=r"there are no sizes from 10 to 5 bytes; give the smaller one first"):
-        sizes(10, 5)
+        sizes_between(10, 5)
     with pytest.raises(nbddp.BadInput, match="--factor 1 does not increase the size"):
-        sizes(1, 5, 1)
+        sizes_between(1, 5, 1)
     with pytest.raises(nbddp.BadInput, match=r"there is no collective 'allreduce'; did you mean all_reduce\?"):
         parse_command("bench allreduce")
     with pytest.raises(nbddp.BadInput, match="'1 parsec' is not a size that can be measured; type one such as 64MiB"):

@@ -174,6 +174,13 @@ NAMED = {
         "store.set_timeout(datetime.timedelta(seconds=25))\nif rank: store.wait(['key'])",
         r"rank 1 waits in store.wait\(\['key'\]\) \(line \d+\); rank 0 has finished the cell",
     ),
+    "a key that a child process can set no more": (
+        "import subprocess\nchild = subprocess.Popen(['true'])  # nobody waits for it\n"
+        "from multiprocessing import forkserver, resource_tracker\n"
+        "forkserver.ensure_running(); resource_tracker.ensure_running()\n"
+        "if rank: dist.distributed_c10d._get_default_store().wait(['key'])",
+        r"rank 1 waits in store.wait\(\['key'\]\) \(line \d+\); rank 0 has finished the cell",
+    ),
 }
 
 
@@ -260,12 +267,13 @@ if __name__ == "__main__":
     mp.start_processes(child, nprocs={nprocs}, start_method="{method}")
 """
 NOBODY = (
-    r"rank 0 \(.* line 7, 2 of its \d child processes connecting to a store at 127.0.0.1:\d+, where nobody answers\); "
+    r"rank 0 \(.* line 7, 2 of its \d child processes are connecting to a store at 127.0.0.1:\d+, where nobody "
+    r"answers\); "
     r"nothing has moved for \d s; TORCHELASTIC_USE_AGENT_STORE=True, which started processes inherit, .* keep the "
     r"launcher's MASTER_PORT, or set TORCHELASTIC_USE_AGENT_STORE=False in them; Stop frees the ranks"
 )
 ALONE = (
-    r"rank 0 \(.* line 7, (\d of )?its (\d )?child process(es)? waiting for others to connect to its "
+    r"rank 0 \(.* line 7, (\d of )?its (\d )?child process(es)? (is|are) waiting for others to connect to its "
     r"store at 127.0.0.1:\d+\); "
     r"nothing has moved for \d s; Stop frees the ranks"
 )

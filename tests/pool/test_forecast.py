@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.capabilities.bench.result import Measured
-from nbddp.capabilities.forecast.command import foresee
 from nbddp.capabilities.forecast.cost import Link, seconds, together
 from nbddp.capabilities.forecast.figure import draw_forecast
 from nbddp.capabilities.forecast.scale import forecast, profile
@@ -184,7 +183,7 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
     with pytest.raises(nbddp.BadInput, match="'25' has no unit; type 25GB/s"):
         pool.forecast(inter_node="25")
     with pytest.raises(nbddp.BadInput, match="there is no algorithm butterfly; use ring, tree, binomial"):
-        foresee(pool, algorithm="butterfly")
+        pool.forecast(algorithm="butterfly")
     with pytest.raises(nbddp.BadInput, match="at least one node"):
         pool.forecast(nodes=0)
 

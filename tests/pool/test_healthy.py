@@ -21,6 +21,7 @@ from nbddp.output.screens import NullScreen
 from nbddp.worker import runnable
 from tests.lessons.answers import pool_of
 from tests.pool import later
+from tests.pool.faults import needs_recorder
 from tests.pool.healthy import HANG_AFTER, PREPARE, PROGRAMS, SECONDS
 
 
@@ -133,6 +134,7 @@ LEFT = {  # what a program leaves behind that calls nobody
 }
 
 
+@needs_recorder
 @pytest.mark.parametrize("name", LEFT)
 def test_what_calls_nobody_keeps_no_deadlock_from_being_ended(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
     pool = pool_for(2)

@@ -386,7 +386,8 @@ def test_a_cells_stop_before_its_code_runs_is_answered(stopped: Kernel) -> None:
         for i in range(20):
             shown = stop_after(stopped, code, i * 0.0002)
             assert shown.reply["status"] in ("ok", "error")
-            assert one_line(shown) or shown.reply["ename"] == "KeyboardInterrupt"
+            # of a Stop while the value is shown, ipykernel's reply names no error, and its traceback does
+            assert one_line(shown) or "KeyboardInterrupt" in shown.error
 
 
 def test_stop_in_a_plain_cell_shows_the_cells_frames_alone(stopped: Kernel) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
+from nbddp.capabilities.memory.command import asked_for
 from nbddp.capabilities.memory.figure_timeline import PHASES
 from nbddp.capabilities.memory.history import BEFORE, HEAP, Place, from_samples, thinned, window
 from nbddp.notebook import commands
@@ -55,7 +56,7 @@ def test_a_thinned_curve_keeps_its_ends_and_extremes_in_order(some: list[int], m
 )
 def test_words_that_do_not_go_together_are_refused(line: str, what: str) -> None:
     with pytest.raises(nbddp.BadInput) as refused:
-        commands.memory_of(commands.parse_command(line))
+        asked_for(commands.parse_command(line))
     assert what in str(refused.value)
 
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.analysis.wait_time import BUS_FACTOR
-from nbddp.capabilities.bench.command import sizes
+from nbddp.capabilities.bench.command import own_gpus, sizes_between
 from nbddp.capabilities.bench.figure import draw_bench, table
 from nbddp.capabilities.bench.result import Measured
-from nbddp.capabilities.timings.command import own_gpus
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.topology import Topology
 from nbddp.launch.units import amount
@@ -40,7 +39,7 @@ def test_ranks_measure_on_gpus_of_their_own_or_all_on_cpu(
 
 @given(st.integers(1, 1000), st.integers(1, 10**9), st.integers(2, 16))
 def test_sizes_grow_by_the_factor_up_to_the_largest(smallest: int, extra: int, factor: int) -> None:
-    found = sizes(smallest, smallest + extra, factor)
+    found = sizes_between(smallest, smallest + extra, factor)
     assert found[0] == smallest
     assert all(b == a * factor for a, b in itertools.pairwise(found))
     assert found[-1] <= smallest + extra < found[-1] * factor

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbddp.capabilities.export.command import CellHistory, Ran
 from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.statements import indented, python
 from nbddp.capabilities.export.values import code_of
 from nbddp.errors import BadInput
 from nbddp.notebook.commands import complete_command
+from nbddp.notebook.history import CellHistory, Ran
 
 # -- lines of IPython --------------------------------------------------------------------------------
 

@@ -282,9 +282,10 @@ def test_help_alone_tells_of_the_options_too() -> None:
 
 
 def test_every_subcommand_has_help_and_completion() -> None:
-    for name in set(commands.COMMANDS) - {"help"}:
-        with pytest.raises(options.HelpAsked, match=commands.COMMANDS[name].split()[0]):
-            commands.parse_command(f"{name} --help")
+    for name, command in commands.known().items():
+        if name != "help":
+            with pytest.raises(options.HelpAsked, match=command.help.split()[0]):
+                commands.parse_command(f"{name} --help")
     assert commands.complete_command("re") == ["restart"]
     assert commands.complete_command("restart --ra") == ["--ranks"]
     assert options.complete_cell("--nproc ") == list(options.NPROC_WORDS)
@@ -388,4 +389,4 @@ def test_the_manual_names_every_command_of_the_terminal() -> None:
     page = (places.ROOT / "docs" / "commands.md").read_text()
     section = page.partition("## From a terminal\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"`(?:python -m nbddp )?([a-z]+)`", section))
-    assert named == set(commands.TERMINAL_COMMANDS)
+    assert named == set(commands.known("python -m nbddp"))

@@ -22,31 +22,33 @@ PURE = {  # folder → its modules that import nothing of that
     "": "errors export",
     "agent": "last_error stop version_diff warning_filters",
     "analysis": "*",
+    "capabilities": "__init__",
     "capabilities/bench": "command result",
-    "capabilities/collectives": "breakdown from_flight_recorder instances longest program",
+    "capabilities/collectives": "breakdown command from_flight_recorder instances longest program",
     "capabilities/compare": "command exchange replicas report",
-    "capabilities/debugger": "postmortem prompt sender stdin transcript",
-    "capabilities/doctor": "examination findings",
-    "capabilities/export": "cells names notebook_file program sbatch statements target_support targets torchrun_line "
-    "values",
+    "capabilities/debugger": "command postmortem prompt sender stdin transcript",
+    "capabilities/doctor": "command examination findings",
+    "capabilities/export": "cells command names notebook_file options program sbatch statements target_support targets "
+    "torchrun_line values",
     "capabilities/forecast": "command cost scale text",
-    "capabilities/hosts": "names reachability report sync_rules via",
-    "capabilities/memory": "history parts sizes timeline",
+    "capabilities/hosts": "command names reachability report sync_rules via",
+    "capabilities/memory": "command history parts sizes timeline",
     "capabilities/panel": "curves output page plan rows state style text",
-    "capabilities/scripts": "failures grammar log_dir logs torchrun",
-    "capabilities/slurm": "commands job_states",
+    "capabilities/scripts": "command failures grammar launch log_dir logs torchrun",
+    "capabilities/slurm": "command commands job_states",
     "capabilities/timings": "command rank_time text",
-    "capabilities/trace": "merge",
+    "capabilities/topology": "command",
+    "capabilities/trace": "command merge",
     "capabilities/widgets": "*",
     "compat": "clock probes system working_dir",
     "execution": "*",
     "grading": "definitions gradebook reader submissions",
     "launch": "*",
     "lessons/framework": "answer tables",
-    "notebook": "commands",
+    "notebook": "commands history pool_commands",
     "output": "*",
     "pool": "change",
-    "protocol": "cell_lines jsonl outcome program request stack_limit surrogates",
+    "protocol": "capability cell_lines jsonl outcome program request stack_limit surrogates",
     "teach": "__init__",
     "lessons": "*/simulation l07_batch_norm/norms",
 }  # fmt: skip
@@ -79,7 +81,9 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
     """`python -m nbddp run` is to start in under a second: what looks at ranks, writes jobs or paints errors comes with
     the first look, job or error."""
     unneeded = {"nbddp.figures.figure", "nbddp.capabilities.export.program", "nbddp.capabilities.export.sbatch"}
-    unneeded |= {"nbddp.capabilities.timings.command", "nbddp.agent.server", "nbddp.capabilities.attached.engine_side"}
+    unneeded |= {"nbddp.agent.server", "nbddp.capabilities.attached.engine_side"}
+    unneeded |= {f"nbddp.{name_of(path)}" for path in FILES if path.name == "command.py"}
+    unneeded -= {"nbddp.capabilities.attached.command"}  # which `pool.state` asks at each start
     unneeded |= {"pygments.lexers", "pynvml", "matplotlib", "ipywidgets", "torch"}
     names = "nbddp.notebook.terminal, nbddp.capabilities.scripts.terminal, nbddp.pool.pool"
     code = f"import sys, {names}; print(*{unneeded!r} & set(sys.modules))"
@@ -173,14 +177,9 @@ def test_nobody_is_called_by_a_name_that_is_put_together() -> None:
             assert not (called and isinstance(node.args[1], ast.JoinedStr)), f"{name_of(path)} line {node.lineno}"
 
 
-def test_commands_and_what_the_agent_starts_have_a_row_each() -> None:
+def test_what_the_agent_starts_is_there() -> None:
     from nbddp.agent import server
-    from nbddp.notebook import terminal
-    from nbddp.notebook.commands import COMMANDS, TERMINAL_COMMANDS
-    from nbddp.notebook.magics import DDPMagics
 
-    assert set(DDPMagics.COMMANDS) == set(COMMANDS)
-    assert set(terminal.COMMANDS) == {*TERMINAL_COMMANDS, "help"}
     for target in server.TARGETS.values():
         module, _, name = target.partition(":")
         assert callable(getattr(importlib.import_module(module), name)), target

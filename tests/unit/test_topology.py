@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.capabilities.topology.boxes import Box, columns, layout_boxes
+from nbddp.capabilities.topology.command import planned_layout
 from nbddp.capabilities.topology.figure import LOOKS, look
 from nbddp.errors import BadInput
 from nbddp.figures.palette import FILLS, FRAME, PAPER
@@ -55,7 +56,7 @@ def test_words_of_a_cpu_machine_are_the_same_on_every_laptop_and_its_picture_is_
 
 
 def asked(line: str, prog: str = "%ddp") -> Topology | None:
-    return commands.planned_layout(commands.parse_command(line if prog == "%ddp" else line.split(), prog))
+    return planned_layout(commands.parse_command(line if prog == "%ddp" else line.split(), prog))
 
 
 def test_a_planned_layout_follows_from_numbers_alone() -> None:

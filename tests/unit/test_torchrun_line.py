@@ -11,7 +11,7 @@ from nbddp.capabilities.scripts import torchrun
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch.options import HelpAsked
-from nbddp.notebook.commands import Command, complete_command, parse_command
+from nbddp.notebook.commands import CommandLine, command_parser, complete_command, parse_command
 
 
 def test_no_flag_has_two_answers() -> None:
@@ -19,7 +19,7 @@ def test_no_flag_has_two_answers() -> None:
     assert len(tables) == len(set(tables))
 
 
-def asked(line: str, monkeypatch: pytest.MonkeyPatch | None = None, **env: str) -> Command:
+def asked(line: str, monkeypatch: pytest.MonkeyPatch | None = None, **env: str) -> CommandLine:
     for name, value in env.items():
         assert monkeypatch is not None
         monkeypatch.setenv(name, value)
@@ -213,7 +213,7 @@ def test_help_is_an_answer() -> None:
 
 @pytest.mark.parametrize("form", [torchrun.TORCHRUN, torchrun.LAUNCH])
 def test_help_has_a_text_for_every_flag(form: str) -> None:
-    parser = torchrun.parser_of("%ddp", form)
+    parser = command_parser(form)
     assert [action.dest for action in parser._actions if not action.help] == []
     text = " ".join(parser.format_help().split())
     assert "refused: a rank of a pool is a Python process" in text
@@ -232,7 +232,7 @@ def test_the_script_is_completed_behind_its_options(tmp_path: Path, monkeypatch:
     assert complete_command("run --keep-") == ["--keep-warm", "--keep-alive"]
     assert complete_command("run --nproc ") == ["auto", "gpu", "cpu"]
     assert complete_command("torchrun --nproc-per-node ") == ["auto", "gpu", "cpu"]
-    assert complete_command("run train.py t") == []
+    assert complete_command("run train.py t") is None, "which IPython completes"
     assert "train.py" in complete_command("run ")
     assert "--keep" in complete_command("run ")
 
@@ -247,7 +247,7 @@ def test_the_script_is_completed_behind_an_option_whose_value_may_be_missing(
     assert "train.py" in found
     assert "--nproc" in found
     assert complete_command(f"run {typed} tr") == ["train.py"]
-    assert complete_command(f"run {typed} train.py ") == []
+    assert complete_command(f"run {typed} train.py ") is None
 
 
 def test_a_files_option_offers_files_and_others_offer_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

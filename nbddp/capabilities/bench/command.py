@@ -1,22 +1,32 @@
-"""A benchmark of collectives on a pool: size by size, so that it can be watched and stopped."""
+"""`%ddp bench` and `Pool.bench`: a benchmark of collectives, size by size, so that it can be watched and stopped."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from nbddp.analysis.answers import unpacked
 from nbddp.analysis.quantities import size as size_words
 from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench.result import Measured
 from nbddp.errors import BadInput
-from nbddp.launch.topology import counted
+from nbddp.launch import options
+from nbddp.launch.machine import Device, Node
+from nbddp.launch.options import Parser, nearest, positive, quantity
+from nbddp.launch.topology import Topology, counted
+from nbddp.launch.units import amount
+from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.progress import Progress
 
+if TYPE_CHECKING:
+    from nbddp.pool.pool import Pool
+
 SMALLEST, LARGEST, FACTOR = 1 << 10, 64 << 20, 4
-Ask = Callable[[dict[str, Any]], dict[int, Any]]  # fields of a request → rank's answer
+REPEAT, WARMUP = 12, 3  # measurements of each size, and calls before them
 
 
-def sizes(smallest: int = SMALLEST, largest: int = LARGEST, factor: int = FACTOR) -> list[int]:
+def sizes_between(smallest: int = SMALLEST, largest: int = LARGEST, factor: int = FACTOR) -> list[int]:
     """Bytes from the smallest to the largest, each `factor` times the one before. Raises BadInput."""
     if smallest < 1 or largest < smallest:
         raise BadInput(
@@ -32,7 +42,30 @@ def sizes(smallest: int = SMALLEST, largest: int = LARGEST, factor: int = FACTOR
 
 
 def bench(
-    ask: Ask,
+    pool: Pool,
+    collective: str | Sequence[str] = "all_reduce",
+    sizes: Sequence[int] | None = None,
+    *,
+    repeat: int = REPEAT,
+    warmup: int = WARMUP,
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Measured]:
+    """Measure collectives of `sizes` bytes (default: 1 KiB to 64 MiB), as nccl-tests does
+    (`nbddp.capabilities.bench.on_rank`).
+
+    The ranks meet in a process group of nbddp's own: the program's groups count none of it. progress: called with a
+    line before each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
+    """
+    names = [collective] if isinstance(collective, str) else list(collective)
+    gpus = own_gpus(pool.placed(), pool.group.visible)
+    found = _measure(pool, gpus, names, sizes_between() if sizes is None else sizes, repeat, warmup, progress)
+    new = {(m.collective, m.ranks, m.bytes) for m in found}
+    pool.measured = [m for m in pool.measured if (m.collective, m.ranks, m.bytes) not in new] + found
+    return found
+
+
+def _measure(
+    pool: Pool,
     devices: Sequence[int | None],
     collectives: Sequence[str],
     wanted: Sequence[int],
@@ -40,7 +73,11 @@ def bench(
     warmup: int,
     progress: Callable[[str], None],
 ) -> list[Measured]:
-    """What `Pool.bench` does. devices: each rank's own GPU as it sees it; None for all: on CPU."""
+    """devices: each rank's own GPU as it sees it; None for all: on CPU."""
+
+    def ask(fields: dict[str, Any]) -> dict[int, Any]:
+        return unpacked(pool.answers("bench", **fields))
+
     ranks = len(devices)
     for name in collectives:
         if name not in BUS_FACTOR:
@@ -66,3 +103,80 @@ def bench(
         raise
     ask({"part": "close"})
     return found
+
+
+def own_gpus(placed: Topology, visible: str) -> list[int | None]:
+    """The index of each rank's first GPU as the rank sees it; all None on CPU, and where ranks share GPUs, which NCCL
+    does not allow before 2.30.
+
+    A simulated node shows its ranks its own GPUs alone, which CUDA counts from 0 there.
+    """
+    if placed.oversubscribed or not all(w.devices for w in placed.workers):
+        return [None] * placed.world_size
+    if visible == "own":
+        return [0] * placed.world_size
+    return [_position(w.devices[0], placed.nodes[w.node]) for w in placed.workers]
+
+
+def _position(device: Device, node: Node) -> int:
+    """Of a GPU among those that the ranks of its node see."""
+    return [d.index for d in node.devices].index(device.index) if node.simulated else device.index
+
+
+def arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("collectives", nargs="*", type=_collective, metavar="COLLECTIVE",
+        help=f"{', '.join(BUS_FACTOR)}; default: all_reduce")  # fmt: skip
+    add(
+        "--min",
+        dest="smallest",
+        type=quantity(amount),
+        default=1 << 10,
+        metavar="SIZE",
+        help="smallest size (default 1KiB)",
+    )
+    add(
+        "--max",
+        dest="largest",
+        type=quantity(amount),
+        default=64 << 20,
+        metavar="SIZE",
+        help="largest size (default 64MiB)",
+    )
+    add("--factor", type=positive, default=4, metavar="K", help="ratio of one size to the previous one (default 4)")
+    add(
+        "--repeat",
+        type=positive,
+        default=REPEAT,
+        metavar="N",
+        help=f"measurements per size (default {REPEAT}; fewer if a call is slow)",
+    )
+    add("--warmup", type=positive, default=WARMUP, metavar="N", help="calls before the first measurement "
+        f"(default {WARMUP})")  # fmt: skip
+
+
+def _collective(text: str) -> str:
+    if text not in BUS_FACTOR:
+        near = nearest(text, BUS_FACTOR)
+        advice = f"did you mean {near}?" if near else f"use {', '.join(BUS_FACTOR)}"
+        raise argparse.ArgumentTypeError(f"there is no collective {text!r}; {advice}")
+    return text
+
+
+def complete(parser: Parser, line: str) -> list[str]:
+    current, before = options.at_cursor(line)
+    may = [] if before and before[-1].startswith("-") else BUS_FACTOR
+    return [*(c for c in may if c.startswith(current) and c not in before), *options.complete(parser, line)]
+
+
+def show(asked: Asked, line: CommandLine) -> Any:
+    from nbddp.capabilities.bench.figure import draw_bench
+
+    args = line.args
+    wanted = sizes_between(args["smallest"], args["largest"], args["factor"])
+    with asked.progress() as progress:
+        found = bench(
+            asked.pool, args["collectives"] or ["all_reduce"], wanted, repeat=args["repeat"], warmup=args["warmup"],
+            progress=progress,
+        )  # fmt: skip
+    return draw_bench(found)

@@ -1,4 +1,4 @@
-"""`%ddp compare`: the ranks are asked for digests, and those that differ are measured.
+"""`%ddp compare` and `Pool.compare`: the ranks are asked for digests, and those that differ are measured.
 
 What travels: per leaf of a name a digest, norm, shape and dtype (a number travels itself). Then, for tensors that
 differ, the reference rank's bytes in pieces of 16 MiB, through the pool's own connections, to one rank of each
@@ -16,7 +16,10 @@ from nbddp.capabilities.compare.exchange import ByteRange, Wanted, pieces, withi
 from nbddp.capabilities.compare.replicas import Compared, HeldValue, Leaf
 from nbddp.capabilities.compare.report import Report, report
 from nbddp.errors import BadInput
+from nbddp.execution.protocols import IdleRanks
+from nbddp.execution.values import check_ranks
 from nbddp.launch.topology import rank_words
+from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol import pickling
 
 
@@ -28,17 +31,30 @@ class Ask(Protocol):
     ) -> Mapping[int, Sequence[Any]]: ...
 
 
-def compare(names: Sequence[str], ranks: Sequence[int], ask: Ask) -> Report:
-    """Compare `names` across `ranks`. Raises BadInput for a name that no rank has or that holds nothing that
-    can be compared."""
-    if not names or not ranks:
+def compare(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> Report:
+    """Compare the ranks' copies of names: tensors, modules, optimizers, numbers, or containers of them.
+
+    Ranks send digests; for tensors that differ also the bytes of one rank, up to 256 MiB in all
+    (`nbddp.capabilities.compare.command`). No process group is needed or used. Raises BadInput for a name that no
+    rank has.
+    """
+    chosen = check_ranks(ranks, pool.placed().world_size, "--ranks")
+
+    def ask(some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()) -> dict[int, Any]:
+        return pool.answers("compare", some, buffers, **fields)
+
+    if not names or not chosen:
         raise BadInput(f"there are no {'ranks' if names else 'names'} to compare; write %ddp compare model --ranks 0-1")
-    answers = ask(ranks, {"part": "look", "names": list(names)})
-    found = [Compared(n, {r: _held(pickling.unpack(answers[r][i])) for r in ranks}) for i, n in enumerate(names)]
+    answers = ask(chosen, {"part": "look", "names": list(names)})
+    found = [Compared(n, {r: _held(pickling.unpack(answers[r][i])) for r in chosen}) for i, n in enumerate(names)]
     for c in found:
         _check(c)
     largest = _measure(within(w for c in found for w in _wanted(c)), ask)
     return report([replace(c, largest=largest.get(c.name, {})) for c in found])
+
+
+def show(asked: Asked, line: CommandLine) -> Report:
+    return compare(asked.pool, *line.args["names"], ranks=line.args["ranks"])
 
 
 def _held(data: Mapping[str, Any] | None) -> HeldValue | None:

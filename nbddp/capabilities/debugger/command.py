@@ -10,14 +10,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.debugger import stdin
 from nbddp.capabilities.debugger.postmortem import FIRST, PostMortem
 from nbddp.capabilities.debugger.prompt import STOPS, Keyboard
 from nbddp.errors import BadInput, Cause, NbddpError, RunFailed
 from nbddp.execution import report
-from nbddp.pool.pool import Pool
+from nbddp.launch.options import Parser
+from nbddp.notebook.commands import Asked, CommandLine
+
+if TYPE_CHECKING:
+    from nbddp.pool.pool import Pool
+
+
+def arguments(parser: Parser) -> None:
+    parser.epilog = (
+        "breakpoint() in a %%ddp cell stops the ranks there and opens a prompt for all of them: n, s, r and c step "
+        "them together, p x shows x on every rank, @1 p x on rank 1, q ends the cell, h lists the rest. If a "
+        "panel is open (%ddp panel), its Debugger page is the prompt. After a failure %ddp debug shows the frames of "
+        "the rank that failed first: w, u, d, l, p x, a, q. Where nobody can type, it prints them."
+    )
+
+
+def show(asked: Asked, line: CommandLine) -> None:
+    Debug(asked.shell, lambda: asked.pool).last()
 
 
 class Debug:

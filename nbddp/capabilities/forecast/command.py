@@ -1,18 +1,21 @@
-"""A forecast from what a pool has: the steps it recorded and the collectives it measured."""
+"""`%ddp forecast` and `Pool.forecast`: from the steps that a pool has recorded and the collectives it has measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from nbddp.analysis.steps import Recording
 from nbddp.analysis.wait_time import typical
 from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.forecast import scale
 from nbddp.capabilities.forecast.cost import ALGORITHMS
-from nbddp.capabilities.forecast.scale import MOST_NODES, Forecast, forecast
+from nbddp.capabilities.forecast.scale import MOST_NODES, Forecast
 from nbddp.errors import BadInput
+from nbddp.launch.options import Parser, positive, quantity
 from nbddp.launch.topology import Topology
 from nbddp.launch.units import delay, speed
+from nbddp.notebook.commands import Asked, CommandLine
 
 LEAST = 20  # all-reduces are measured up to 2**20 bytes at least
 Quantity = float | str | None  # bytes per second or seconds as a number, or as typed: 25GB/s, 10us
@@ -28,8 +31,8 @@ class Source(Protocol):
     def bench(self, collective: str, sizes: Sequence[int], *, progress: Callable[[str], None]) -> list[Measured]: ...
 
 
-def foresee(
-    source: Source,
+def forecast(
+    pool: Source,
     *,
     inter_node: Quantity = None,
     intra_node: Quantity = None,
@@ -40,24 +43,33 @@ def foresee(
     algorithm: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Forecast:
-    """What `Pool.forecast` does."""
+    """Predict the last recorded step on more nodes, by the α–β model of `nbddp.capabilities.forecast.cost`.
+
+    - inter_node, intra_node: bandwidth, as `25GB/s` or bytes per second; intra_node defaults to the measured one.
+    - latency: between nodes, as `10us` or seconds.
+    - ranks_per_node, nodes (default 1024), strong (default False), algorithm (`ring`, `tree` or `binomial`),
+      progress.
+
+    Links that are not given are taken as measured; all-reduces are measured now if there are no measurements on
+    this number of ranks. Raises BadInput if no step has been recorded, or for impossible arguments.
+    """
     asked = [_number(v, speed) for v in (inter_node, intra_node)]
     wait = _number(latency, delay)
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise BadInput(f"there is no algorithm {algorithm}; use {', '.join(ALGORITHMS)}")
     if nodes < 1 or (ranks_per_node is not None and ranks_per_node < 1):
         raise BadInput("a forecast needs at least one node and one rank on it; use --nodes 1 and --ranks-per-node 1")
-    recording = source.timings()
+    recording = pool.timings()
     number = typical(recording)
     if number is None:
         raise BadInput(
             "no step was recorded on every rank, so there is nothing to forecast from; train on all ranks in one cell"
         )
     largest = max((b.bytes for s in recording.step(number).values() for b in s.buckets), default=0)
-    per_node = ranks_per_node or len(source.placed().on_node(0))
-    return forecast(
-        recording, _measured(source, largest, progress), inter_node=asked[0], intra_node=asked[1], latency=wait,
-        ranks_per_node=per_node, nodes=nodes, strong=strong, algorithm=algorithm, world_size=source.placed().world_size,
+    per_node = ranks_per_node or len(pool.placed().on_node(0))
+    return scale.forecast(
+        recording, _measured(pool, largest, progress), inter_node=asked[0], intra_node=asked[1], latency=wait,
+        ranks_per_node=per_node, nodes=nodes, strong=strong, algorithm=algorithm, world_size=pool.placed().world_size,
     )  # fmt: skip
 
 
@@ -85,3 +97,23 @@ def _number(value: Quantity, parse: Callable[[str], float]) -> float | None:
         return parse(value)
     except ValueError as e:
         raise BadInput(str(e)) from None
+
+
+def arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--inter-node", type=quantity(speed), metavar="SPEED", help="bandwidth between nodes, such as 25GB/s")
+    add("--intra-node", type=quantity(speed), metavar="SPEED", help="bandwidth within a node "
+        "(default: measured)")  # fmt: skip
+    add("--latency", type=quantity(delay), metavar="TIME", help="latency between nodes, such as 10us")
+    add("--ranks-per-node", type=positive, metavar="N", help="default: as in the pool")
+    add("--nodes", type=positive, default=MOST_NODES, metavar="N", help="largest number of nodes (default 1024)")
+    add("--strong", action="store_true", help="strong scaling: the global batch stays the same")
+    add("--algorithm", choices=ALGORITHMS, help="all-reduce algorithm (default: the one with the better fit)")
+
+
+def show(asked: Asked, line: CommandLine) -> Any:
+    from nbddp.capabilities.forecast.figure import draw_forecast
+
+    with asked.progress() as progress:
+        found = forecast(asked.pool, **line.args, progress=progress)
+    return draw_forecast(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nbddp.capabilities.panel.panel import PoolPanel
+from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.notebook.magics import standing_pool
 from nbddp.pool.pool import Pool
 
@@ -16,3 +17,7 @@ class Panel(PoolPanel):
 
     def __init__(self, pool: Pool | None = None):
         super().__init__(pool or standing_pool() or Pool())
+
+
+def show(asked: Asked, line: CommandLine) -> Panel:
+    return Panel(asked.pool)

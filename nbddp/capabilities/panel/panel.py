@@ -115,6 +115,6 @@ class PoolPanel:
         return bundle, metadata
 
 
-def shown(pool: Pool) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def shown(pool: Pool, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """A pool's rich representation: its panel once it has started, else none but its repr."""
     return PoolPanel(pool)._repr_mimebundle_() if pool.running else None

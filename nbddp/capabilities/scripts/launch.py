@@ -4,16 +4,14 @@ name on Tab. Reads files, and imports nothing heavy.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
 from nbddp.compat.working_dir import here
 from nbddp.launch import options
 from nbddp.launch.options import LaunchSpec, Parser
+from nbddp.launch.path_completion import files
 from nbddp.protocol import program as protocol_program
-
-BATCH = (".sbatch", ".slurm", ".sh")
 
 
 def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]]:
@@ -32,39 +30,18 @@ def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]
     return replace(spec, program=replace(program, local_rank=option)), [said]
 
 
-def complete(parser: Parser, line: str) -> list[str]:
-    """What may come next behind `%ddp run`: options, the script. Nothing once that is typed: its words are its own."""
-    words = line.split()
-    current = "" if line.endswith(" ") or not words else words.pop()
+def complete(parser: Parser, line: str) -> list[str] | None:
+    """What may come next behind `%ddp run`: options, the script. None once that is typed: its words are its own."""
+    current, words = options.at_cursor(line)
+    before = list(words)
     while words and words[0].startswith("-"):
         number = options.taken(parser, words)
         due = len(words) == number == 1 and options.waiting_for(parser, words[0])
         if due:
-            return value(due, current) or options.complete(parser, line)
+            folders = files(current, ()) if due.dest == "log_dir" else []
+            return folders or options.complete(parser, line) or None
         del words[:number]
     if words:
-        return []
-    known = options.complete(parser, line)
-    if current.startswith("-"):
-        return known
-    return [*(() if {"-m", "--module"} & set(line.split()) else files(current)), *known]
-
-
-VALUES = {"notebook": (".ipynb",), "output": (*BATCH, ".py", ".yaml"), "log_dir": ()}  # options whose value is a file
-
-
-def value(action: argparse.Action, current: str) -> list[str]:
-    """Files that may be the value of an option."""
-    return files(current, VALUES[action.dest]) if action.dest in VALUES else []
-
-
-def files(current: str, ends: tuple[str, ...] = (".py",)) -> list[str]:
-    """Files that end so, and folders, whose path begins so."""
-    folder, _, begun = current.rpartition("/")
-    place = Path(folder or ("/" if current.startswith("/") else "."))
-    if not place.is_dir():
-        return []
-    head = f"{folder}/" if "/" in current else ""
-    found = [p for p in sorted(place.iterdir()) if p.name.startswith(begun) and (begun or not p.name.startswith("."))]
-    named = [f"{head}{p.name}/" if p.is_dir() else f"{head}{p.name}" for p in found if p.is_dir() or p.suffix in ends]
-    return [name.replace(" ", "\\ ") for name in named]
+        return None
+    names = [] if current.startswith("-") or {"-m", "--module"} & {*before, current} else files(current)
+    return [*names, *options.complete(parser, line)] or None

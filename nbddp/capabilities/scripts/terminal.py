@@ -20,7 +20,7 @@ from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, RunFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.units import lasts
-from nbddp.notebook.commands import Command
+from nbddp.notebook.commands import CommandLine
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import Pool
@@ -29,7 +29,7 @@ FAILED = 1
 KEPT = 600.0  # seconds for which the warm process waits for the next launch from a terminal
 
 
-def run(command: Command) -> int:
+def run(command: CommandLine) -> int:
     """Run a script on a pool of its own; the exit status. Raises BadInput before anything is started."""
     asked = command.launch
     spec, said = launch.made_ready(asked, asked.elsewhere)
@@ -54,7 +54,7 @@ def run(command: Command) -> int:
         pool.close()
 
 
-def _keeps_by_default(command: Command) -> bool:
+def _keeps_by_default(command: CommandLine) -> bool:
     """Whether the process that has imported torch stays though the line does not say so: for somebody at a terminal,
     who will start the script again. What a job or another program starts leaves nothing."""
     spec = command.launch

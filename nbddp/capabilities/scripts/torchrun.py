@@ -8,7 +8,7 @@ the same without it, else with an error that says what to use. Pure.
 from __future__ import annotations
 
 import argparse
-import functools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +17,8 @@ from nbddp.capabilities.scripts import logs
 from nbddp.errors import BadInput
 from nbddp.launch import env_options
 from nbddp.launch.options import LaunchSpec, Parser, count, nodes_or_range, seconds, workers_per_node
+from nbddp.notebook.commands import CommandLine
+from nbddp.protocol.capability import Command
 from nbddp.protocol.program import DASHED, SIGNALS, Program, shutdown_of, signals_of
 
 TORCHRUN, LAUNCH = "torchrun", "launch"
@@ -70,16 +72,16 @@ UNREAD = ("no_python", "run_path", "standalone", "module", "virtual_local_rank")
 NOT_FROM_ENV = ("logs_specs", "numa_binding", "print_completion", "use_env")  # torchrun reads no variable for these
 
 
-def rewritten(words: Sequence[str]) -> list[str]:
+def pasted(words: Sequence[str]) -> list[str] | None:
     """`python -m torch.distributed.run …` and `python …/distributed/launch.py …` as `torchrun …` and `launch …`, also
-    behind `!`, and `NAME=value torchrun …` as `torchrun --env NAME=value …`."""
-    typed = [words[0].removeprefix("!"), *words[1:]] if words else []
+    behind `!`, and `NAME=value torchrun …` as `torchrun --env NAME=value …`. None for any other line."""
+    typed = [words[0].removeprefix("!"), *words[1:]]
     typed = typed[1:] if typed[:1] == [""] else typed  # `! torchrun`
     typed = typed[1:] if typed[:1] == ["env"] else typed
     first = next((i for i, word in enumerate(typed) if not ASSIGNED.fullmatch(word)), 0)
     found = _split(typed[first:])
     if found is None:
-        return list(words)
+        return None
     return [found[0], *(part for word in typed[:first] for part in ("--env", word)), *found[1]]
 
 
@@ -104,14 +106,20 @@ def _split(words: Sequence[str]) -> tuple[str, list[str]] | None:
     return None
 
 
-@functools.cache
-def parser_of(prog: str, form: str) -> Parser:
-    """form: TORCHRUN or LAUNCH. Defaults are None, so that what was said is known."""
-    parser = Parser(
-        prog=f"{prog} {form}", exit_on_error=False,
-        usage=f"{prog.replace('%', '%%')} {form} [options] SCRIPT [arguments]",
-        description="Run a script on the pool by torchrun's command line.",
-    )  # fmt: skip
+def torchrun_arguments(parser: Parser) -> None:
+    """Defaults are None, so that what was said is known. As torchrun does, it takes abbreviated flags."""
+    _arguments(parser, TORCHRUN)
+
+
+def launch_arguments(parser: Parser) -> None:
+    _arguments(parser, LAUNCH)
+
+
+def _arguments(parser: Parser, form: str) -> None:
+    parser.allow_abbrev = True
+    parser.usage = f"{parser.prog.replace('%', '%%')} [options] SCRIPT [arguments]"
+    parser.description = "Run a script on the pool by torchrun's command line."
+    prog = parser.prog.removesuffix(f" {form}")
     texts: dict[str, Callable[[str], Any] | None] = {
         "--nnodes": nodes_or_range, "--nproc-per-node": workers_per_node,
         "--rdzv-backend": None, "--rdzv-endpoint": None,
@@ -140,7 +148,6 @@ def parser_of(prog: str, form: str) -> Parser:
     parser.add_argument("--env", action="append", default=[], type=env_options.setting, metavar="KEY=VALUE", help=ENV)
     add("training_script", metavar="SCRIPT")
     add("training_script_args", nargs=argparse.REMAINDER, metavar="arguments")
-    return parser
 
 
 METAVARS = {
@@ -180,21 +187,20 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def parse(words: Sequence[str], env: Mapping[str, str], prog: str, form: str) -> tuple[LaunchSpec, list[str]]:
-    """A command line, without its first word → what it asks for, and what to say of flags that have no meaning here.
+def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine:
+    """A command line, without its first word, and what to say of flags that have no meaning here.
 
-    env: where torchrun looks for `PET_*`. Raises BadInput, or HelpAsked.
+    torchrun looks for `PET_*` in the environment. Raises BadInput, or HelpAsked.
     """
-    parser = parser_of(prog, form)
     if words and _spelled("--print-completion")[0] == words[0].partition("=")[0].replace("_", "-"):  # needs no script
         raise BadInput(f"{parser.prog} --print-completion: {REFUSED['print_completion']}")
     read = {name: value for name, value in _assigned(words) if value is not None and name.startswith("PET_")}
-    space = parser.parse_strictly([*_from_environment(parser, {**env, **read}), *words])
+    space = parser.parse_strictly([*_from_environment(parser, {**os.environ, **read}), *words])
+    prog = parser.prog.removesuffix(f" {command.name}")
     refused = next((name for name in REFUSED if getattr(space, name)), None)
     if refused is not None:
         raise BadInput(f"{parser.prog} --{refused.replace('_', '-')}: {_for(REFUSED[refused], prog)}")
-    spec = _spec(space, env, form)
-    return spec, [_for(note, prog) for note in _notes(space)]
+    return CommandLine(command, {}, _spec(space), tuple(_for(note, prog) for note in _notes(space)))
 
 
 def _assigned(words: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -227,12 +233,12 @@ def _switch(dest: str, value: str) -> bool:
     return value == "1"
 
 
-def _spec(space: argparse.Namespace, env: Mapping[str, str], form: str) -> LaunchSpec:
+def _spec(space: argparse.Namespace) -> LaunchSpec:
     elastic = space.nnodes if isinstance(space.nnodes, tuple) and space.nnodes[0] != space.nnodes[1] else None
     nnodes = space.nnodes[0] if isinstance(space.nnodes, tuple) else space.nnodes
     named = "" if space.standalone or space.rdzv_id == "none" else space.rdzv_id or ""
-    shutdown = shutdown_of(env) if space.shutdown_timeout is None else float(space.shutdown_timeout)
-    by_option = form == LAUNCH and not space.use_env
+    shutdown = shutdown_of(os.environ) if space.shutdown_timeout is None else float(space.shutdown_timeout)
+    by_option = not getattr(space, "use_env", True)  # torch.distributed.launch without --use-env
     program = Program(
         space.training_script, bool(space.module), run_id=named, role=space.role or "", shutdown=shutdown,
         local_rank=DASHED if by_option else "", signals=space.signals_to_handle or SIGNALS,

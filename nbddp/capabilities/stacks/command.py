@@ -1,4 +1,6 @@
-"""Where every rank is, and its Python stack: while a cell runs (`live`), or when one had to be ended (`of_run`).
+"""`%ddp stacks`: where every rank is, and its Python stack.
+
+It shows them while a cell runs (`live`), or as they were when one had to be ended (`of_run`).
 
 A rank that cannot answer, because native code holds its interpreter, is asked by a
 signal instead: `faulthandler` writes its stack into the worker's log without the interpreter.
@@ -16,10 +18,11 @@ from typing import Any
 
 from nbddp.agent.client import AgentClient
 from nbddp.compat import system
-from nbddp.errors import PoolError, RankStatus
+from nbddp.errors import BadInput, PoolError, RankStatus
 from nbddp.execution import deadlock, report
 from nbddp.execution.positions import GONE, Position, position_of
 from nbddp.launch.topology import rank_words
+from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.table import Table
 
 ANSWER_TIME = 0.5  # seconds
@@ -60,6 +63,23 @@ class Stacks:
             RankStatus.ABSENT: "takes no part",
         }
         return words.get(p.state) or deadlock.waiting_words(p, self.positions) or "running"
+
+
+def in_notebook(asked: Asked, line: CommandLine) -> Stacks:
+    run = asked.pool.last_run
+    if run is not None and run.error() is not None and run.positions:
+        return of_run(run.positions, run.facts)
+    if not asked.pool.running:
+        raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start starts one")
+    assert asked.pool.agent is not None
+    return live(asked.pool.agent)
+
+
+def in_terminal(line: CommandLine) -> None:
+    from nbddp.notebook.terminal import chosen
+
+    for agent in chosen(line):
+        print(live(agent))
 
 
 def of_run(positions: Mapping[int, Position], facts: Mapping[int, Mapping[str, Any]]) -> Stacks:

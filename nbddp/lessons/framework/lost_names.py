@@ -6,8 +6,8 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.capabilities.export.command import Ran
 from nbddp.capabilities.export.names import bound
+from nbddp.notebook.history import Ran
 
 
 @dataclass(frozen=True)

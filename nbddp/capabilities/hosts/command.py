@@ -1,0 +1,77 @@
+"""`%ddp scale` and `%ddp sync`; `Pool.scale`, `Pool.sync` and `Pool.checkup`: the hosts of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nbddp.errors import BadInput
+from nbddp.launch.options import Parser, positive
+from nbddp.launch.topology import counted
+from nbddp.notebook.commands import Asked, CommandLine
+
+if TYPE_CHECKING:
+    from nbddp.capabilities.hosts.report import HostsReport
+    from nbddp.pool.pool import Pool
+
+
+def scale(pool: Pool, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Change the number of nodes. Returns what was done, as sentences. Raises BadInput if the pool was started
+    without `--nnodes MIN:MAX`, or if `nodes` is outside those bounds."""
+    return pool.life.reaching.scale(pool.spec, nodes, progress)
+
+
+def sync(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Copy this process's working directory to the pool's hosts (`nbddp.capabilities.hosts.sync`). Returns what was
+    copied, as sentences.
+
+    Workers that start from now on start in the copy. Raises BadInput if the pool is on this machine or the folder
+    is too large, PoolNotRunning without a pool.
+    """
+    if not pool.group.nodes:
+        pool.group.need_running()
+    if pool.group.sees_files:
+        raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
+    return pool.life.reaching.sync([node.agent for node in pool.group.spread], progress)
+
+
+def checkup(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:
+    """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
+    from nbddp.capabilities.hosts import report_query
+
+    return report_query.examine(pool.group, progress)
+
+
+def scale_arguments(parser: Parser) -> None:
+    parser.add_argument("nodes", type=positive, metavar="NODES")
+
+
+def scale_in_notebook(asked: Asked, line: CommandLine) -> None:
+    with asked.progress() as progress:
+        notes = scale(asked.pool, line.args["nodes"], progress)
+    print(*notes, sep="\n")
+
+
+def scale_in_terminal(line: CommandLine) -> None:
+    """Ask the owner of a pool for more or fewer nodes, also while a cell runs."""
+    from nbddp.notebook.terminal import chosen
+
+    nodes = line.args["nodes"]
+    for agent in chosen(line):
+        bounds = agent.request("status")["info"].get("elastic")
+        if not bounds:
+            raise BadInput(f"pool {agent.pool_id} has a fixed number of nodes; start one with --nnodes 1:{nodes}")
+        if not bounds[0] <= nodes <= bounds[1]:
+            asked = f"--nnodes {bounds[0]}:{bounds[1]}"
+            raise BadInput(f"pool {agent.pool_id} was started with {asked} and cannot have {counted(nodes, 'node')}")
+        agent.request("scale", nodes=nodes)
+        print(
+            f"pool {agent.pool_id} will have {counted(nodes, 'node')}: a running cell restarts on them, otherwise the "
+            "next cell starts there"
+        )
+
+
+def sync_in_notebook(asked: Asked, line: CommandLine) -> None:
+    with asked.progress() as progress:
+        lines = sync(asked.pool, progress)
+    print("\n".join(lines))

@@ -1,0 +1,144 @@
+"""`%ddp memory`; `Pool.memory`, `Pool.sizes` and `Pool.allocations`: what ranks' memory holds, now or over a step."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from nbddp.analysis.answers import unpacked
+from nbddp.analysis.origin import origin
+from nbddp.capabilities.memory.parts import RankMemory
+from nbddp.capabilities.memory.sizes import NameSize, Sizes, report_of_sizes
+from nbddp.capabilities.memory.timeline import Allocations, of_rank
+from nbddp.errors import BadInput
+from nbddp.execution.protocols import IdleRanks
+from nbddp.execution.values import check_ranks
+from nbddp.launch.options import Parser, bindable, one_rank
+from nbddp.launch.topology import rank_words
+from nbddp.notebook.commands import Asked, CommandLine, ranks_option
+
+
+def memory(ranks: IdleRanks) -> list[RankMemory]:
+    """What each rank's memory holds (`nbddp.capabilities.memory.on_rank`). Raises BadInput if no rank has a
+    model."""
+    found = unpacked(ranks.answers("memory"))
+    if not any(found.values()):
+        raise BadInput("no rank has a module or an optimizer; create them in a %%ddp cell first")
+    steps: list[tuple[int, int | None]] = [f["trained"] for f in found.values() if f and f["trained"]]
+    run, cell = max(steps, default=(0, None), key=lambda step: step[0])
+    trained = origin(run, cell, ranks.newest()) if run else None
+    return [RankMemory(rank=r, **{**f, "trained": trained}) for r, f in found.items() if f]
+
+
+def sizes(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
+    """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
+    no rank has or that holds no tensor."""
+    chosen = check_ranks(ranks, pool.placed().world_size, "--ranks")
+    found = unpacked(pool.answers("named_memory", chosen, names=list(names)))
+    held = {n: {r: NameSize(**of_rank[n]) for r, of_rank in found.items() if of_rank[n]} for n in dict.fromkeys(names)}
+    for name, there in held.items():
+        if not there:
+            raise BadInput(f"{name!r} is not defined on {rank_words(chosen)}; assign it in a %%ddp cell")
+        if not any(h.tensors for h in there.values()):
+            raise BadInput(
+                f"{name!r} holds a value of type {next(iter(there.values())).type}, without tensors; name a tensor, an "
+                "array, a module, an optimizer, or a dict or list of them"
+            )
+    return report_of_sizes(held)
+
+
+def allocations(ranks: IdleRanks, step: int | None = None, whole: bool = False) -> Allocations:
+    """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
+    with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
+    found = unpacked(ranks.answers("allocations", part="steps"))
+    there = {r: f for r, f in found.items() if f}
+    if not there:
+        raise BadInput("no allocations have been recorded on these workers; %%ddp --memory records a cell's")
+    newest = max(there.values(), key=lambda f: f["run"])
+    missing = {r: _why_none(found[r], newest) for r in found}
+    missing = {r: why for r, why in missing.items() if why}
+    having = [r for r in found if r not in missing]
+    if not having:
+        raise BadInput(f"no rank has a record of its allocations; rank {min(missing)}: {missing[min(missing)]}")
+    steps = sorted(set.intersection(*(set(there[r]["steps"]) for r in having)))
+    number = None if whole else _step_of({r: there[r]["steps"] for r in having}, steps, step)
+    answers = unpacked(ranks.answers("allocations", having, part="step", step=number))
+    return Allocations(
+        [of_rank(r, answers[r]) for r in having], number, steps, newest["model"], missing,
+        origin(newest["run"], newest["cell"], ranks.newest()),
+    )  # fmt: skip
+
+
+def _why_none(found: dict[str, Any] | None, newest: dict[str, Any]) -> str:
+    """Why a rank has nothing of the newest recording; empty if it has."""
+    if found is None or found["run"] != newest["run"]:
+        return "it took no part"
+    return str(found["why"])
+
+
+def _step_of(peaks: dict[int, dict[int, int]], steps: Sequence[int], asked: int | None) -> int | None:
+    """The step that was asked for, or the one with the highest peak; None if none is on every rank."""
+    if asked is None:
+        return max(steps, key=lambda n: max(of[n] for of in peaks.values()), default=None)
+    if asked not in steps:
+        have = f"steps {steps[0]} to {steps[-1]} are recorded on every rank" if steps else "no step is on every rank"
+        raise BadInput(f"there is no step {asked}; {have}; --step all shows the whole cell")
+    return asked
+
+
+def arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "names",
+        nargs="*",
+        type=bindable,
+        metavar="NAME",
+        help="what these names hold on each rank, in bytes: what is sharded and what is shared",
+    )
+    parser.add_argument("--timeline", action="store_true",
+                        help="allocations over a step of the last cell that was run with %%%%ddp --memory, by rank and "
+                        "by line")  # fmt: skip
+    parser.add_argument("--step", type=_step, metavar="K", help="with --timeline: step K instead of the one with the "
+                        "highest peak; all: the whole cell")  # fmt: skip
+    ranks_option(parser)
+
+
+def _step(text: str) -> int | str:
+    if text == "all":
+        return text
+    try:
+        return one_rank(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step; use one number, such as 0, or all") from None
+
+
+def asked_for(line: CommandLine) -> str:
+    """`parts`, `names` or `timeline`. Raises BadInput for words that do not go together."""
+    args = line.args
+    if args["timeline"] and args["names"]:
+        raise BadInput(f"%ddp memory --timeline takes no names; leave out {args['names'][0]} or --timeline")
+    if args["step"] is not None and not args["timeline"]:
+        asked = f"--step {args['step']}"
+        raise BadInput(f"%ddp memory {asked} needs --timeline; type %ddp memory --timeline {asked}")
+    if args["ranks"] is not None and not args["names"]:
+        raise BadInput("%ddp memory --ranks needs names, such as %ddp memory model --ranks 0")
+    return "timeline" if args["timeline"] else "names" if args["names"] else "parts"
+
+
+def show(asked: Asked, line: CommandLine) -> Any:
+    what, args = asked_for(line), line.args
+    if what == "names":
+        return sizes(asked.pool, *args["names"], ranks=args["ranks"])
+    if what == "timeline":
+        return figure_of_allocations(asked.pool, args["step"])
+    from nbddp.capabilities.memory.figure import draw_memory
+
+    return draw_memory(memory(asked.pool))
+
+
+def figure_of_allocations(ranks: IdleRanks, asked: int | str | None = None) -> Any:
+    """Step `asked`, `all` of the cell, or the step with the highest peak."""
+    from nbddp.capabilities.memory.figure_timeline import draw_allocations
+
+    step = asked if isinstance(asked, int) else None
+    return draw_allocations(allocations(ranks, step, whole=asked == "all"))

@@ -1,0 +1,75 @@
+"""`%ddp run`, `%ddp torchrun`, `%ddp launch` and `Pool.run_script`: a script on every rank. `%ddp errors`: how it
+failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nbddp.capabilities.scripts import failures, launch
+from nbddp.compat.working_dir import here
+from nbddp.errors import BadInput
+from nbddp.launch.options import LaunchSpec, Parser
+from nbddp.notebook.commands import Asked, CommandLine
+from nbddp.protocol.program import Program, check_file
+from nbddp.protocol.request import HANG_AFTER, SCRIPT, Request
+
+if TYPE_CHECKING:
+    from nbddp.capabilities.scripts.logs import LogOptions
+    from nbddp.output.screens import Screen
+    from nbddp.pool.pool import Pool
+
+
+def run_script(
+    pool: Pool,
+    script: str,
+    *words: str,
+    module: bool = False,
+    keep: bool = False,
+    logs: LogOptions | None = None,
+    max_restarts: int = 0,
+    hang_after: float | None = HANG_AFTER,
+    timeout: float | None = None,
+    screen: Screen | None = None,
+) -> None:
+    """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
+
+    The ranks are new processes that end with the script; keep: use the existing ones, and keep the script's names
+    there. Other arguments and exceptions are as for `run_cell`.
+    """
+    program = Program(script, module, keep)
+    if not pool.spec.elsewhere:
+        check_file(program, here())
+    pool.ensure(replace(LaunchSpec() if pool.running else pool.spec, fresh=not keep))
+    request = Request(
+        op=SCRIPT, program=program, argv=words, logs=logs, max_restarts=max_restarts, hang_after=hang_after,
+        timeout=timeout,
+    )  # fmt: skip
+    pool.carry_out(request, screen)
+
+
+def run(asked: Asked, line: CommandLine) -> None:
+    spec, said = launch.made_ready(line.launch, _is_elsewhere(asked.pool, line.launch))
+    print(*(text + "\n" for text in (*line.notes, *said)), sep="", end="", flush=True)
+    asked.run(spec)
+
+
+def _is_elsewhere(pool: Pool, spec: LaunchSpec) -> bool:
+    """Whether workers have other files than this machine's."""
+    return spec.elsewhere or (pool.running and pool.spec.elsewhere)
+
+
+def errors_arguments(parser: Parser) -> None:
+    parser.add_argument("--torchrun", action="store_true", help="print torchrun's summary instead")
+
+
+def errors(asked: Asked, line: CommandLine) -> Any:
+    run = asked.pool.last_run
+    if run is None:
+        raise BadInput("nothing has run yet; start with %ddp run or a %%ddp cell")
+    program = run.request.program
+    name = program.name if program is not None else f"Cell In[{run.request.cell}]"
+    if not line.args["torchrun"]:
+        return failures.Failures(name, run.failures)
+    print(failures.summary(name, run.failures) if run.failures else f"no rank failed in {name}")
+    return None

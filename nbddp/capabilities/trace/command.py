@@ -1,0 +1,56 @@
+"""`Pool.trace`, and what a cell with `--trace` shows: the ranks' traces, merged and written to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbddp.analysis.answers import clocks, unpacked
+from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.errors import BadInput
+from nbddp.execution.protocols import IdleRanks
+
+
+def trace(ranks: IdleRanks) -> Merged:
+    """The merged traces of the last cell that ran with `trace`. Raises BadInput if there are none.
+
+    Ranks that have been replaced since are listed in `missing`.
+    """
+    found = unpacked(ranks.answers("trace"))
+    places = ranks.placed().workers
+    traces = {
+        r: RankTrace(
+            t["events"],
+            t["base"],
+            t["shift"],
+            t["pid"],
+            places[r].node,
+            [Collective(**c) for c in t["collectives"]],
+            t["waits"],
+        )
+        for r, t in found.items()
+        if "events" in t
+    }
+    why = {r: t["why"] for r, t in found.items() if t.get("why")}
+    if not traces and why:
+        raise BadInput(f"no rank has a trace; rank {min(why)}: {why[min(why)]}")
+    if not traces:
+        raise BadInput("no cell has been traced on these workers; %%ddp --trace traces one")
+    merged = merge(traces, clocks(ranks))
+    merged.missing, merged.why = sorted(set(found) - set(traces)), why
+    return merged
+
+
+def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tuple[Any, Any]:
+    """Write the merged trace of the cell that has just run. Returns where it is, and the figure of what it shows."""
+    from nbddp.capabilities.collectives.figure import draw_program
+    from nbddp.capabilities.collectives.program import program
+    from nbddp.capabilities.trace.written import written
+
+    progress("collecting and merging the ranks' traces")
+    merged = trace(ranks)
+    progress(f"writing {file}")
+    found = written(merged, file)
+    progress("looking for what the trace shows")
+    return found, draw_program(program(merged.data["traceEvents"]))

@@ -1,0 +1,109 @@
+"""The notebook's handlers of the commands that every pool has (`commands.OWN`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nbddp.capabilities.slurm.host_source import offer
+from nbddp.errors import BadInput
+from nbddp.launch import env_options, options
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import rank_words
+from nbddp.launch.units import lasts
+from nbddp.notebook.commands import CommandLine, overview
+from nbddp.notebook.history import Ran
+from nbddp.output import background
+
+if TYPE_CHECKING:
+    from nbddp.notebook.magics import DDPMagics
+
+RESTARTED = "all workers restarted; names on them are gone"
+
+
+def show_help(magics: DDPMagics, line: CommandLine) -> None:
+    print(overview())
+    if line.args["options"]:
+        print()
+        options.parse_cell("--help")
+
+
+def start(magics: DDPMagics, line: CommandLine) -> None:
+    start_pool(magics, line.launch)
+
+
+def start_pool(magics: DDPMagics, spec: LaunchSpec) -> None:
+    magics.start_workers(lambda progress: magics.pool.ensure(spec, progress))
+    if offer() and not magics.pool.spec.elsewhere:
+        print(offer())
+    magics.tell_shortcomings()
+
+
+def stop(magics: DDPMagics, line: CommandLine) -> None:
+    pool = magics.pool
+    held = [f"{words}: released" for words in pool.elsewhere.given_back()]
+    if not pool.running:
+        pool.elsewhere.release()
+        print(*(held or ["there is no pool to stop"]), sep="\n")
+        return
+    size, cluster = pool.world_size, pool.spec.cluster
+    pool.stop()
+    what = (
+        f"its workers are engines of cluster {cluster} again and keep their names"
+        if cluster
+        else "names on its workers are gone"
+    )
+    print(*[f"pool of {size} stopped; {what}", *held], sep="\n")
+
+
+def restart(magics: DDPMagics, line: CommandLine) -> None:
+    if line.launch.asks_for_pool():
+        magics.ensure(replace(line.launch, fresh=True))
+        print(RESTARTED)
+        return
+    for note in magics.pool.restart(line.args["ranks"]):
+        print(note)
+
+
+def status(magics: DDPMagics, line: CommandLine) -> Any:
+    from nbddp.notebook.status import status_table
+
+    pool = magics.pool
+    answer = pool.status()
+    print(*pool.elsewhere.words(), sep="\n", end="\n" * bool(pool.elsewhere.allocations))
+    if pool.group.variables:
+        print(f"workers have {env_options.words(sorted(pool.group.variables), pool.group.variables)}")
+    if answer["keep"]:
+        print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
+    magics.tell_shortcomings()
+    return status_table(answer)
+
+
+def push(magics: DDPMagics, line: CommandLine) -> None:
+    names, ranks, namespace = line.args["names"], line.args["ranks"], magics.shell.user_ns
+    unknown = [n for n in names if n not in namespace]
+    if unknown:
+        raise BadInput(f"{unknown[0]!r} is not defined in the notebook; assign it in a cell without %%ddp first")
+    pushed = {n: namespace[n] for n in names}
+    magics.pool.push(pushed, ranks)
+    magics.history.add(Ran(magics.number(), None, pushed=pushed, ranks=ranks, where=magics.where()))
+
+
+def pull(magics: DDPMagics, line: CommandLine) -> None:
+    magics.shell.user_ns.update(magics.pool.pull(line.args["names"], line.args["ranks"]))
+
+
+def log(magics: DDPMagics, line: CommandLine) -> None:
+    run = magics.pool.last_run
+    if run is None:
+        raise BadInput("no cell has run yet; run a %%ddp cell first")
+    rank = line.args["rank"]
+    if rank is None:
+        for r, out in run.outputs.items():
+            found = [str(path) for path in (out.log, *background.later_files(out.log)) if path.exists()]
+            print(f"rank {r}: {', '.join(found) or 'no output'}; process: {magics.pool.log_of(r)}")
+        return
+    if rank not in run.outputs:
+        raise BadInput(f"rank {rank} took no part in the last run, which ran on {rank_words(run.outputs)}")
+    text = background.whole_log(run.outputs[rank].log, run.earlier.get(rank, []))
+    print(text or f"rank {rank} printed nothing", end="")

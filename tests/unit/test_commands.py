@@ -1,0 +1,97 @@
+"""The table of capabilities: each command is declared once, and the core knows those of capabilities by it alone."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from collections import Counter
+
+import pytest
+
+import nbddp
+from nbddp import capabilities
+from nbddp.errors import BadInput
+from nbddp.notebook import commands
+from nbddp.notebook.commands import OWN, complete_command, known, overview, parse_command
+from nbddp.protocol.capability import Capability, Command, load
+from tests.places import ROOT
+
+ADDED = [command for row in capabilities.ROWS for command in row.commands]
+CORE = [ROOT / "nbddp" / "__init__.py", *(ROOT / "nbddp" / "notebook").glob("*.py")]
+MEANT_OTHERWISE = {"status: memory"}  # a column of the table
+TARGETS = ("notebook", "terminal", "grammar", "parse", "pasted", "complete")
+
+
+def test_each_command_is_declared_once() -> None:
+    declared = Counter(command.name for command in (*OWN, *ADDED))
+    assert [name for name, count in declared.items() if count > 1] == []
+    assert list(known()) == [line.split()[1] for line in overview().splitlines()[1:-2]]
+    assert {command.after for command in ADDED} <= {"", *declared}
+
+
+def test_no_file_of_the_core_names_a_command_of_a_capability() -> None:
+    names = {command.name for command in ADDED}
+    for path in CORE:
+        texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        found = names & {text for text in texts if isinstance(text, str)}
+        assert {f"{path.stem}: {name}" for name in found} <= MEANT_OTHERWISE
+
+
+@pytest.mark.parametrize("row", capabilities.ROWS, ids=lambda row: row.name)
+def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
+    assert importlib.util.find_spec(f"nbddp.capabilities.{row.name}")
+    own = [*row.names.values(), *row.methods.values()]
+    own += [target for c in row.commands for field in TARGETS if (target := getattr(c, field))]
+    for target in own:
+        assert target.startswith((f"nbddp.capabilities.{row.name}.", "nbddp.notebook.commands:")), target
+        assert callable(load(target)), target
+
+
+@pytest.mark.parametrize("command", OWN, ids=lambda command: command.name)
+def test_the_commands_of_every_pool_have_handlers(command: Command) -> None:
+    for target in filter(None, (getattr(command, field) for field in TARGETS)):
+        assert callable(load(target)), target
+
+
+def test_type_checkers_see_what_the_rows_add() -> None:
+    tree = ast.parse(inspect.getsource(capabilities))
+    (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {n.targets[0].id: ast.unparse(n.value) for n in ast.walk(typed) if isinstance(n, ast.Assign)}  # type: ignore[attr-defined]
+    rows = capabilities.ROWS
+    names = [name for row in rows for name in row.names]
+    assert ast.literal_eval(seen.pop("__all__")) == sorted(names)
+    methods = {name: target.replace(":", ".") for row in rows for name, target in row.methods.items()}
+    assert seen == {name: target for name, target in methods.items() if not name.startswith("_")}
+
+
+def test_methods_of_rows_are_methods_of_a_pool() -> None:
+    """With their words and arguments, on the class and on an object, and Tab offers them."""
+    pool = nbddp.Pool(2)
+    for row in capabilities.ROWS:
+        for name, target in row.methods.items():
+            assert name in dir(pool)
+            assert getattr(nbddp.Pool, name) is load(target)
+            method = getattr(pool, name)
+            assert method.__self__ is pool
+            if not name.startswith("_"):
+                assert (method.__name__, method.__doc__) == (name, load(target).__doc__)
+    assert str(inspect.signature(pool.sizes)).startswith("(*names: 'str', ranks: ")
+    assert not hasattr(pool, "timing")
+    pool.close()
+
+
+@pytest.mark.parametrize("gone", capabilities.ROWS, ids=lambda row: row.name)
+def test_without_its_row_a_capability_is_not_known(gone: Capability, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "rows", lambda: tuple(row for row in capabilities.ROWS if row is not gone))
+    known.cache_clear()
+    try:
+        names = {command.name for command in gone.commands}
+        assert set(known()) == {command.name for command in (*OWN, *ADDED)} - names
+        assert parse_command("status").name == "status"
+        assert complete_command("") == list(known())
+        for name in names:
+            with pytest.raises(BadInput, match=f"%ddp has no subcommand '{name}'"):
+                parse_command(name)
+    finally:
+        known.cache_clear()
