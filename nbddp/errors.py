@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import builtins
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 
 def in_colour() -> bool:
@@ -235,6 +234,10 @@ class Cause:
     `kind` is "raised", "exit" (SystemExit with a code), "died" (the process ended) or "left" (it raised nothing, but
     its peers were still in a collective; `left` says how). `stage` is "begin" or "end" if the worker failed before or
     after the program, not the program itself.
+
+    Of a process that died: `lost` says why nobody saw its end; `taken`: who took its host away; `device`, `peak_kib`:
+    where it ran, and the most memory it held; `last_words`: the end of its log; `overrun`: which limit
+    of a sandbox ended it.
     """
 
     rank: int
@@ -243,9 +246,14 @@ class Cause:
     chain: tuple[Raised, ...] = ()
     code: int | str | None = None
     log: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
     left: Left | None = None
     stage: str = ""
+    lost: str = ""
+    taken: str = ""
+    device: str = ""
+    peak_kib: int = 0
+    last_words: str = ""
+    overrun: str = ""
 
 
 class WorkerFailed(RunFailed):

@@ -29,6 +29,8 @@ from nbddp.agent.process_id import ProcessId
 from nbddp.capabilities.warm import client, fingerprint
 from nbddp.compat import system, working_dir
 from nbddp.errors import AgentFailed
+from nbddp.protocol.agent import Hello
+from nbddp.protocol.codec import from_json
 from nbddp.protocol.jsonl import LineBuffer, Message, encode, unknown_words
 
 ROOM = 4096  # bytes that a log needs
@@ -47,7 +49,7 @@ class AgentClient:
         self, home: Path, read: BinaryIO, write: BinaryIO, env: Mapping[str, str], lines: LineBuffer | None = None
     ):
         self.home, self.env = home, dict(env)
-        self.hello: Message = {}
+        self._hello: Hello | None = None
         self.warm: Message | None = None
         self.controls_only = False
         self.process: subprocess.Popen[bytes] | None = None
@@ -140,6 +142,13 @@ class AgentClient:
     def bulk(self) -> Path:
         """The folder of the pool's output."""
         return runtime_dir.bulk(self.home)
+
+    @property
+    def hello(self) -> Hello:
+        """What it said of itself first. Raises AgentFailed if it has said nothing."""
+        if self._hello is None:
+            raise AgentFailed(self.ended())
+        return self._hello
 
     @property
     def pool_id(self) -> str:
@@ -275,7 +284,8 @@ class AgentClient:
 
     def _end_process(self, process: subprocess.Popen[bytes], timeout: float) -> None:
         """As `close`, where it is a child of this process."""
-        if self.hello and self.warm is None and not self._kept:  # it would not listen before it has imported all
+        is_importing = self._hello is not None and self.warm is None  # it would not listen before it has imported all
+        if is_importing and not self._kept:
             process.terminate()
         try:
             process.wait(timeout)
@@ -286,7 +296,7 @@ class AgentClient:
 
     def kill(self) -> None:
         """Kill the agent; its keeper clears up."""
-        agent = ProcessId(self.hello["pid"], self.hello["started"]).process() if self.hello else None
+        agent = ProcessId(self.hello.pid, self.hello.started).process() if self._hello is not None else None
         if agent is not None:
             agent.kill()
         elif self.process is not None:
@@ -375,8 +385,8 @@ class AgentClient:
 
     def _take_in(self, message: Message) -> None:
         with self._changed:
-            if message.get("ev") == "hello":
-                self.hello = message
+            if message.get("ev") == Hello.ev:
+                self._hello = from_json(Hello, message)
             elif message.get("ev") == "warm":
                 self.warm = message
             elif "id" in message:

@@ -37,6 +37,8 @@ from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.errors import NbddpError, RankStatus
+from nbddp.protocol.agent import PROTOCOL, Hello
+from nbddp.protocol.codec import to_json
 from nbddp.protocol.jsonl import LineBuffer, Message, encode, log_unknown
 
 WORKER, CONTROLLER, STORE, TRIALS, FACTS = "worker", "controller", "store", "trials", "facts"
@@ -146,7 +148,7 @@ class NodeAgent:
         self._watch_children()
         self._watch_owner()
         self._listen()
-        self.tell(self.owner, ev="hello", **self.hello())
+        self.tell(self.owner, ev=Hello.ev, **to_json(self.hello()))
         self._warm_up()
         try:
             while self.running:
@@ -158,9 +160,9 @@ class NodeAgent:
         finally:
             self._end()
 
-    def hello(self) -> Message:
+    def hello(self) -> Hello:
         """What the owner gets to know at once."""
-        return {"pid": self.identity.pid, "started": self.identity.started}
+        return Hello(self.identity.pid, self.identity.started, PROTOCOL)
 
     def each_second(self) -> None:
         for path in {child.log for child in self.children.values()}:

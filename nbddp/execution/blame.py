@@ -75,9 +75,9 @@ def _is_lost(chain: Sequence[Raised]) -> bool:
 
 def leaver(all_of: Mapping[int, RankExit], victim: RankExit) -> Left | None:
     """The rank that left the group before `victim` lost its connection; None if none is known to have."""
-    until = victim.content.get("at") or time.time_ns()
-    inits = victim.content.get("group", {}).get("inits", 0)
-    group = (victim.content.get("call") or {}).get("group", "")
+    until = victim.ended_ns or time.time_ns()
+    inits = victim.group.inits if victim.group is not None else 0
+    group = victim.call.group if victim.call is not None else ""
     found = [
         (at, left)
         for e in all_of.values()
@@ -94,19 +94,20 @@ def leaver(all_of: Mapping[int, RankExit], victim: RankExit) -> Left | None:
 def _departures(ended: RankExit, group: str, inits: int, until: int) -> Iterable[tuple[int, Left]]:
     """When and how a rank left a group of this name ("": any). One that it ended before so many inits had begun was of
     an earlier init than the group that was lost."""
-    for d in ended.content.get("departures", ()):
-        if d["inits"] >= inits and (not d["group"] or not group or d["group"] == group):
-            place = Frame(d["place"][0], d["place"][1], d["place"][2], user=True) if d["place"] else None
-            yield d["at"], Left(ended.rank, "destroyed", place)
-    if ended.gone_ns is not None and ended.status not in (DIED, REPLACED):
-        heard_late = until < ended.gone_ns <= until + DEATH_FIRST * 1e9
-        yield until if heard_late else ended.gone_ns, Left(ended.rank, "ended", code=ended.code)
+    for left in ended.outcome.group_exits if ended.outcome is not None else ():
+        if left.inits >= inits and (not left.group or not group or left.group == group):
+            place = Frame(*left.place, user=True) if left.place else None
+            yield left.ended_ns, Left(ended.rank, "destroyed", place)
+    gone_ns = ended.process.seen_ns if ended.process is not None else None
+    if gone_ns is not None and ended.status not in (DIED, REPLACED):
+        heard_late = until < gone_ns <= until + DEATH_FIRST * 1e9
+        yield until if heard_late else gone_ns, Left(ended.rank, "ended", code=ended.code)
 
 
 def waiting(all_of: Mapping[int, RankExit], victim: RankExit) -> Waiting:
     """Where `victim` was, and the other ranks that were in the same call."""
     mine = _place_and_call(victim)
-    ranks = [r for r, e in all_of.items() if e.content.get("call") and _place_and_call(e) == mine]
+    ranks = [r for r, e in all_of.items() if e.call is not None and _place_and_call(e) == mine]
     place, call = mine
     return Waiting(tuple(sorted({victim.rank, *ranks})), call, place)
 
@@ -114,4 +115,4 @@ def waiting(all_of: Mapping[int, RankExit], victim: RankExit) -> Waiting:
 def _place_and_call(ended: RankExit) -> tuple[str, str]:
     chain = ended.chain
     place = report.place_of(chain[-1].frames) if chain else ""
-    return place, report.call_words(ended.content.get("call"))
+    return place, report.call_words(ended.call)

@@ -123,14 +123,14 @@ def refusal(line: str, instead: str = "") -> BadInput:
     )
 
 
-def as_python(code: str) -> list[str] | None:
+def as_python(code: str) -> tuple[str, str] | None:
     """What IPython's syntax in a cell becomes, for all ranks at once: IPython's version and the text; None where that
     cannot be said. What a shell's own transformations make of it is not in it."""
     import IPython  # here: a script's launcher needs none
     from IPython.core.inputtransformer2 import TransformerManager
 
     try:
-        return [IPython.__version__, TransformerManager().transform_cell(code)]
+        return IPython.__version__, TransformerManager().transform_cell(code)
     except Exception:  # whatever it is, each rank meets it too, and says so
         return None
 

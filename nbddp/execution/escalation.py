@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from nbddp.errors import RankStatus
@@ -23,6 +24,7 @@ from nbddp.output.run_output import RunOutput
 from nbddp.protocol import outcome
 from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.request import Request
+from nbddp.protocol.run_spec import Question, RunSpec
 
 WHY = 300  # characters of what ends a run, in a line of progress
 TELL = 1.0  # seconds between two lines about ranks that are cleaning up
@@ -33,10 +35,10 @@ PRESSED, LATE = "Stop was pressed again", "it had not ended {:g} s after the int
 class RankControl(RankQuestions, Protocol):
     """What a ladder does with ranks."""
 
-    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
+    def send(self, rank: int, spec: RunSpec, hear: Any, code: str, buffers: list[bytes]) -> None: ...
     def signal(self, ranks: Sequence[int], number: int) -> None: ...
     def kill(self, ranks: Sequence[int]) -> None: ...
-    def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any], spares: bool) -> None: ...
+    def release(self, ranks: Sequence[int], run: int, then: RunSpec | None, spares: bool) -> None: ...
 
 
 class RunControl(Protocol):
@@ -55,7 +57,7 @@ class RunControl(Protocol):
     stop_signal: int
     stops: tuple[float, ...]
     regrouped: str
-    next_request: Callable[[], Mapping[str, Any]]
+    next_request: Callable[[], RunSpec | None]
 
     def hear(self, rank: int, message: dict[str, Any]) -> None: ...
     def wait_for_answers(self, until: float) -> None: ...
@@ -70,7 +72,7 @@ class Escalation:
     def __init__(self, run: RunControl):
         self._run = run
         self.ended_by = ""
-        self.then: Mapping[str, Any] = {}
+        self.then: RunSpec | None = None
         self.interrupted_at: float | None = None
         self.through_at: float | None = None
         self.released: set[int] = set()
@@ -141,10 +143,11 @@ class Escalation:
     def ask_next(self, rank: int) -> None:
         """Have a rank that has failed, and left before it was to be freed, do what the freed ones do unasked."""
         run, ended = self._run, self._run.ended[rank]
-        lives = not ended.well and ended.status not in outcome.GONE and not ended.content.get("broken")
-        if self.then and lives and rank not in run.goes_on and ended.content.get("group", {}).get("touched"):
+        lives = not ended.well and ended.status not in outcome.GONE and not ended.lost_context
+        touched = ended.group is not None and ended.group.touched
+        if self.then and lives and touched and rank not in run.goes_on:
             run.goes_on.add(rank)
-            run.workers.send(rank, {**self.then, "through": True}, run.hear, "", [])
+            run.workers.send(rank, replace(self.then, fields={"through": True}), run.hear, "", [])
 
     def ask_through_if_due(self) -> float | None:
         """Ask the ranks that are to free themselves whether they let a message through first; seconds to the next."""
@@ -154,7 +157,9 @@ class Escalation:
             return None
         if now >= self._next_through:
             self._next_through = now + supervise.PATIENCE / 4
-            run.workers.look(waiting, {"op": "through"}, lambda rank, does: run.events.put(("through", rank, does)))
+            run.workers.look(
+                waiting, Question.of("through"), lambda rank, reply: run.events.put(("through", rank, reply.answer))
+            )
         return self._next_through - now
 
     def lets_through(self, rank: int, does: object) -> None:

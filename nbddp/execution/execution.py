@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,22 +22,24 @@ from nbddp.capabilities.debugger.sender import DebugSender
 from nbddp.capabilities.scripts.failures import Failure
 from nbddp.capabilities.widgets import state as widgets_state
 from nbddp.capabilities.widgets.state import Widgets
-from nbddp.errors import PoolNotRunning, RankStatus, RunFailed
+from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
 from nbddp.execution.deadlock import Deadlock
 from nbddp.execution.escalation import Escalation, RankControl
 from nbddp.execution.events import Events
-from nbddp.execution.positions import Position
+from nbddp.execution.positions import Position, facts_of
 from nbddp.execution.result import RankPlaces, RunResult
 from nbddp.execution.watch import RankWatcher
 from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput
 from nbddp.output.screens import Screen
 from nbddp.protocol import outcome
-from nbddp.protocol.outcome import RankExit
+from nbddp.protocol.codec import from_json
+from nbddp.protocol.messages import INTERRUPTED, OUTCOME, STOPPED, Stopped
+from nbddp.protocol.outcome import Outcome, ProcessExit, RankExit
 from nbddp.protocol.request import Request
+from nbddp.protocol.run_spec import Reply, RunSpec
 
-OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
 UNTOLD = "the rank ended the cell, but did not report how; %ddp log shows what it printed"
 LONG = 0.1  # seconds after which a run is worth telling others about
@@ -61,7 +64,7 @@ class Execution:
     def __init__(
         self,
         workers: RunWorkers,
-        specs: Mapping[int, dict[str, Any]],
+        specs: Mapping[int, RunSpec],
         request: Request,
         *,
         number: int,
@@ -84,7 +87,7 @@ class Execution:
         self.stops: tuple[float, ...] = ()
         self.events: Events = after.later if after else Events()
         self.later: Events = Events()
-        self.next_request: Callable[[], Mapping[str, Any]] = dict  # what freed ranks are to do next, unasked
+        self.next_request: Callable[[], RunSpec | None] = lambda: None  # what freed ranks are to do next, unasked
         self.goes_on: set[int] = set()  # ranks that have ended the run and do that
         self._asked_before = frozenset(after.goes_on) if after else frozenset[int]()
         self.aside: Callable[[int, str, dict[str, Any]], None] | None = None  # given what is printed, if nobody sees it
@@ -92,7 +95,8 @@ class Execution:
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
         self.stuck: dict[int, dict[str, Any]] = {}
-        self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
+        sizes = (int(s.rendezvous.env["WORLD_SIZE"]) for s in specs.values() if s.rendezvous is not None)
+        self.world_size = max(sizes, default=len(specs))
         self.regrouped = ""
         self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
         self.failures: dict[int, Failure] = {}  # once it has ended: of ranks that failed by themselves
@@ -113,7 +117,7 @@ class Execution:
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """An iopub message of this run."""
         kind = message["header"]["msg_type"]
-        next_one = kind == OUTCOME and message["content"].get("run") == self.ladder.then.get("run", -1)
+        next_one = kind == OUTCOME and self.ladder.then is not None and message["content"].run == self.ladder.then.run
         if rank in self.goes_on or next_one:  # the run's own outcome may be lost, and come by `repeat`
             self.later.put((kind, rank, message))
         elif self.aside is not None and kind in PRINTED:
@@ -122,12 +126,17 @@ class Execution:
             self.events.put(("do", -1, lambda: self.ladder.took(rank)))
         elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in widgets_state.KINDS:
             self.events.put((kind, rank, message))
-            if kind == OUTCOME and message["content"].get("then"):
+            if kind == OUTCOME and message["content"].next_run is not None:
                 self.goes_on.add(rank)
 
-    def worker_exited(self, rank: int, event: dict[str, Any]) -> None:
+    def env_of(self, rank: int) -> Mapping[str, str]:
+        """torchrun's variables of a rank."""
+        here = self.specs[rank].rendezvous
+        return here.env if here is not None else {}
+
+    def worker_exited(self, rank: int, process: ProcessExit) -> None:
         if rank in self.specs:  # one that has no part in this run is replaced before the next
-            self.events.put(("exit", rank, event))
+            self.events.put(("exit", rank, process))
 
     def regroup(self, why: str) -> None:
         """End the run as Stop does, because the pool's nodes change: the cell is to begin again on those there are."""
@@ -164,8 +173,8 @@ class Execution:
         self._failed_by(rank, "RuntimeError", UNTOLD)
 
     def _failed_by(self, rank: int, kind: str, words: str) -> None:
-        link = {"type": kind, "message": words, "relation": "", "notes": (), "frames": ()}
-        self.events.put((OUTCOME, rank, {"content": {"status": "failed", "chain": [link]}, "buffers": []}))
+        said = Outcome(self.number, chain=(Raised(kind, words),))
+        self.events.put((OUTCOME, rank, {"content": said, "buffers": []}))
 
     # -- the loop ----------------------------------------------------------------------
 
@@ -327,7 +336,7 @@ class Execution:
         elif kind == OUTCOME:
             self._came_out(rank, what)
         elif kind == STOPPED:
-            self.debugged.heard(rank, what["content"])
+            self.debugged.heard(rank, from_json(Stopped, what["content"]))
         elif kind in widgets_state.KINDS:
             self.display.take_widget(rank, kind, what)
         else:
@@ -337,29 +346,33 @@ class Execution:
         """Stop was pressed; it may have reached ranks before us."""
         self.stops += (at,)
         self._debugging.close()
-        for ended in self.ended.values():
+        for rank, ended in self.ended.items():
             if ended.own_interrupt and at - ended.at < supervise.STOP_COMES:
-                ended.status = outcome.INTERRUPTED
+                self.ended[rank] = replace(ended, status=outcome.INTERRUPTED)
 
-    def _died(self, rank: int, event: dict[str, Any]) -> None:
-        code, now = event["code"], time.monotonic()
+    def _died(self, rank: int, process: ProcessExit) -> None:
+        now = time.monotonic()
+        if process.code is not None:
+            process = replace(process, seen_ns=time.time_ns())
         if rank not in self.ended:
-            verdict = self._verdict(rank, "", outcome.process(code))
-            self.ended[rank] = RankExit(rank, verdict, now, content=event)
+            verdict = self._verdict(rank, "", outcome.process(process.code))
+            self.ended[rank] = RankExit(rank, verdict, now, process=process)
             self._output_until = now + LAST_OUTPUT
-        if code is not None:
-            self.ended[rank].code, self.ended[rank].gone_ns = code, time.time_ns()
+        elif process.code is not None:
+            before = self.ended[rank].process or process
+            known = replace(before, code=process.code, seen_ns=process.seen_ns)
+            self.ended[rank] = replace(self.ended[rank], process=known)
 
     def _came_out(self, rank: int, message: dict[str, Any]) -> None:
         if rank in self.ended:
             return  # it was said again although it was on its way
         buffers = [bytes(b) for b in message["buffers"]]
-        content = message["content"]
-        if content.get("said"):
-            self.display.traceback(rank, content["said"])
-        content.update(self.display.outputs[rank].wholes.outcome(content))
-        status = self._verdict(rank, outcome.said(content), "lives")
-        self.ended[rank] = RankExit(rank, status, time.monotonic(), content, buffers)
+        said: Outcome = message["content"]
+        if said.traceback:
+            self.display.traceback(rank, said.traceback)
+        said, whole = self.display.outputs[rank].wholes.outcome(said)
+        status = self._verdict(rank, outcome.said(said), "lives")
+        self.ended[rank] = RankExit(rank, status, time.monotonic(), said, buffers=buffers, whole=whole)
         if status == outcome.FAILED:
             self.watcher.soon()
         if self.ended[rank].own_interrupt:
@@ -376,7 +389,8 @@ class Execution:
             self._output_until = time.monotonic() + LAST_OUTPUT
         self.display.take(rank, kind, content)
 
-    def _placed(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
+    def _placed(self, rank: int, number: int, reply: Reply) -> None:
+        facts = facts_of(reply)
         if facts is not None:
             self.ladder.saw(rank, facts)
         self.watcher.answered(rank, number, facts)

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbddp.errors import RankStatus
 from nbddp.execution.report import place
+from nbddp.protocol.run_spec import Reply
 
 NEW_GROUP = "new_group"
 UNIFORM = {
@@ -162,6 +163,12 @@ class Position:
 
 
 Positions = Mapping[int, Position]
+
+
+def facts_of(reply: Reply) -> dict[str, Any] | None:
+    """What a rank answered to `where` or `stack`; None if it did not."""
+    facts: dict[str, Any] | None = {"failed": reply.failed} if reply.failed else reply.answer
+    return facts
 
 
 def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | None, elapsed: float) -> Position:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from nbddp.launch.topology import Topology
+from nbddp.protocol.run_spec import Question
 
 
 class IdleRanks(Protocol):
@@ -17,7 +18,7 @@ class IdleRanks(Protocol):
         """Have ranks (all, if None) carry out a row of `worker.requests`; rank → the buffers it answered with."""
         ...
 
-    def ask(self, rank: int, content: dict[str, Any]) -> Any:
+    def ask(self, rank: int, question: Question) -> Any:
         """A question to one rank's control thread; None without an answer."""
         ...
 

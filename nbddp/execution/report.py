@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunFailed, WorkerFailed
 from nbddp.execution.text_style import PLAIN, PlainStyle
 from nbddp.launch.machine import spans
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import stack_limit
+from nbddp.protocol.position import CalledFrom
 
 CELL = re.compile(r"^Cell In\[|ipykernel_\d+/\d+\.py$")  # of code on a rank, and sent from the notebook
 
@@ -37,7 +37,7 @@ def headline(cause: Cause) -> str:
 def failing(cause: Cause) -> str:
     """What a rank did that failed: `raised ValueError: bad batch (cell line 9)`."""
     if cause.kind == "died":
-        return ended(cause.code, cause.extra.get("lost") or HOST_GONE)
+        return ended(cause.code, cause.lost or HOST_GONE)
     if cause.left is not None:
         return f"left: {left_words(cause.left)}"
     place = place_of(cause.chain[-1].frames) if cause.chain else ""
@@ -111,17 +111,16 @@ def left_words(left: Left) -> str:
     return f"{how} while {rank_words(waiting.ranks)} {doing}{where}"
 
 
-def call_words(call: Mapping[str, Any] | None) -> str:
+def call_words(call: CalledFrom | None) -> str:
     """`all_reduce #3` or `send to rank 1`, of a call as a worker tells it; empty without one."""
-    if not call:
+    if call is None:
         return ""
-    if call["kind"] in ("send", "recv"):
-        peer = call.get("peer")
-        return call["op"] if peer is None else f"{call['op']} {'to' if call['kind'] == 'send' else 'from'} rank {peer}"
-    if call["kind"] == "wait":
+    if call.kind in ("send", "recv"):
+        return call.op if call.peer is None else f"{call.op} {'to' if call.kind == 'send' else 'from'} rank {call.peer}"
+    if call.kind == "wait":
         return "Work.wait()"
-    number = f" #{call['sequence']}" if call.get("sequence") else ""
-    return f"{call['op']}{number}"
+    number = f" #{call.sequence}" if call.sequence else ""
+    return f"{call.op}{number}"
 
 
 def ended(code: int | str | None, lost: str = HOST_GONE) -> str:
@@ -345,14 +344,13 @@ def _some(names: Sequence[str]) -> str:
 def died_words(cause: Cause) -> list[str]:
     """What is known of a process that ended by itself: its memory, its last words, where its log is."""
     if cause.code is None:
-        return [f"{cause.extra.get('last_words') or 'Its end was not observed'}.", NO_HOST]
-    lines = [f"{cause.extra['taken']}."] if cause.extra.get("taken") else []
-    device, peak = cause.extra.get("device"), cause.extra.get("peak_kib")
-    facts = [f"ran on {device}"] if device else []
-    facts += [f"held at most {peak / 1024:.0f} MiB"] if peak else []
+        return [f"{cause.last_words or 'Its end was not observed'}.", NO_HOST]
+    lines = [f"{cause.taken}."] if cause.taken else []
+    facts = [f"ran on {cause.device}"] if cause.device else []
+    facts += [f"held at most {cause.peak_kib / 1024:.0f} MiB"] if cause.peak_kib else []
     if facts:
         lines.append(f"It {' and '.join(facts)}.")
-    words = cause.extra.get("last_words", "")
+    words = cause.last_words
     if words:
         lines += ["Its last words:", *(f"    {line}" for line in words.splitlines())]
     if "gloo" in words:

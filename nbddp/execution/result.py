@@ -19,13 +19,13 @@ from nbddp.errors import (
     WorkerFailed,
     in_kernel,
 )
-from nbddp.execution import deadlock, report, supervise
+from nbddp.execution import deadlock, exit_notes, report, supervise
 from nbddp.execution.blame import DEATH_FIRST, Blame, blame, leaver, lost_connection
 from nbddp.execution.positions import Position
 from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, PlainStyle
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import outcome
-from nbddp.protocol.outcome import RankExit
+from nbddp.protocol.outcome import GroupFacts, ProcessExit, RankExit
 
 SCHEDULERS = (-signal.SIGTERM, -signal.SIGKILL)  # exit codes of what a scheduler ends
 
@@ -65,8 +65,8 @@ class RunResult:
     script: bool = False  # whether the ranks' processes end with their program
     why: Mapping[int, str] = field(default_factory=dict)  # rank → why it was replaced, if not since it was stuck
 
-    def groups(self) -> dict[int, dict[str, Any]]:
-        return {r: e.content["group"] for r, e in self.ended.items() if "group" in e.content}
+    def groups(self) -> dict[int, GroupFacts]:
+        return {r: e.group for r, e in self.ended.items() if e.group is not None}
 
     def disordered(self) -> bool:
         """Whether the ranks left the run at different places, so that they cannot use one group together; what is
@@ -78,17 +78,17 @@ class RunResult:
         """Whether every rank has said of this run that it had nothing to do with a process group; then there is none
         to end."""
         said = self.groups()
-        return all(r in said and not said[r].get("touched", True) for r in self.ended) and not self.running
+        return all(r in said and not said[r].touched for r in self.ended) and not self.running
 
     def broken(self) -> list[int]:
         """Ranks whose CUDA context is broken."""
-        return [r for r, e in self.ended.items() if e.content.get("broken") and e.status not in outcome.GONE]
+        return [r for r, e in self.ended.items() if e.lost_context and e.status not in outcome.GONE]
 
     def broke_group(self) -> bool:
         """Whether there was a group that cannot be used again."""
         if self.script:
             return False
-        had = any(g["run"] is not None or g.get("aborted") for g in self.groups().values())
+        had = any(g.run is not None or g.aborted for g in self.groups().values())
         missing = bool(self.broken()) or any(e.status in outcome.GONE for e in self.ended.values())
         return (had or missing) and self.disordered()
 
@@ -99,7 +99,7 @@ class RunResult:
 
     def note(self) -> str:
         """What a user should know of a run that ended well; empty if there is nothing."""
-        return outcome.note([e for _, e in sorted(self.ended.items())])
+        return exit_notes.ended_note([e for _, e in sorted(self.ended.items())])
 
     def error(self) -> RunFailed | PoolNotRunning | None:
         """What ended the run, with the report; None if it ended well. A report that cannot be worded is the facts."""
@@ -115,8 +115,8 @@ class RunResult:
 
     def _error(self, paint: PlainStyle) -> RunFailed | PoolNotRunning | None:
         found = blame(self.ended)
-        ended = found.ended.content.get("pool_ended") if found is not None else None
-        if isinstance(ended, str):
+        ended = found.ended.pool_ended if found is not None else False
+        if ended and isinstance(ended, str):
             return PoolNotRunning(ended)
         if ended:
             return PoolNotRunning(
@@ -152,7 +152,7 @@ class RunResult:
 
     def _unworded(self, error: Exception) -> WorkerFailed:
         """As it is, what is known of a run whose report could not be made."""
-        facts = [f"rank {r} {e.status}: {e.content.get('chain') or e.code}" for r, e in sorted(self.ended.items())]
+        facts = [f"rank {r} {e.status}: {e.chain or e.code}" for r, e in sorted(self.ended.items())]
         bad = [r for r, e in sorted(self.ended.items()) if not e.well]
         cause = Cause(rank=bad[0] if bad else 0, node=0, kind="raised")
         text = report.unworded_text(error, facts)
@@ -186,23 +186,26 @@ class RunResult:
         """asks: whether a scheduler may be asked, which takes as long as it likes."""
         ended = found.ended
         died = ended.status == outcome.DIED
-        kind = "left" if found.left else "died" if died else "exit" if "exit" in ended.content else "raised"
+        kind = "left" if found.left else "died" if died else "exit" if ended.exit_code is not None else "raised"
         return Cause(
             rank=ended.rank,
             node=self.places.node_of(ended.rank),
             kind=kind,
             chain=() if found.left else ended.chain,
-            code=ended.code if died else ended.content.get("exit"),
+            code=ended.code if died else ended.exit_code,
             log=self.places.log_of(ended.rank),
-            extra=self._known_of(ended, asks) if died else {},
             left=found.left,
-            stage=ended.content.get("stage", ""),
+            stage=ended.outcome.stage if ended.outcome is not None else "",
+            **self._known_of(ended.rank, ended.process, asks) if died and ended.process is not None else {},
         )
 
-    def _known_of(self, ended: RankExit, asks: bool) -> dict[str, Any]:
+    def _known_of(self, rank: int, process: ProcessExit, asks: bool) -> dict[str, Any]:
         """Of a rank that died. Whose signal it was is asked only where a scheduler sends such."""
-        known = {**ended.content, "device": self.places.device_of(ended.rank)}
-        return {**known, "taken": self.places.taken_of(ended.rank)} if asks and ended.code in SCHEDULERS else known
+        taken = self.places.taken_of(rank) if asks and process.code in SCHEDULERS else ""
+        return {
+            "lost": process.lost, "taken": taken, "device": self.places.device_of(rank),
+            "peak_kib": process.peak_kib, "last_words": process.last_words, "overrun": process.overrun,
+        }  # fmt: skip
 
     def _lost(self, ended: RankExit) -> str:
         """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
@@ -236,7 +239,7 @@ class RunResult:
         if status == outcome.FAILED:
             return RankState(ended.rank, status, detail=report.failing(self._cause(Blame(ended, ended.at))))
         if status == outcome.DIED:
-            lost = ended.content.get("lost") or report.HOST_GONE
+            lost = (ended.process.lost if ended.process is not None else "") or report.HOST_GONE
             return RankState(ended.rank, status, detail=report.end_words(ended.code, lost))
         if status in outcome.WELL:
             return RankState(ended.rank, status)
@@ -251,12 +254,13 @@ class RunResult:
         return replace(found, why=self.why[ended.rank]) if ended.rank in self.why else found
 
     def _without_context(self, ended: RankExit) -> RankState:
-        said, names, imports = ended.content["broken"]
+        context = ended.lost_context
+        assert context is not None
         where = report.place_of(ended.chain[-1].frames) if ended.chain else ""
         doing = f"raised {ended.chain[-1].type}" if ended.chain else ""
         return RankState(
-            ended.rank, outcome.REPLACED, where, doing=doing, lost=tuple(names), imports=tuple(imports),
-            why=report.broken_words(said), fate=self.places.fate(),
+            ended.rank, outcome.REPLACED, where, doing=doing, lost=context.names, imports=context.imports,
+            why=report.broken_words(context.why), fate=self.places.fate(),
         )  # fmt: skip
 
     def _names_lost(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

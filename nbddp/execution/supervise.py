@@ -15,9 +15,11 @@ An interrupt that a rank got from elsewhere may be the beginning of Stop: it is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nbddp.errors import RankStatus
+from nbddp.protocol.outcome import GroupFacts
 
 GRACE = 0.3
 STOP_COMES = 0.75  # VS Code interrupts every process under the kernel, and the kernel after them
@@ -142,17 +144,15 @@ def end_due(state: RunState) -> tuple[float | None, str]:
     return min(((at, why) for at, why in due if at is not None), key=lambda d: d[0], default=(None, ""))
 
 
-def group_is_broken(ends: dict[int, RankStatus], groups: dict[int, dict[str, object]]) -> bool:
+def group_is_broken(ends: dict[int, RankStatus], groups: Mapping[int, GroupFacts]) -> bool:
     """True if the ranks' process group may not be used again after a run that went wrong.
 
     ends: rank → its verdict (`protocol.outcome`).
-    groups: rank → {"run", "sequence"}: when the group was made and how many collectives it
-        has seen; "silenced": the rank has shut connections to a silent host. Ranks that all failed at the same point of
-        the program still agree.
+    groups: rank → what it said of its group. Ranks that all failed at the same point of the program still agree.
     """
     if all(end == RankStatus.FINISHED for end in ends.values()):
         return False
-    silenced = any(g.get("silenced") for g in groups.values())
+    silenced = any(g.silenced for g in groups.values())
     if silenced or any(end in SPOILS for end in ends.values()) or len(groups) < len(ends):
         return True
-    return len({(g["run"], g["sequence"]) for g in groups.values()}) > 1
+    return len({(g.run, g.sequence) for g in groups.values()}) > 1

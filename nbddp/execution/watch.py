@@ -16,6 +16,7 @@ from nbddp.execution.positions import Position, position_of
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import outcome
 from nbddp.protocol.outcome import RankExit
+from nbddp.protocol.run_spec import Question, Reply
 
 # what is said of a rank that has left while others are still at work
 GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}
@@ -41,7 +42,7 @@ TWO_THREADS = (
 class RankQuestions(Protocol):
     """Who passes questions on to ranks at work."""
 
-    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None: ...
+    def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None: ...
     def repeat(self, ranks: Sequence[int], run: int) -> None: ...
 
 
@@ -59,7 +60,7 @@ class RankWatcher:
         workers: RankQuestions,
         ranks: Sequence[int],
         ended: Mapping[int, RankExit],
-        came: Callable[[int, tuple[int, Any]], None],
+        came: Callable[[int, tuple[int, Reply]], None],
         *,
         run: int,
         world_size: int,
@@ -161,10 +162,10 @@ class RankWatcher:
         until = now + (REPORT_TIME if names else ANSWER_TIME) + ANSWER_EACH * len(asked)
         self._round = PollRound(number, set(asked), {}, until, now, self._round.at, deep, tuple(asked))
         self._next = now + self._every()
-        question = {"op": "stack" if deep else "where", "run": self._run, "history": suspect, "names": deep}
+        question = Question.of("stack" if deep else "where", run=self._run, history=suspect, names=deep)
         now_asked = asked if names else [r for r in asked if r not in self._owing]  # a rank that is slow gets no queue
         self._owing |= set(now_asked)
-        self._workers.look(now_asked, question, lambda rank, facts: self._came(rank, (number, facts)))
+        self._workers.look(now_asked, question, lambda rank, reply: self._came(rank, (number, reply)))
         return self._round.until
 
     def look_for_report(self) -> float:

@@ -23,7 +23,6 @@ from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.background import Probes
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
-from nbddp.execution.execution import OUTCOME
 from nbddp.grading.definitions import Handed, absent, kind
 from nbddp.grading.sandbox import agent as sandbox_agent
 from nbddp.grading.sandbox import rlimits
@@ -35,6 +34,8 @@ from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import Pool
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.state import PoolState
+from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.run_spec import RunSpec
 from nbddp.teach import check
 
 WARM = (
@@ -68,7 +69,7 @@ class _NoTrials(Probes):
 class StrangersRanks(RankChannel):
     """Of ranks on which a learner's code runs only outcomes are heard; what they print is dropped."""
 
-    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
+    def send(self, rank: int, spec: RunSpec, hear: Any, code: str, buffers: list[bytes]) -> None:
         def hear_outcomes(rank: int, message: dict[str, Any]) -> None:
             if message["header"]["msg_type"] == OUTCOME:
                 hear(rank, message)

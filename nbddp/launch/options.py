@@ -23,7 +23,8 @@ from nbddp.errors import BadInput
 from nbddp.launch import env_options
 from nbddp.launch.units import lasting
 from nbddp.protocol.program import SHUTDOWN
-from nbddp.protocol.request import CELL, SCRIPT, Options, Request
+from nbddp.protocol.request import Options, Request
+from nbddp.protocol.run_spec import CELL, SCRIPT
 
 TRACE_FILE = "ddp-trace.json.gz"
 NPROC_WORDS = ("auto", "gpu", "cpu")

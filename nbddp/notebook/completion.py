@@ -16,6 +16,7 @@ from IPython.core import completer as ipython_completer
 from nbddp.execution.cell_text import Parted, parted
 from nbddp.launch import options
 from nbddp.notebook import commands
+from nbddp.protocol.run_spec import Question
 
 COMPLETION: Any = getattr(ipython_completer, "SimpleCompletion", SimpleNamespace)
 TYPES = "jupyter_types_experimental"  # the messaging protocol has it with an underscore
@@ -77,14 +78,14 @@ class Assistant:
         if command.names == "notebook":
             known = [name for name in self.shell.user_ns if name not in self.shell.user_ns_hidden]
         else:
-            known = (self.pool().ask(0, {"op": "where", "names": True}, PATIENCE) or {}).get("names", [])
+            known = (self.pool().ask(0, Question.of("where", names=True), PATIENCE) or {}).get("names", [])
         return sorted(n for n in known if n.startswith(current) and not n.startswith("_") and n not in taken)
 
     def _on_rank_0(self, cell: Parted, context: Any) -> Any:
         body = cell.body
         before = body.split("\n")[: context.cursor_line - cell.top - 1]
         cursor = sum(len(row) + 1 for row in before) + len(context.text_until_cursor)
-        answer = self.pool().ask(0, {"op": "complete", "code": body, "cursor_pos": cursor}, PATIENCE)
+        answer = self.pool().ask(0, Question.of("complete", code=body, cursor_pos=cursor), PATIENCE)
         if not answer or not answer.get("matches"):
             return {"completions": []}
         fragment = body[answer["cursor_start"] : cursor]
@@ -117,7 +118,7 @@ class Assistant:
         at = -1 if cell is None else cursor_pos - len(code) + len(cell.body)
         if cell is not None and cell.body and at >= 0:
             detail = args[0] if args else kwargs.get("detail_level", 0)
-            question = {"op": "inspect", "code": cell.body, "cursor_pos": at, "detail_level": detail}
+            question = Question.of("inspect", code=cell.body, cursor_pos=at, detail_level=detail)
             answer = self.pool().ask(0, question, PATIENCE)
             if answer and answer.get("found"):
                 return answer

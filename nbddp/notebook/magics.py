@@ -225,10 +225,12 @@ class DDPMagics(Magics):  # type: ignore[misc]
         run = self.pool.last_run
         if run is None or not run.ended:
             return
-        content = run.ended[min(run.ended)].content
-        for page in content.get("pages", []):
+        outcome = run.ended[min(run.ended)].outcome
+        if outcome is None:
+            return
+        for page in outcome.pages:
             self.shell.display_pub.publish(page if isinstance(page, dict) else {"text/plain": page})
-        for text, replace_it in content.get("next", []):
+        for text, replace_it in outcome.next_inputs:
             self.shell.set_next_input(headed(text), replace=replace_it)
 
     # -- what a command may ask (`commands.Asked`) ---------------------------------------

@@ -14,9 +14,10 @@ from typing import Any
 from nbddp.output.buffer import RankOutput
 from nbddp.output.layout import Print, block
 from nbddp.output.log_file import LIMIT
+from nbddp.protocol.messages import STREAMS
 
 BEFORE, IN, SINCE = (f"-- printed {when} --" for when in ("before this cell", "in this cell", "since this cell ended"))
-KINDS = ("stream", "nbddp_streams")
+KINDS = ("stream", STREAMS)
 
 
 def whole_log(log: Path, earlier: Sequence[Path]) -> str:

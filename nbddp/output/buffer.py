@@ -25,6 +25,8 @@ from nbddp.output.log_file import LIMIT, LogFile
 from nbddp.output.overflow import Wholes, sizes
 from nbddp.output.terminal_line import MOST_ROWS, Rows, TerminalLine, cut_sequence, has_controls, moves_rows, rows_up
 from nbddp.output.timestamps import unstamped
+from nbddp.protocol import messages
+from nbddp.protocol.codec import from_json
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
 WIDE_HEAD, WIDE_TAIL = 12_288, 4_096  # characters of a long line that are kept
@@ -447,8 +449,9 @@ class RankOutput:
         """Take one iopub message in; (stream, line) for every line it completed."""
         if kind == "stream":
             return self._take_text(content["name"], content["text"])
-        if kind == "nbddp_streams":
-            return [line for stream, text in content["segments"] for line in self._take_text(stream, text)]
+        if kind == messages.STREAMS:
+            segments = from_json(messages.Streams, content).segments
+            return [line for stream, text in segments for line in self._take_text(stream, text)]
         if kind in ("display_data", "execute_result"):
             self._display("result" if kind == "execute_result" else "display", content)
         elif kind == "update_display_data":

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nbddp.errors import Raised
 from nbddp.output.log_file import LogFile
+from nbddp.protocol.outcome import Outcome
 
 MESSAGE, SHOWN = (16_384, 100), (65_536, 2000)  # characters and lines of an exception's message, and of other text
 RICH = 24 << 20  # characters of anything else that is displayed; matplotlib's own limit for animations is 20 MB
@@ -49,28 +52,28 @@ class Wholes:
         ]
         return {**found, "text/plain": "\n".join([str(said)] * (said is not None) + notes)}
 
-    def outcome(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """What is said in the place of parts of an outcome. `whole`: a digest of its exceptions, where they are not
-        told in full."""
-        said: dict[str, Any] = {}
-        if "chain" in content:
-            said["chain"] = self._chain(content["chain"])
-            if said["chain"] != content["chain"]:
-                said["whole"] = hashlib.sha256(repr(content["chain"]).encode("utf-8", "replace")).hexdigest()
-        if "pages" in content:
-            said["pages"] = [self.bundle(page) for page in content["pages"]]
-        return said
+    def outcome(self, said: Outcome) -> tuple[Outcome, str]:
+        """An outcome with texts of bounded size; and a digest of its exceptions, where they are not told in full."""
+        if not said.chain and not said.pages:
+            return said, ""
+        chain, pages = self._chain(said.chain), tuple(map(self._page, said.pages))
+        cut = chain != said.chain
+        whole = hashlib.sha256(repr(said.chain).encode("utf-8", "replace")).hexdigest() if cut else ""
+        return replace(said, chain=chain, pages=pages), whole
 
-    def _chain(self, links: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [
-            {
-                **link,
-                "message": self.short(link["message"], MESSAGE),
-                "notes": [self.short(note, MESSAGE) for note in link["notes"]],
-                **({"group": [self._chain(each) for each in link["group"]]} if "group" in link else {}),
-            }
+    def _page(self, page: dict[str, Any] | str) -> dict[str, Any] | str:
+        return self.short(page) if isinstance(page, str) else self.bundle(page)
+
+    def _chain(self, links: Iterable[Raised]) -> tuple[Raised, ...]:
+        return tuple([
+            replace(
+                link,
+                message=self.short(link.message, MESSAGE),
+                notes=tuple([self.short(note, MESSAGE) for note in link.notes]),
+                group=tuple(map(self._chain, link.group)),
+            )
             for link in links
-        ]
+        ])  # fmt: skip
 
     def _where(self, text: str, name: str) -> str:
         path = self._named.get(name) if name else None

@@ -12,10 +12,11 @@ from nbddp.capabilities.widgets.state import Widgets
 from nbddp.launch.topology import rank_words
 from nbddp.output.buffer import RankOutput
 from nbddp.output.screens import NullScreen, Screen
+from nbddp.protocol.messages import STREAMS
 from nbddp.protocol.outcome import RankExit
 
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
-PRINTED = ("stream", "nbddp_streams", "display_data", "execute_result", "update_display_data", "clear_output")
+PRINTED = ("stream", STREAMS, "display_data", "execute_result", "update_display_data", "clear_output")
 
 
 class RunOutput:
@@ -116,8 +117,8 @@ class RunOutput:
 
     def unwritten(self, ended: Mapping[int, RankExit]) -> str:
         """Where output could not be written down, and why; empty where it could."""
-        failed = {r: (o.why, o.log) for r, o in self.outputs.items() if o.why}
-        failed |= {r: tuple(e.content["unkept"]) for r, e in ended.items() if e.content.get("unkept")}
+        failed = {r: (o.why, str(o.log)) for r, o in self.outputs.items() if o.why}
+        failed |= {r: e.outcome.unsaved for r, e in ended.items() if e.outcome is not None and e.outcome.unsaved}
         if not failed:
             return ""
         why, path = failed[min(failed)]

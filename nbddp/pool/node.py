@@ -7,7 +7,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from nbddp.errors import AgentFailed, RankStatus
 from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology, Worker
 from nbddp.pool import start_requests
+from nbddp.protocol.codec import from_json
 from nbddp.protocol.jsonl import Message
+from nbddp.protocol.outcome import Outcome, ProcessExit
 
 RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
 
@@ -41,7 +43,12 @@ class WorkerProcess:
     log_from: int = 0
     registered: bool = False
     exits: int = 0
-    exit: dict[str, Any] | None = None
+    exit: ProcessExit | None = None
+
+    def hear(self, outcome: Outcome | None) -> None:
+        """A run has ended; outcome: what the worker said of it."""
+        if outcome is not None and outcome.at_exit is not None:
+            self.exits = outcome.at_exit
 
     @property
     def lives(self) -> bool:
@@ -49,7 +56,7 @@ class WorkerProcess:
 
     @property
     def ended_with_pool(self) -> bool:
-        return bool(self.exit and self.exit.get("pool_ended"))
+        return bool(self.exit and self.exit.pool_ended)
 
 
 @dataclass(frozen=True)
@@ -74,20 +81,20 @@ class PoolNode:
 
     `workers`: rank → its process, also if that has ended and is not replaced yet.
 
-    died: called with the rank and the agent's event when a worker has ended, in the agent's reader thread; its event
-    has `pool_ended` if the agent or the controller did. tried: with what `doctor`'s trials say.
+    died: called with the rank when a worker has ended, in the agent's reader thread. tried: with what `doctor`'s trials
+    say.
     """
 
     sees_files = True  # whether files of ranks there are read by their paths, as files of this machine
     renews = True  # whether its processes can be ended, and new ones started
 
     def __init__(
-        self, agent: AgentClient, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]
+        self, agent: AgentClient, died: Callable[[int, ProcessExit], None], tried: Callable[[dict[str, Any]], None]
     ):
         self.agent = agent
         self.workers: dict[int, WorkerProcess] = {}
         self._died, self._tried = died, tried
-        self._early: dict[int, dict[str, Any]] = {}  # pid → the exit of one that ended before its start was noted
+        self._early: dict[int, ProcessExit] = {}  # pid → the exit of one that ended before its start was noted
         self._described: tuple[object, ...] = ()
         self._kept: float | None = None
         self.lost = ""  # without what the pool cannot be reached, once that has ended
@@ -167,11 +174,14 @@ class PoolNode:
     def _hear(self, event: dict[str, Any]) -> None:
         """The agent's events, in its reader thread."""
         if event["ev"] == "exit" and event["kind"] == "worker":
-            known = [w for w in list(self.workers.values()) if w.pid == event["pid"]]
+            known, exit_ = (
+                [w for w in list(self.workers.values()) if w.pid == event["pid"]],
+                from_json(ProcessExit, event),
+            )
             for worker in known:
-                self.exited(worker, event)
+                self.exited(worker, exit_)
             if not known:
-                self._early[event["pid"]] = event
+                self._early[event["pid"]] = exit_
         elif event["ev"] == "exit" and event["kind"] == "trials":
             self._tried(event)
         elif ends_pool(event):
@@ -189,19 +199,19 @@ class PoolNode:
         if self.warm:  # what it said before is the reason of a start that failed
             self.agent.sweep()
 
-    def _gone(self) -> dict[str, Any]:
+    def _gone(self) -> ProcessExit:
         """The end of workers whose agent, or controller, has ended: the pool cannot be reached."""
-        return {"code": None, "pool_ended": True}
+        return ProcessExit(pool_ended=True)
 
     def taken_away(self) -> str:
         """What took the host away, such as the end of its Slurm job; empty if nothing did."""
         return ""
 
-    def exited(self, worker: WorkerProcess, event: dict[str, Any]) -> None:
+    def exited(self, worker: WorkerProcess, exit_: ProcessExit) -> None:
         """A process has ended."""
         if worker.exit is None:
-            worker.exit = event = {"last_words": self.last_words(worker.rank), **event}
-            self._died(worker.rank, event)
+            worker.exit = replace(exit_, last_words=exit_.last_words or self.last_words(worker.rank))
+            self._died(worker.rank, worker.exit)
 
     # -- what they wrote --------------------------------------------------------------------------
 
@@ -285,8 +295,7 @@ class RemoteNode(PoolNode):
     @property
     def joining(self) -> Mapping[str, str]:
         """The variables that name interfaces in the set-up there."""
-        found: Mapping[str, str] = self.agent.hello["joining"]
-        return found
+        return self.agent.hello.joining
 
     def take_way(self, address: str, own: bool) -> None:
         """Others reach this node at this address. own: whether interfaces that its set-up names stay."""
@@ -342,9 +351,9 @@ class RemoteNode(PoolNode):
             for worker in list(self.workers.values()):
                 self.exited(worker, super()._gone())
 
-    def _gone(self) -> dict[str, Any]:
+    def _gone(self) -> ProcessExit:
         """Only this host is gone; ranks on others are told of it as of any death."""
-        return {"code": None, "last_words": self.agent.last_words()}
+        return ProcessExit(last_words=self.agent.last_words())
 
     def _clear_up(self) -> None:
         """What is left there is on another machine: the next agent there removes it."""
@@ -354,7 +363,8 @@ class RemoteNode(PoolNode):
 
     def last_words(self, rank: int) -> str:
         """Of one whose exit the agent has told, it has told them with it."""
-        return str((self.workers[rank].exit or {}).get("last_words", "" if self.alive else self.agent.last_words()))
+        told = self.workers[rank].exit
+        return told.last_words if told is not None else "" if self.alive else self.agent.last_words()
 
     def errors_of(self, number: int) -> Path:
         return self.agent.far_bulk / "runs" / str(number)

@@ -11,7 +11,8 @@ from nbddp.execution.values import RankValues
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import pickling
 from nbddp.protocol.outcome import RankExit
-from nbddp.protocol.request import CALL, Request
+from nbddp.protocol.request import Request
+from nbddp.protocol.run_spec import CALL
 
 
 def call(

@@ -32,7 +32,8 @@ from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import pickling
 from nbddp.protocol.capability import with_methods
 from nbddp.protocol.program import SHUTDOWN
-from nbddp.protocol.request import ARGV0, HANG_AFTER, Request
+from nbddp.protocol.request import HANG_AFTER, Request
+from nbddp.protocol.run_spec import ARGV0, Question
 
 if TYPE_CHECKING:
     from nbddp.capabilities import PoolMethods
@@ -336,11 +337,11 @@ class Pool(PoolMethods):
         store because it cannot be guarded."""
         return self.life.shortcomings()
 
-    def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
+    def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any:
         """Ask a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
         if not self.running or rank not in self.workers:
             return None
-        return self.group.wire.ask(rank, content, timeout)
+        return self.group.wire.ask(rank, question, timeout)
 
     def footing(self) -> dict[str, Any]:
         """The pool's present state, to report later what has changed (`nbddp.pool.snapshot`)."""

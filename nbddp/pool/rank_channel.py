@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.agent import spool_files
 from nbddp.agent.gather import AgentRequests
 from nbddp.execution.execution import Execution
 from nbddp.pool.worker_group import WorkerGroup
+from nbddp.protocol.codec import to_json
+from nbddp.protocol.outcome import ProcessExit
+from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
 
 class RankChannel:
@@ -23,13 +26,13 @@ class RankChannel:
         self.current: Execution | None = None
         self.renewed = 0
 
-    def died(self, rank: int, event: dict[str, Any]) -> None:
+    def died(self, rank: int, process: ProcessExit) -> None:
         """A process has ended: in an agent's reader thread."""
         run = self.current
         if run is not None:
-            run.worker_exited(rank, event)
+            run.worker_exited(rank, process)
 
-    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
+    def send(self, rank: int, spec: RunSpec, hear: Any, code: str, buffers: list[bytes]) -> None:
         if self.expect(rank):
             self.group.wire.send(rank, spec, hear, code=code, buffers=buffers)
 
@@ -46,8 +49,8 @@ class RankChannel:
     def kill(self, ranks: Sequence[int]) -> None:
         self.group.signal(ranks, signal.SIGKILL)
 
-    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
-        """Ask these ranks something while they work; `hear(rank, answer)` for each that answers."""
+    def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None:
+        """Ask these ranks something while they work; `hear(rank, reply)` for each that answers."""
         workers = self.group.workers
         self.group.wire.ask_all([r for r in ranks if workers[r].lives], question, hear)
 
@@ -57,25 +60,26 @@ class RankChannel:
             self.group.wire.listen_again(rank)
         lost, current = self.lost, self.current
 
-        def hear(rank: int, answer: Any) -> None:
-            if answer is False and lost and current is not None:  # it has not seen the run
+        def hear(rank: int, reply: Reply) -> None:
+            if reply.answer is False and lost and current is not None:  # it has not seen the run
                 current.never_reached(rank)
-            if answer == "untold" and current is not None:
+            if reply.answer == "untold" and current is not None:
                 current.never_told(rank)
 
-        self.look(ranks, {"op": "repeat", "run": run}, hear)
+        self.look(ranks, Question.of("repeat", run=run), hear)
 
     @property
     def lost(self) -> bool:
         """Whether the client has been replaced since the run began."""
         return bool(self.group.wire is not None and self.group.wire.connection.renewed > self.renewed)
 
-    def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any], spares: bool) -> None:
+    def release(self, ranks: Sequence[int], run: int, then: RunSpec | None, spares: bool) -> None:
         """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away. then: the
         request that each carries out once it has ended the run, without being asked again. spares: not where the
         program has had its interrupt."""
         living = [r for r in ranks if self.group.workers[r].lives]
-        self.group.wire.tell(living, {"op": "release", "run": run, "then": then, "spares": spares})
+        next_one = to_json(then) if then is not None else None
+        self.group.wire.tell(living, Question.of("release", run=run, then=next_one, spares=spares))
         if self.group.stores is not None:
             self.group.stores.cut()
 

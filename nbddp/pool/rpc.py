@@ -12,6 +12,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nbddp.agent import stop
@@ -21,9 +22,13 @@ from nbddp.errors import PoolError
 from nbddp.launch.topology import rank_words
 from nbddp.output.layout import BAR
 from nbddp.pool.connection import Connect, Connection
+from nbddp.protocol import messages
+from nbddp.protocol.codec import from_json, to_json
+from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
 Hear = Callable[[int, dict[str, Any]], None]
-REQUEST = "nbddp_run"
+HearReply = Callable[[int, Reply], None]
 WORDS_EVERY = 0.1  # seconds between two words on how many ranks are registered
 CALLBACKS = 1000  # messages to widgets of which it is remembered whose they were
 
@@ -42,7 +47,7 @@ class RankRpc:
         self._uuids: dict[int, str] = {}
         self._last: dict[int, tuple[str, Hear]] = {}  # rank → its last request
         self._hears: dict[str, tuple[int, Hear]] = {}  # request whose outcome has not come → its rank
-        self._asked: dict[str, tuple[int, Callable[[dict[str, Any]], None]]] = {}  # question → its rank
+        self._asked: dict[str, tuple[int, Callable[[Reply], None]]] = {}  # question → its rank
         self._ranks: dict[str, int] = {}  # engine → the rank that it is, or was
         self.late: Callable[[int, str, dict[str, Any]], None] = _nobody  # rank, type and content of what comes unasked
         self._said: dict[str, int] = {}  # message of a front end to a rank's widget → the rank
@@ -59,7 +64,7 @@ class RankRpc:
         new one hears."""
         unanswered, self._asked = self._asked, {}
         for _, hear in unanswered.values():
-            hear({})
+            hear(Reply())
 
     def name_ranks(self, uuids: Mapping[int, str]) -> None:
         """Have ranks be these engines, where an engine's id is not its rank."""
@@ -107,12 +112,10 @@ class RankRpc:
                 raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log shows why")
             time.sleep(0.01)
 
-    def send(
-        self, rank: int, spec: dict[str, Any], hear: Hear, *, code: str = "", buffers: Sequence[bytes] = ()
-    ) -> str:
+    def send(self, rank: int, spec: RunSpec, hear: Hear, *, code: str = "", buffers: Sequence[bytes] = ()) -> str:
         """Send one request; its message id. `hear(rank, message)` is called in the client's thread, until the outcome
         has come."""
-        message = self.client.session.msg(REQUEST, content={"code": code}, metadata={"nbddp": spec})
+        message = self.client.session.msg(messages.RUN, content={"code": code}, metadata={messages.SPEC: to_json(spec)})
         number = str(message["header"]["msg_id"])
         self._hears.pop(self._last.get(rank, ("",))[0], None)
         self._last[rank] = number, hear
@@ -131,14 +134,16 @@ class RankRpc:
     def _heard(self, message: dict[str, Any]) -> None:
         """What a rank has published or answered, in the client's thread."""
         number, kind = message["parent_header"].get("msg_id"), message["header"]["msg_type"]
-        if kind == "nbddp_reply":
+        if kind == messages.REPLY:
             if number in self._asked:
-                self._asked.pop(number)[1](message["content"])
+                self._asked.pop(number)[1](from_json(Reply, message["content"]))
         elif number in self._hears:
             rank, hear = self._hears[number]
             # what is printed from now on comes late; but a rank may have another outcome to tell
-            if kind == "nbddp_outcome" and not message["content"].get("then"):
-                self._hears.pop(number, None)
+            if kind == messages.OUTCOME:
+                message["content"] = outcome = from_json(Outcome, message["content"])
+                if outcome.next_run is None:
+                    self._hears.pop(number, None)
             hear(rank, message)
         elif kind.startswith("comm_"):  # a widget changes although no run is on
             if (owner := self._rank_of(message["header"]["session"])) is not None:
@@ -146,7 +151,7 @@ class RankRpc:
         elif number in self._said:
             _print_of_callback(self._said[number], kind, message["content"])
 
-        elif message["header"]["session"] in self._ranks and message["parent_header"].get("msg_type") == REQUEST:
+        elif message["header"]["session"] in self._ranks and message["parent_header"].get("msg_type") == messages.RUN:
             self.late(self._ranks[message["header"]["session"]], kind, message["content"])
 
     def _rank_of(self, uuid: str) -> int | None:
@@ -165,35 +170,36 @@ class RankRpc:
             del self._said[old]
         self.connection.outbox.request(self._engine(rank), message, buffers)
 
-    def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
+    def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any:
         """A question to a possibly busy worker; None if it does not answer in time."""
-        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._question(rank, content, answers.put)
+        answers: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._question(rank, question, answers.put)
         try:
-            return _answer(answers.get(timeout=timeout))
+            return answers.get(timeout=timeout).answer
         except queue.Empty:
             return None
 
-    def ask_all(self, ranks: Sequence[int], content: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
-        """The same question to several; `hear(rank, answer)` is called in the client's thread as answers come. Where
-        the question failed, the answer is {"failed": why}; where none will come, it is None."""
+    def ask_all(self, ranks: Sequence[int], question: Question, hear: HearReply) -> None:
+        """The same question to several; `hear(rank, reply)` is called in the client's thread as replies come, and where
+        none will come."""
         self.connection.tend()
-        self.question(ranks, content, hear)
+        self.question(ranks, question, hear)
 
-    def question(self, ranks: Sequence[int], content: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+    def question(self, ranks: Sequence[int], question: Question, hear: HearReply) -> None:
         """As `ask_all`, by the client as it is: in any thread."""
         for rank in ranks:
-            self._question(rank, content, lambda a, r=rank: hear(r, _answer(a, failed=True)))  # type: ignore[misc]
+            self._question(rank, question, lambda a, r=rank: hear(r, a))  # type: ignore[misc]
 
-    def tell(self, ranks: Sequence[int], content: dict[str, Any]) -> None:
+    def tell(self, ranks: Sequence[int], question: Question) -> None:
         """What is to be done at once on workers that may be busy, and needs no answer."""
         self.connection.tend()
+        content = to_json(replace(question, answers=False))
         for rank in ranks:
-            message = self.client.session.msg("nbddp_request", content={**content, "answers": False})
+            message = self.client.session.msg(messages.QUESTION, content=content)
             self.connection.outbox.question(self._engine(rank), message)
 
-    def _question(self, rank: int, content: dict[str, Any], hear: Callable[[dict[str, Any]], None]) -> None:
-        message = self.client.session.msg("nbddp_request", content=content)
+    def _question(self, rank: int, question: Question, hear: Callable[[Reply], None]) -> None:
+        message = self.client.session.msg(messages.QUESTION, content=to_json(question))
         self._asked[message["header"]["msg_id"]] = rank, hear
         self.connection.outbox.question(self._engine(rank), message)
 
@@ -252,10 +258,3 @@ def join(connection_file: str, uuids: Mapping[int, str] | None = None) -> RankRp
     wire = RankRpc(lambda **options: Client(connection_file, **options))
     wire.name_ranks(uuids or {})
     return wire
-
-
-def _answer(answer: dict[str, Any], failed: bool = False) -> Any:
-    """A worker's answer; of a question that failed None, or why it did."""
-    if failed and answer.get("status") == "error" and "why" in answer:
-        return {"failed": answer["why"]}
-    return answer.get("answer") if answer.get("status") == "ok" else None

@@ -7,6 +7,7 @@ import os
 import sys
 import uuid as uuids
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nbddp.agent import stop
@@ -17,6 +18,7 @@ from nbddp.capabilities.scripts import failures
 from nbddp.capabilities.scripts.failures import Seat
 from nbddp.capabilities.scripts.log_dir import AttemptLogs, LogDir, read_text, readable
 from nbddp.errors import BadInput, PoolError, RankStatus
+from nbddp.execution import exit_notes
 from nbddp.execution.cell_text import as_python
 from nbddp.execution.events import ExtraPoller
 from nbddp.execution.execution import Execution
@@ -30,10 +32,11 @@ from nbddp.pool import start_requests
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import outcome
-from nbddp.protocol.request import CELL, Request
+from nbddp.protocol.program import Program
+from nbddp.protocol.request import Request
+from nbddp.protocol.run_spec import CELL, END_GROUP, Rendezvous, RunSpec
 
 HOST, MASTER = "127.0.0.1", "localhost"
-END_GROUP = "end_group"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
 EXIT_SECONDS = 5.0  # that functions of `atexit` have before their worker is ended
 
@@ -98,9 +101,8 @@ class Runs:
             most=most,
             widgets=group.wire.widgets,
         )
-        end = Request(END_GROUP, hang_after=None).wire()
         if not request.spends:
-            run.next_request = lambda: {**end, "run": next(self._numbers)}
+            run.next_request = lambda: RunSpec(END_GROUP, next(self._numbers))
         files = self._write_to(run, folder, attempt) if folder is not None else None
         run.when_sent = lambda: group.nodes[0].forget_run(number)
         run.when_long = lambda: group.note(ranks, RankStatus.RUNNING, request.state)
@@ -120,10 +122,10 @@ class Runs:
             self._note_failures(run, pids, files)
         if request.is_numbered:
             self._show_earlier(run, screen)
-        for others in filter(None, (run.unwritten(), *(of(list(run.ended.values())) for of in outcome.NOTES))):
+        for others in filter(None, (run.unwritten(), *exit_notes.notes(list(run.ended.values())))):
             screen.say(others)
         run.raise_if_bad()
-        note = outcome.note([e for _, e in sorted(run.ended.items())])
+        note = exit_notes.ended_note([e for _, e in sorted(run.ended.items())])
         if note and not request.spends:
             screen.say(note)
         return run
@@ -155,7 +157,7 @@ class Runs:
 
     def _specs(
         self, request: Request, number: int, ports: Sequence[int], attempt: int, folder: LogDir | None, debug: bool
-    ) -> dict[int, dict[str, Any]]:
+    ) -> dict[int, RunSpec]:
         """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables. ports: on each node's
         loopback, of the way to the store. debug: somebody can type lines for a rank that stops."""
         group = self.group
@@ -163,13 +165,9 @@ class Runs:
         program = request.program
         run_id = (program.run_id if program is not None else "") or self.id
         meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
-        common = {
-            **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
-            "debug": debug,
-        }  # fmt: skip
+        common = replace(request.spec(number), debug=debug)
         if request.op == CELL:
-            common["as_python"] = as_python(request.source)
-        ways = [{"connect": [HOST, port], "listen": node.address} for node, port in zip(hosts, ports, strict=True)]
+            common = replace(common, as_python=as_python(request.source))
         errors = [str(node.errors_of(number)) for node in hosts]
         given = [dict(node.given) for node in hosts]  # once: to read os.environ costs a microsecond a name
         specs = {}
@@ -179,21 +177,28 @@ class Runs:
             if folder is not None and hosts[seat].sees_files:
                 error_file = str(folder.error_file(rank, attempt))
             env = self._variables(rank, meet, given[seat], error_file)
-            specs[rank] = {**common, **ways[seat], "env": env}
+            spec = common
             if program is not None:
-                self._make_script(specs[rank], request, placed.workers[rank], given[seat])
+                spec = self._of_script(common, program, request.argv, placed.workers[rank], given[seat], env)
+            here = Rendezvous(
+                (meet.addr, meet.port), (HOST, ports[seat]), hosts[seat].address, env, placed.oversubscribed
+            )
+            specs[rank] = replace(spec, rendezvous=here)
         return specs
 
-    def _make_script(self, spec: dict[str, Any], request: Request, place: Worker, given: Mapping[str, str]) -> None:
+    def _of_script(
+        self, spec: RunSpec, program: Program, words: tuple[str, ...], place: Worker, given: Mapping[str, str],
+        env: dict[str, str],
+    ) -> RunSpec:  # fmt: skip
         """What is a script's own: its words, and an environment without what keeps a process for the next cell."""
-        program, env = request.program, spec["env"]
-        assert program is not None
-        spec["argv"] = program.argv(tuple(request.argv), place.local_rank)
+        assert spec.script is not None
         changes = torchrun_env.of_script(program.role, program.signals, given, keep=program.keep)
         env.update({name: value for name, value in changes.items() if value is not None})
-        spec["without"] = [name for name, value in changes.items() if value is None]
-        for name in spec["without"]:
+        without = tuple([name for name, value in changes.items() if value is None])
+        for name in without:
             env.pop(name, None)
+        argv = (program.target, *program.argv(words, place.local_rank))
+        return replace(spec, argv=argv, script=replace(spec.script, without=without))
 
     def _variables(
         self, rank: int, meet: torchrun_env.Rendezvous, here: Mapping[str, str], error_file: str
@@ -229,8 +234,9 @@ class Runs:
         wrote: dict[int, tuple[str, dict[str, Any]]] = {}
         failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
         for rank, ended in failed.items():
-            path = run.specs[rank]["env"]["TORCHELASTIC_ERROR_FILE"]
-            text = ended.content.get("error_file") or (read_text(path) if self.group.sees_files else "")
+            path = run.env_of(rank)["TORCHELASTIC_ERROR_FILE"]
+            said = ended.outcome.error_file if ended.outcome is not None else ""
+            text = said or (read_text(path) if self.group.sees_files else "")
             if files is not None:
                 files.keep_error(rank, text)
             wrote[rank] = path, readable(text)
@@ -274,7 +280,7 @@ class Runs:
             disordered = bool(run.goes_on) or (ending.disordered() and not ending.untouched())
             group.broken |= disordered and not run.request.spends
             for rank in run.ended.keys() & workers.keys():
-                workers[rank].exits = run.ended[rank].content.get("exits", workers[rank].exits)
+                workers[rank].hear(run.ended[rank].outcome)
             if run.noted:
                 group.note(ranks, RankStatus.IDLE)
         broken = [] if run.request.spends else ending.broken()
@@ -296,7 +302,7 @@ class Runs:
             ended = run.ended.get(rank)
             left = rank not in broken and ended is not None and ended.status not in outcome.GONE
             if left and worker.exit is not None:
-                run.stuck.setdefault(rank, {"code": worker.exit["code"]})
+                run.stuck.setdefault(rank, {"code": worker.exit.code})
 
     def _show_earlier(self, run: Execution, screen: Screen) -> None:
         """What was printed before this cell, when none ran."""
@@ -334,9 +340,9 @@ class Runs:
         self, op: str, ranks: Sequence[int], timeout: float, screen: Screen, after: Execution | None = None
     ) -> Execution:
         """A run of the pool's own, without a rendezvous; a rank that is not through in time is replaced."""
-        number = after.ladder.then["run"] if after is not None and after.ladder.then else next(self._numbers)
+        number = after.ladder.then.run if after is not None and after.ladder.then else next(self._numbers)
         request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
-        specs = {r: {**request.wire(), "run": number} for r in ranks}
+        specs = dict.fromkeys(ranks, request.spec(number))
         logs = self.group.nodes[0].run_folder(number)
         run = Execution(self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after)
         self.ranks.current = run

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from nbddp.agent.client import START_TIMEOUT
 from nbddp.capabilities.private.sock_owner import KEY_BYTES
+from nbddp.protocol.outcome import GroupFacts
 
 
 class Keeper(Protocol):
@@ -91,7 +92,7 @@ class RendezvousStores:
             self._close([self._open])
             self._open = None
 
-    def after(self, well: bool, groups: Mapping[int, Mapping[str, Any]] | None) -> None:
+    def after(self, well: bool, groups: Mapping[int, GroupFacts] | None) -> None:
         """A run has ended. groups: rank → facts of its living group, if all ranks took part: then stores that neither
         the next run nor such a group needs are closed."""
         if not self._keepers[0].alive:
@@ -99,7 +100,7 @@ class RendezvousStores:
         if not well:
             self._open = None
         if groups is not None:
-            self._close_but({g["run"] for g in groups.values()})
+            self._close_but({g.run for g in groups.values()})
 
     def _close_but(self, runs: set[int | None]) -> None:
         needed = {self._of_run[n] for n in runs if n in self._of_run}

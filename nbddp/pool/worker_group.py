@@ -30,6 +30,7 @@ from nbddp.pool import start_requests
 from nbddp.pool.change import Change, RankLayout, plan_change
 from nbddp.pool.node import ClusterFiles, PoolNode, RemoteNode, Starts, WorkerProcess, weakly
 from nbddp.pool.stores import RendezvousStores
+from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0
 AT_ONCE = 16  # workers that a node starts between two moments at which Stop is heard
@@ -66,7 +67,7 @@ class WorkerGroup:
         self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
         self._hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
-    def report_to(self, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]) -> None:
+    def report_to(self, died: Callable[[int, ProcessExit], None], tried: Callable[[dict[str, Any]], None]) -> None:
         """Who hears of what nodes tell, as `PoolNode` says it; held weakly."""
         self._hears = weakly(died), weakly(tried)
 
@@ -433,14 +434,14 @@ class WorkerGroup:
             cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, started=(starts, answers))
 
     def _check_starting(self, workers: Collection[WorkerProcess]) -> None:
-        if any(w.exit is not None and w.exit.get("pool_ended") for w in workers):
+        if any(w.ended_with_pool for w in workers):
             raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
         for worker in workers:
             if worker.exit is not None:
                 node = self.node_with(worker.rank)
                 words = node.last_words(worker.rank)
                 failed = EndedStarting(
-                    f"rank {worker.rank} ended while starting (exit code {worker.exit['code']}): "
+                    f"rank {worker.rank} ended while starting (exit code {worker.exit.code}): "
                     f"{words or 'it left no message'}"
                 )
                 failed.log = "" if isinstance(node, RemoteNode) else str(worker.log)

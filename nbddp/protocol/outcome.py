@@ -1,18 +1,19 @@
-"""How a rank left a run: every way is a row of one table, with its own verdict. Pure.
+"""How a rank left a run: what its worker says of it (`Outcome`), and the verdict (`TABLE`). Pure.
 
-A row joins what the worker says of the program (`worker.exit_info`), how its process ended if it did, and what we had
-done to it by then. Only a program that came to its end, or that exited with code 0 as torchrun counts success, has
+A row of the table joins what the worker says of the program, how its process ended if it did, and what we had done to
+it by then. Only a program that came to its end, or that exited with code 0 as torchrun counts success, has
 finished; an interrupt counts as ours only on a rank that we had interrupted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.errors import Frame, Raised, RankStatus
-from nbddp.launch.topology import rank_words
+from nbddp.errors import Raised, RankStatus
+from nbddp.protocol.position import CalledFrom, Place
+
+END, EXIT, RAISED, INTERRUPT = "end", "exit", "raised", "interrupt"  # how a program left
 
 FINISHED, ENDED, FAILED = RankStatus.FINISHED, RankStatus.ENDED, RankStatus.FAILED
 INTERRUPTED, DIED, REPLACED = RankStatus.INTERRUPTED, RankStatus.DIED, RankStatus.REPLACED
@@ -83,10 +84,89 @@ def verdict_of_script(said: str, ours: str, verdict: RankStatus) -> RankStatus:
     return TERMINATED if ours == INTERRUPTED and said != "end" else verdict
 
 
-def said(content: dict[str, Any]) -> str:
+@dataclass(frozen=True)
+class GroupFacts:
+    """A rank's process group after a run.
+
+    run: the run in which the living default group was made (None: there is none); sequence: how many collectives it has
+    seen. touched: whether the run had a group, or a part of one. inits: how many have begun in the run. aborted: NCCL's
+    was aborted; silenced: connections to a host that was silent were shut.
+    """
+
+    run: int | None = None
+    sequence: int = 0
+    touched: bool = False
+    inits: int = 0
+    aborted: bool = False
+    silenced: bool = False
+
+
+@dataclass(frozen=True)
+class GroupExit:
+    """A place (file, line, function) where a program ended a process group, and when; group: its name, empty for the
+    default group; inits: how many inits of the run had begun."""
+
+    group: str
+    place: Place | None
+    ended_ns: int
+    inits: int
+
+
+@dataclass(frozen=True)
+class LostContext:
+    """That an error has broken the process's CUDA context, in CUDA's words, and the names that are lost with it."""
+
+    why: str
+    names: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What a worker says at the end of a run: `nbddp_outcome`.
+
+    left: how the program left: END, EXIT, RAISED, INTERRUPT; empty if the rank has not said. stage: "begin" or "end" if
+        an error came before or after the program. ended_ns: when (nanoseconds since 1970).
+    exit_code, exit_text: of SystemExit; what Python makes of its argument.
+    chain: what ended the program, oldest exception first; call: the call of torch's that it came out of.
+    error_file: the text of TORCHELASTIC_ERROR_FILE. traceback: of a script, as Python would print it.
+    group, group_exits: of the process group. at_exit: how many functions of `atexit` wait for the worker's end.
+    next_run: the run that a freed rank goes on with unasked.
+    pages, next_inputs: what the cell asks of the front end: mimebundles to show; (text, whether it replaces the cell).
+    unsaved: why, and to which path, output could not be written. nccl_handling: TORCH_NCCL_ASYNC_ERROR_HANDLING.
+    stale_modules: (name, "changed" or "moved") of modules that are not what their files are now.
+    """
+
+    run: int
+    left: str = ""
+    stage: str = ""
+    ended_ns: int = 0
+    exit_code: int | None = None
+    exit_text: str | None = None
+    chain: tuple[Raised, ...] = ()
+    call: CalledFrom | None = None
+    error_file: str = ""
+    traceback: str = ""
+    lost_context: LostContext | None = None
+    group: GroupFacts | None = None
+    group_exits: tuple[GroupExit, ...] = ()
+    at_exit: int | None = None
+    next_run: int | None = None
+    pages: tuple[dict[str, Any] | str, ...] = ()
+    next_inputs: tuple[tuple[str, bool], ...] = ()
+    unsaved: tuple[str, str] | None = None
+    nccl_handling: str = ""
+    stale_modules: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended the run on this rank."""
+        return bool(self.chain)
+
+
+def said(outcome: Outcome) -> str:
     """What a worker's outcome says, as the table has it."""
-    left = str(content.get("left", ""))
-    return "exit 0" if left == "exit" and content.get("exit") == 0 else left
+    return "exit 0" if outcome.left == EXIT and outcome.exit_code == 0 else outcome.left
 
 
 def process(code: int | None) -> str:
@@ -96,94 +176,92 @@ def process(code: int | None) -> str:
     return "signal" if code < 0 else "exit" if code else "exit 0"
 
 
-@dataclass
+@dataclass(frozen=True)
+class ProcessExit:
+    """How a rank's process ended.
+
+    code: as Python gives it; None if nobody saw it, and `lost` may say why. peak_kib: the most memory it held;
+    last_words: the end of its log. overrun: which limit of a
+    sandbox ended it. pool_ended: it ended with its pool (True), or why that ended. seen_ns: when it was
+    heard of (nanoseconds since 1970).
+    """
+
+    code: int | None = None
+    peak_kib: int = 0
+    last_words: str = ""
+    overrun: str = ""
+    lost: str = ""
+    pool_ended: bool | str = False
+    seen_ns: int | None = None
+
+
+@dataclass(frozen=True)
 class RankExit:
-    """How one rank ended the run: the verdict, when it was known (monotonic), and what the worker said. code: of its
-    process, also if that ended after its program; gone_ns: when (nanoseconds since 1970)."""
+    """How one rank ended the run: the verdict, and when it was known (monotonic).
+
+    outcome: what the worker said; None if its process ended before. process: how that ended, also if it did so after
+    the outcome. whole: a digest of the outcome's chain, if texts in it were cut.
+    """
 
     rank: int
     status: RankStatus
     at: float
-    content: dict[str, Any] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    process: ProcessExit | None = None
     buffers: list[bytes] = field(default_factory=list)
-    code: int | None = None
-    gone_ns: int | None = None
+    whole: str = ""
 
     @property
     def well(self) -> bool:
         return self.status in WELL
 
     @property
-    def own_interrupt(self) -> bool:
-        """Whether an interrupt that we have not sent has failed the rank."""
-        return self.status == FAILED and said(self.content) == "interrupt"
+    def code(self) -> int | None:
+        """The exit code of its process, if that is known to have ended."""
+        return self.process.code if self.process is not None else None
 
-    def raised_as(self, other: RankExit) -> bool:
-        """Whether both ranks say that they have raised the same, or nothing."""
-        mine, its = (e.content.get("whole", e.content.get("chain")) for e in (self, other))
-        return bool(mine == its)
+    @property
+    def pool_ended(self) -> bool | str:
+        """Whether the pool's end has ended the rank; or why the pool ended."""
+        return self.process.pool_ended if self.process is not None and self.outcome is None else False
 
     @property
     def chain(self) -> tuple[Raised, ...]:
-        """The remote exceptions as values."""
-        return _chain(self.content.get("chain", ()))
+        """The remote exceptions."""
+        return self.outcome.chain if self.outcome is not None else ()
 
+    @property
+    def group(self) -> GroupFacts | None:
+        return self.outcome.group if self.outcome is not None else None
 
-def _chain(links: Iterable[dict[str, Any]]) -> tuple[Raised, ...]:
-    return tuple(
-        Raised(
-            type=link["type"],
-            message=link["message"],
-            relation=link["relation"],
-            notes=tuple(link["notes"]),
-            frames=tuple(map(_frame, link["frames"])),
-            group=tuple(map(_chain, link.get("group", ()))),
-            more=link.get("more", 0),
-            older=link.get("older", 0),
-        )
-        for link in links
-    )
+    @property
+    def call(self) -> CalledFrom | None:
+        return self.outcome.call if self.outcome is not None else None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of SystemExit."""
+        return self.outcome.exit_code if self.outcome is not None else None
 
-def _frame(f: dict[str, Any]) -> Frame:
-    context, values = ([tuple(pair) for pair in f.get(part, ())] for part in ("context", "values"))
-    left_out = f.get("left_out", 0), tuple(f.get("of", ()))
-    return Frame(f["file"], f["line"], f["name"], f["user"], tuple(context), tuple(values), *left_out)
+    @property
+    def ended_ns(self) -> int:
+        """When its program ended; 0 if the worker has not said."""
+        return self.outcome.ended_ns if self.outcome is not None else 0
 
+    @property
+    def lost_context(self) -> LostContext | None:
+        return self.outcome.lost_context if self.outcome is not None else None
 
-def modules_note(ended: Sequence[RankExit]) -> str:
-    """Which modules of the user's own are not what their files are now; empty if all are."""
-    found = {(name, how) for e in ended for name, how in e.content.get("modules", ())}
-    changed, moved = (sorted(name for name, how in found if how == kind) for kind in ("changed", "moved"))
-    parts = [f"{', '.join(changed)} changed on disk"] * bool(changed)
-    parts += [f"{', '.join(moved)} would now be imported from another folder"] * bool(moved)
-    if not parts:
-        return ""
-    it = "it" if len(found) == 1 else "them"
-    anew = f"importlib.reload in a %%ddp cell, or --fresh, reloads {it}"
-    return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
+    @property
+    def said_interrupt(self) -> bool:
+        """Whether an interrupt has ended the program."""
+        return self.outcome is not None and said(self.outcome) == INTERRUPT
 
+    @property
+    def own_interrupt(self) -> bool:
+        """Whether an interrupt that we have not sent has failed the rank."""
+        return self.status == FAILED and self.said_interrupt
 
-def handling_note(ended: Sequence[RankExit]) -> str:
-    """That a program has had NCCL end its process when a collective fails; empty if none has."""
-    found = sorted({e.content["handling"] for e in ended if e.content.get("handling")})
-    if not found:
-        return ""
-    return (
-        f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {' and '.join(found)} in this program: NCCL then ends a rank whose "
-        "collective fails, and its names are lost; with 2, which %%ddp sets, the rank survives"
-    )
-
-
-def note(ended: Sequence[RankExit]) -> str:
-    """What a user should know of ranks whose processes ended well; empty if none did."""
-    ranks = [e.rank for e in ended if e.status == ENDED]
-    if not ranks:
-        return ""
-    its, new, it = ("its process", "a new, empty one", "it")
-    if len(ranks) > 1:
-        its, new, it = ("their processes", "new, empty ones", "them")
-    return f"{rank_words(ranks)} ended {its} with exit code 0; names on {it} are gone, and the next cell starts {new}"
-
-
-NOTES = (modules_note, handling_note)
+    def raised_as(self, other: RankExit) -> bool:
+        """Whether both ranks say that they have raised the same, or nothing."""
+        return (self.whole or self.chain) == (other.whole or other.chain)

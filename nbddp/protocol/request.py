@@ -9,10 +9,9 @@ from typing import Any
 
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.protocol.program import SHUTDOWN, Program
+from nbddp.protocol.run_spec import ARGV0, CALL, CELL, SCRIPT, RunSpec, ScriptSpec
 
-CELL, CALL, SCRIPT = "cell", "call", "script"
 HANG_AFTER = 5.0  # seconds
-ARGV0 = "<cell>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +97,13 @@ class Request(Options):
             return f"running {self.program.name}"
         return f"running Cell In[{self.cell}]" if self.op == CELL else self.op
 
-    def wire(self) -> dict[str, Any]:
-        """What a worker gets to know of it, as JSON."""
+    def spec(self, run: int) -> RunSpec:
+        """What a worker gets to know of it. run: the run's number."""
         if not self.is_numbered:
-            return {"op": self.op, **self.fields}
-        found = {
-            "op": self.op, "cell": self.cell, "argv": list(self.argv), "argv0": self.argv0,
-            "want_value": self.want_value, "check": self.check, "timings": self.timings, "trace": self.trace,
-            "memory": self.memory,
-        }  # fmt: skip
-        if self.program is None:
-            return found
-        return {**found, "target": self.program.target, "module": self.program.module, "keep": self.program.keep}
+            return RunSpec(self.op, run, fields=self.fields)
+        program = self.program
+        return RunSpec(
+            self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value, check=self.check,
+            timings=self.timings, trace=self.trace, memory=self.memory,
+            script=None if program is None else ScriptSpec(program.target, program.module, program.keep),
+        )  # fmt: skip

@@ -62,8 +62,9 @@ class Forked:
         try:
             if error is not None:
                 how = exit_info.how(error)
-                code = how.get("exit", 1)
-                said = how.get("says", "") if "exit" in how else said or self._words(error)
+                exits = how.exit_code is not None
+                code = how.exit_code if how.exit_code is not None else 1
+                said = how.exit_text or "" if exits else said or self._words(error)
                 print(said, end="\n" * bool(said) * (not said.endswith("\n")), file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()

@@ -16,7 +16,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from nbddp.protocol.cell_lines import first_word, program_rows
 
-Given = list[str]  # the version of IPython that has transformed it, and the text after
+Given = tuple[str, str]  # the version of IPython that has transformed it, and the text after
 
 
 class CellText:

@@ -1,4 +1,4 @@
-"""How a program left its cell on this rank, as plain data: the worker's half of the table in `protocol.outcome`.
+"""How a program left its cell on this rank: the worker's half of the table in `protocol.outcome`.
 
 What is said is what was seen here, without a verdict: that the program ended, raised, was interrupted or exited with
 a code; the call of torch's that the exception came out of; and where the program had ended a process group, which its
@@ -12,26 +12,38 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nbddp.compat.clock import clock
+from nbddp.errors import Raised
+from nbddp.protocol.outcome import EXIT, INTERRUPT, RAISED, GroupExit, Outcome
+from nbddp.protocol.position import CalledFrom
 from nbddp.worker import failure, position
 
 LONGEST = 1 << 20  # characters of an error file that travel
-END, EXIT, RAISED, INTERRUPT = "end", "exit", "raised", "interrupt"
 
 
-def how(error: BaseException) -> dict[str, Any]:
-    """How a program that ended by `error` left: `left`, and for SystemExit the process's exit code and what it says."""
+@dataclass(frozen=True)
+class Way:
+    """How a program left, as `Outcome` has it; for SystemExit with the process's exit code and what it says."""
+
+    left: str
+    exit_code: int | None = None
+    exit_text: str | None = None
+
+
+def how(error: BaseException) -> Way:
+    """How a program that ended by `error` left."""
     kind = type(error)  # not isinstance, which asks the object, whose class is the program's own code
     if issubclass(kind, SystemExit):
         return exit_of(vars(SystemExit)["code"].__get__(error))
-    return {"left": INTERRUPT if issubclass(kind, KeyboardInterrupt | asyncio.CancelledError) else RAISED}
+    return Way(INTERRUPT if issubclass(kind, KeyboardInterrupt | asyncio.CancelledError) else RAISED)
 
 
 def call_of(
     error: BaseException, names: dict[str, str], since_ns: int, known: position.KnownEntries | None = None
-) -> dict[str, Any] | None:
+) -> CalledFrom | None:
     """The call of torch's that `error` came out of (`calls.came_from`), or one before it in its chain: an interrupt is
     raised where Python next looks, which may be outside the call that it hit."""
     seen: list[BaseException] = []
@@ -54,23 +66,22 @@ def error_file() -> str:
         return ""
 
 
-def exit_of(code: object) -> dict[str, Any]:
+def exit_of(code: object) -> Way:
     """What Python makes of `sys.exit(code)`: a process's exit code has eight bits, and anything but a number is
     written to stderr and gives 1."""
     if code is None:
-        return {"left": EXIT, "exit": 0}
+        return Way(EXIT, 0)
     if isinstance(code, int):
-        return {"left": EXIT, "exit": int(code) & 0xFF if -(2**63) <= code < 2**63 else 0xFF}
-    return {"left": EXIT, "exit": 1, "says": failure.readable(code)}
+        return Way(EXIT, int(code) & 0xFF if -(2**63) <= code < 2**63 else 0xFF)
+    return Way(EXIT, 1, failure.readable(code))
 
 
-def unworded(said: dict[str, Any], error: BaseException | None, why: BaseException) -> dict[str, Any]:
+def unworded(said: Outcome, error: BaseException | None, why: BaseException) -> Outcome:
     """What is left of an outcome that could not be made or sent because of `why`: that the rank failed, and by what."""
     reason = f"(how this rank ended cannot be reported in full: {failure.type_name(why)}: {failure.message(why)})"
     message = reason if error is None else f"{failure.message(error)}\n{reason}"
-    link = {"type": failure.type_name(why if error is None else error), "message": message}
-    chain = [{**link, "notes": [], "frames": [], "relation": ""}]
-    return {"run": said["run"], "left": RAISED, "stage": said["stage"], "at": said["at"], "chain": chain}
+    chain = (Raised(failure.type_name(why if error is None else error), message),)
+    return Outcome(said.run, RAISED, said.stage, said.ended_ns, chain=chain)
 
 
 class GroupExits:
@@ -87,7 +98,7 @@ class GroupExits:
         inits: Callable[[], int] = lambda: 0,
     ) -> None:
         self._names, self._dropping, self._inits = names, dropping, inits
-        self.seen: list[dict[str, Any]] = []
+        self.seen: list[GroupExit] = []
 
     def begin(self) -> None:
         self.seen = []
@@ -105,7 +116,7 @@ class GroupExits:
             if dist.is_initialized() and not self._dropping():
                 name = "" if group is None or group is dist.group.WORLD else getattr(group, "group_name", "")
                 place = position.user_place(sys._getframe(), self._names())
-                self.seen.append({"group": name, "place": place, "at": clock.time_ns(), "inits": self._inits()})
+                self.seen.append(GroupExit(name, place, clock.time_ns(), self._inits()))
             return original(group, *args, **kwargs)
 
         dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group

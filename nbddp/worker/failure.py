@@ -1,4 +1,4 @@
-"""An exception on a worker → plain data: the chain, its frames, which of them are the user's.
+"""An exception on a worker → values: the chain, its frames, which of them are the user's.
 
 What travels is JSON; the words are made on the client (`execution.report`). An exception's class is the program's own
 code: its `__str__`, `__notes__` or any attribute may raise. Then its type still travels, with a sentence in place of
@@ -13,11 +13,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
 from nbddp.capabilities.debugger import frame_locals
 from nbddp.compat import libraries
+from nbddp.errors import Frame, Raised
 from nbddp.protocol import stack_limit
 from nbddp.protocol.surrogates import plain
 from nbddp.worker import interrupts
@@ -33,7 +35,7 @@ SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whateve
 
 def chain(
     error: BaseException, names: dict[str, str], hide: tuple[str, ...], brief: bool = False
-) -> list[dict[str, Any]]:
+) -> tuple[Raised, ...]:
     """The exceptions that led to `error`, oldest first; of many the newest.
 
     names: real file name of a cell → how to show it (`Cell In[3]`).
@@ -52,8 +54,8 @@ class Chains:
         self._seen: set[int] = set()
         self._left = MOST_WORDED
 
-    def of(self, error: BaseException, depth: int = 0) -> list[dict[str, Any]]:
-        links: list[dict[str, Any]] = []
+    def of(self, error: BaseException, depth: int = 0) -> tuple[Raised, ...]:
+        links: list[Raised] = []
         current: BaseException | None = error
         older = 0
         while current is not None and (current is error or id(current) not in self._seen):
@@ -64,22 +66,21 @@ class Chains:
             if len(links) < MOST_LINKS:
                 self._left -= 1
                 found = _one(current, self._names, self._hide, self._brief)
-                links.insert(0, {**found, **self._group(current, depth), "relation": relation})
+                group, more = self._group(current, depth)
+                links.insert(0, replace(found, group=group, more=more, relation=relation))
             else:
                 older += 1
             current = earlier
         if older or current is not None:  # none is told that came before the first
-            links[0].update(relation="", older=older)
-        return links
+            links[0] = replace(links[0], relation="", older=older)
+        return tuple(links)
 
-    def _group(self, error: BaseException, depth: int) -> dict[str, Any]:
+    def _group(self, error: BaseException, depth: int) -> tuple[tuple[tuple[Raised, ...], ...], int]:
         """Of an ExceptionGroup: the chain of each exception in it, and how many there is no room for."""
         parts = parts_of(error)
-        if not parts:
-            return {}
         most = GROUP_WIDTH if depth < GROUP_DEPTH else 0
-        chains = [self.of(part, depth + 1) for part in parts[:most] if self._left > 0]
-        return {"group": chains, "more": len(parts) - len(chains)}
+        chains = tuple([self.of(part, depth + 1) for part in parts[:most] if self._left > 0])
+        return chains, len(parts) - len(chains)
 
 
 def parts_of(error: BaseException) -> tuple[BaseException, ...]:
@@ -101,20 +102,15 @@ def before(error: BaseException) -> tuple[BaseException | None, str]:
     return SLOTS["__context__"].__get__(error), "while handling"
 
 
-def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...], brief: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "type": type_name(error),
-        "message": message(error),
-        "notes": _readable(lambda: _notes(error), "notes", [""]),
-    }
+def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...], brief: bool) -> Raised:
+    found = Raised(type_name(error), message(error), notes=_readable(lambda: _notes(error), "notes", ("",)))
     try:
-        found["frames"] = frames(traceback_of(error), names, hide, brief)
-        whose = libraries.owner_of_a_group_that_is_gone(found["message"], [f["file"] for f in found["frames"]])
-        found["notes"] += [whose] * bool(whose)
+        shown = frames(traceback_of(error), names, hide, brief)
+        whose = libraries.owner_of_a_group_that_is_gone(found.message, [f.file for f in shown])
+        return replace(found, frames=shown, notes=found.notes + (whose,) * bool(whose))
     except Exception as e:  # a module's __loader__ is asked for its source
-        found["frames"] = []
-        found["notes"].append(f"(its frames cannot be shown: reading them raises {type_name(e)})")
-    return found
+        unread = f"(its frames cannot be shown: reading them raises {type_name(e)})"
+        return replace(found, notes=(*found.notes, unread))
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
@@ -135,19 +131,19 @@ def readable(value: object) -> str:
     return str(_readable(lambda: plain(str(value)), "message", ""))
 
 
-def _notes(error: BaseException) -> list[str]:
+def _notes(error: BaseException) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", ())
-    found = [plain(str(note)) for note in ([notes] if isinstance(notes, str) else notes)]
-    return found if len(found) <= MOST_NOTES else [*found[:MOST_NOTES], f"… {len(found) - MOST_NOTES:,} notes omitted"]
+    found = tuple([plain(str(note)) for note in ([notes] if isinstance(notes, str) else notes)])
+    return found if len(found) <= MOST_NOTES else (*found[:MOST_NOTES], f"… {len(found) - MOST_NOTES:,} notes omitted")
 
 
 def _readable(read: Callable[[], Any], what: str, empty: Any) -> Any:
-    """What `read` gives, or a sentence in its place (in a list where `empty` is one): it is the program's code."""
+    """What `read` gives, or a sentence in its place (in a tuple where `empty` is one): it is the program's code."""
     try:
         return read()
     except BaseException as e:
         said = f"(its {what} cannot be shown: reading {'it' if what == 'message' else 'them'} raises {type_name(e)})"
-        return [said] if isinstance(empty, list) else said
+        return (said,) if isinstance(empty, tuple) else said
 
 
 def let_go_of_memory(error: BaseException) -> None:
@@ -165,7 +161,7 @@ def let_go_of_memory(error: BaseException) -> None:
 
 def frames(
     tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...], brief: bool = False
-) -> list[dict[str, Any]]:
+) -> tuple[Frame, ...]:
     """Frames from the cell inwards; a frame is the user's if it is not from an installed package."""
     walked = list(traceback.walk_tb(tb))
     while walked and (file := walked[0][0].f_code.co_filename) not in names and file.startswith(hide):
@@ -176,25 +172,25 @@ def frames(
     for i, end in stack_limit.told([(frame.f_code, line) for frame, line in walked]):
         told = _frame(walked[i][0], walked[i][1] or 0, names, brief)
         left_out = [plain(frame.f_code.co_name) for frame, _ in walked[i + 1 : end]]
-        found.append({**told, "left_out": len(left_out), "of": list(dict.fromkeys(left_out))} if left_out else told)
-    return found
+        found.append(replace(told, left_out=len(left_out), of=tuple(dict.fromkeys(left_out))) if left_out else told)
+    return tuple(found)
 
 
-def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> dict[str, Any]:
+def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> Frame:
     """Source is looked up for the user's frames alone: torch's files are long."""
     file = frame.f_code.co_filename
     user = is_user(file, names)
     if told := user and not brief:
         linecache.checkcache(file)
         linecache.lazycache(file, frame.f_globals)
-    return {
-        "file": names.get(file, file).encode("utf-8", "replace").decode(),  # an escape would look like a folder
-        "line": line,
-        "name": plain(frame.f_code.co_name),
-        "user": user,
-        "context": context(file, line) if told else [],
-        "values": frame_locals.values(frame, linecache.getline(file, line).strip()) if told else [],
-    }
+    return Frame(
+        names.get(file, file).encode("utf-8", "replace").decode(),  # an escape would look like a folder
+        line,
+        plain(frame.f_code.co_name),
+        user,
+        context(file, line) if told else (),
+        tuple(frame_locals.values(frame, linecache.getline(file, line).strip())) if told else (),
+    )
 
 
 def is_user(filename: str, names: dict[str, str]) -> bool:
@@ -206,12 +202,12 @@ def is_user(filename: str, names: dict[str, str]) -> bool:
     return not filename.startswith(_library())
 
 
-def context(filename: str, line: int) -> list[tuple[int, str]]:
+def context(filename: str, line: int) -> tuple[tuple[int, str], ...]:
     first = max(1, line - CONTEXT)
     rows = [(n, _cut(plain(linecache.getline(filename, n)).rstrip("\n"))) for n in range(first, line + CONTEXT + 1)]
     while rows and not rows[-1][1].strip() and rows[-1][0] != line:
         rows.pop()
-    return rows
+    return tuple(rows)
 
 
 def _cut(line: str) -> str:

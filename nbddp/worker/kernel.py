@@ -2,7 +2,7 @@
 
 A request is a message of a type of our own whose metadata hold `nbddp`: what to do (`cell`,
 `call`, `push`, `pull`), for which run, with which variables. Its outcome is published on
-iopub after all output of the run, as one message `nbddp_outcome`: so a client that has the
+iopub after all output of the run, as one message (`protocol.outcome`): so a client that has the
 outcome has everything, and there is no reply. Questions about a busy worker (`complete`, `inspect`, `where`, `stack`)
 come over the control channel, which has its own thread; so does the
 wish to be released from a blocked call.
@@ -21,6 +21,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ipykernel
@@ -43,7 +44,10 @@ from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
-from nbddp.protocol import pickling
+from nbddp.protocol import messages, pickling
+from nbddp.protocol.codec import from_json, to_json
+from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
+from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec, ScriptSpec
 from nbddp.protocol.surrogates import plain, shown
 from nbddp.worker import (
     cuda_context,
@@ -66,14 +70,12 @@ from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
 from nbddp.worker.spare_fds import Reserve
 
-OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
     "a rank has no prompt of its own: breakpoint() stops ranks and opens one where input is possible (a terminal, a "
     "console, a notebook that answers input()), or in %ddp panel; elsewhere let it fail and use %ddp debug in a cell "
     "without %%ddp, which shows each frame and what its names held"
 )
-REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
 UNTOLD = 70  # exit code of a rank that cannot say how a run has ended; EX_SOFTWARE of sysexits.h
 REPEATED = 64 << 20  # bytes of an outcome's buffers that are kept until the next run, to be sent again
@@ -108,8 +110,8 @@ class _NoShellThread:
 class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     """Runs one request at a time in the main thread; answers questions in the control thread."""
 
-    msg_types = [*IPythonParallelKernel.msg_types, REQUEST]
-    control_msg_types = [*IPythonParallelKernel.control_msg_types, QUESTION]
+    msg_types = [*IPythonParallelKernel.msg_types, messages.RUN]
+    control_msg_types = [*IPythonParallelKernel.control_msg_types, messages.QUESTION]
     _supports_kernel_subshells = False
     log_file: int | None = None  # descriptor of the worker's log
 
@@ -123,8 +125,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """An engine's kernel that becomes a worker's; once."""
         kernel.__class__ = cls
         kernel._begin_work()
-        kernel.shell_handlers[REQUEST] = kernel.nbddp_run
-        kernel.control_handlers[QUESTION] = kernel.nbddp_request
+        kernel.shell_handlers[messages.RUN] = kernel.nbddp_run
+        kernel.control_handlers[messages.QUESTION] = kernel.nbddp_request
         return kernel  # type: ignore[no-any-return]
 
     def _begin_work(self) -> None:
@@ -152,7 +154,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.began_ns = 0
         self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
-        self.spec: Mapping[str, Any] | None = None
+        self.spec: RunSpec | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
         self._spoilt = False  # whether what IPython says of the cell is an error that it has met with `_shown`
@@ -221,23 +223,24 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     async def nbddp_run(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Shell channel: carry out a request; its outcome is its only answer."""
-        self.spec, self._parent = parent["metadata"]["nbddp"], parent
+        spec = from_json(RunSpec, parent["metadata"][messages.SPEC])
+        self.spec, self._parent = spec, parent
         try:
-            then = await self._surely(self.spec, parent["content"]["code"])
-            if then:
+            then = await self._surely(spec, parent["content"]["code"])
+            if then is not None:
                 self.spec = then
                 self.release.let_through()  # this rank may have left by the interrupt alone, and a peer still reads
                 await self._surely(then, "", unasked=True)
         finally:
             self.spec = None
             self.groups.let_go()
-            if self._leaves or parent["metadata"]["nbddp"].get("op") in ("script", "end_group"):
+            if self._leaves or spec.op in (SCRIPT, END_GROUP):
                 self._leaves = False
                 self.leavings.hold(self.shell.last_execution_result)
                 self.shell.last_execution_result = None
                 self.leavings.let_go()
 
-    async def _surely(self, spec: Mapping[str, Any], code: str, unasked: bool = False) -> Mapping[str, Any]:
+    async def _surely(self, spec: RunSpec, code: str, unasked: bool = False) -> RunSpec | None:
         """As `_carry_out`. A rank that cannot even say that it has ended a run ends itself, which others see."""
         try:
             return await self._carry_out(spec, code, unasked)
@@ -247,43 +250,44 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
         """`busy` and `idle` are not said for what is ours: nobody waits for them, and every message costs time."""
-        if self.get_parent(channel).get("header", {}).get("msg_type") not in (REQUEST, QUESTION):
+        if self.get_parent(channel).get("header", {}).get("msg_type") not in (messages.RUN, messages.QUESTION):
             super()._publish_status(status, channel, *args, **kwargs)
 
-    async def _carry_out(self, spec: Mapping[str, Any], code: str, unasked: bool = False) -> Mapping[str, Any]:
+    async def _carry_out(self, spec: RunSpec, code: str, unasked: bool = False) -> RunSpec | None:
         """One request, up to its outcome; what is to be carried out next, `unasked`, since the rank had to be freed."""
         if not unasked:
             self.told = {}
-        self.begun = spec["run"]
-        outcome: dict[str, Any] = {"run": spec["run"], "left": exit_info.END, "stage": "begin"}
+        self.begun = spec.run
+        outcome = Outcome(spec.run, END, "begin")
+        self._error_bytes: bytes | None = None
         buffers: list[bytes] = []
         error: BaseException | None = None
         try:
             try:
                 self.interrupts.begin()
                 self._begin(spec)
-                outcome["stage"] = ""
-                if spec["op"] == "cell":
+                outcome.stage = ""
+                if spec.op == CELL:
                     error = await self._run_cell(spec, code, outcome, buffers)
-                elif spec["op"] == "script":
-                    error = self._run_script(spec, outcome)
+                elif spec.script is not None:
+                    error = self._run_script(spec, spec.script, outcome)
                 else:
-                    buffers += requests.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
+                    buffers += requests.REQUESTS[spec.op](self, self._parent["buffers"], **spec.fields)
             finally:
                 self.interrupts.end()
         except BaseException as raised:
             error = raised if error is None else error
         self.forked.end(error)
-        outcome["at"] = clock.time_ns()
+        outcome.ended_ns = clock.time_ns()
         error = self._end(outcome, error)
         if error is not None:
             try:
                 self._failed(outcome, error)
             except Exception as e:
-                outcome = exit_info.unworded(outcome, error, e)
-        then = self.release.then if "chain" in outcome and self.groups.touched else {}
-        if then:
-            outcome["then"] = then["run"]
+                outcome, self._error_bytes = exit_info.unworded(outcome, error, e), None
+        then = self.release.then if outcome.failed and self.groups.touched else None
+        if then is not None:
+            outcome.next_run = then.run
         self._publish(outcome, buffers, error)
         if error is not None:
             self._leaves = True
@@ -307,40 +311,39 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _begin(self, spec: Mapping[str, Any]) -> None:
+    def _begin(self, spec: RunSpec) -> None:
         self.began_ns, self.known = clock.time_ns(), None
-        self.text.begin(self._parent["content"]["code"], spec.get("as_python"))
-        if spec.get("listen"):  # the ranks are on several hosts
+        self.text.begin(self._parent["content"]["code"], spec.as_python)
+        here = spec.rendezvous
+        if here is not None and here.listen:  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
         runnable.before_first_run()
         self.reserve.begin()
-        self.release.begin(goes_on=spec["op"] == "end_group")
+        self.release.begin(goes_on=spec.op == END_GROUP)
         if self.kept is not None:
             self.kept.begin()
         for stream in self.streams:
             if stream not in (sys.stdout, sys.stderr):  # behind one of the program's own: ipykernel does not see it
                 stream.set_parent(self._parent)
-        if "env" in spec:
-            self._place(spec["env"])
-        if "injected" in spec:
-            known, here = ((host, int(port)) for host, port in (spec["injected"], spec["connect"]))
-            loopback.listen(spec["listen"], (known, here))
-            self.groups.begin(spec["run"], known, here)
-        self.groups.shares_gpus = spec.get("shares_gpus", False)
+        if here is not None:
+            self._place(here.env)
+            loopback.listen(here.listen, (here.master, here.store))
+            self.groups.begin(spec.run, here.master, here.store)
+        self.groups.shares_gpus = here is not None and here.shares_gpus
         libraries.forget()
         self.departures.begin()
         self.children.begin()
-        self.debugger.begin(bool(spec.get("debug")))
-        self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
-        kept = spec["op"] in ("cell", "call") and (spec.get("timings", True) or spec.get("trace", False))
-        CALLS.begin_run(spec["run"], spec.get("cell"), kept)
+        self.debugger.begin(spec.debug)
+        self.recorder.begin(spec.run, spec.timings, spec.cell)
+        kept = spec.op in (CELL, CALL) and (spec.timings or spec.trace)
+        CALLS.begin_run(spec.run, spec.cell, kept)
         self._others = []
-        if spec["op"] in ("cell", "call", "script"):
+        if spec.is_program:
             self._others = self.modules.others()
             self.memory.begin()
-        if spec.get("check"):
-            self.checker.begin(spec["run"])
+        if spec.check:
+            self.checker.begin(spec.run)
 
     def _place(self, env: Mapping[str, str]) -> None:
         """torchrun's variables of a run."""
@@ -358,7 +361,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             if stream is None or getattr(stream, "closed", False):
                 setattr(sys, name, first)
 
-    def _end(self, outcome: dict[str, Any], error: BaseException | None) -> BaseException | None:
+    def _end(self, outcome: Outcome, error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
         CALLS.end_run()
         self.debugger.end()
@@ -369,28 +372,26 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self.groups.released()
             self.checker.end()
             self.recorder.let_go()
-            if error is not None and exit_info.how(error).get("exit") != 0:
+            if error is not None and exit_info.how(error).exit_code != 0:
                 self.children.end()
         except Exception as e:
             if error is None:
-                outcome["stage"] = "end"
+                outcome.stage = "end"
                 return e
             self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
         return error
 
-    async def _run_cell(
-        self, spec: Mapping[str, Any], code: str, outcome: dict[str, Any], buffers: list[bytes]
-    ) -> BaseException | None:
+    async def _run_cell(self, spec: RunSpec, code: str, outcome: Outcome, buffers: list[bytes]) -> BaseException | None:
         """Run a cell; what it raised."""
         shell = self.shell
-        sys.argv = [spec["argv0"], *spec["argv"]]
-        shell.execution_count = self.execution_count = spec["cell"]
+        sys.argv = list(spec.argv)
+        shell.execution_count = self.execution_count = spec.cell
         self._result, self._shown, self._spoilt = None, None, False
         self.files.begin()
-        if spec.get("trace"):
+        if spec.trace:
             self.tracer.start()
-        if spec.get("memory"):
-            self.allocations.begin(spec["run"], spec["cell"], self.recorder, self.files.shown)
+        if spec.memory:
+            self.allocations.begin(spec.run, spec.cell, self.recorder, self.files.shown)
         met: BaseException | None = None
         reply: dict[str, Any] = {}
         try:
@@ -404,69 +405,63 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error = shown if self._spoilt else next((e for e in (error, met, shown) if e is not None), None)
         self.allocations.stop()
         self.tracer.stop(failed=error is not None)
-        if error is None and spec["want_value"]:
+        if error is None and spec.want_value:
             buffers.append(pickling.pack_or_words(result.result))
         asked = reply.get("payload", [])
-        outcome["pages"] = [p["data"] for p in asked if p.get("source") in ("page", "page_raw")]
-        outcome["next"] = [[p["text"], p["replace"]] for p in asked if p.get("source") == "set_next_input"]
+        outcome.pages = tuple([p["data"] for p in asked if p.get("source") in ("page", "page_raw")])
+        outcome.next_inputs = tuple([(p["text"], p["replace"]) for p in asked if p.get("source") == "set_next_input"])
         return error
 
-    def _run_script(self, spec: Mapping[str, Any], outcome: dict[str, Any]) -> BaseException | None:
+    def _run_script(self, spec: RunSpec, program: ScriptSpec, outcome: Outcome) -> BaseException | None:
         """Run a script or module; what ended it."""
-        for name in spec.get("without", ()):
+        for name in program.without:
             os.environ.pop(name, None)
-        self.shell.execution_count = self.execution_count = spec["cell"]
-        if spec.get("trace"):
+        self.shell.execution_count = self.execution_count = spec.cell
+        if spec.trace:
             self.tracer.start()
-        script = Script(spec, self.exits.call)
+        script = Script(program, spec.argv, self.exits.call)
         script.run()
         self.forked.end(script.error, script.said)
         self.tracer.stop(failed=script.error is not None)
-        outcome["said"] = plain(script.said)
-        if spec["keep"]:
+        outcome.traceback = plain(script.said)
+        if program.keep:
             names = vars(script.module).items()
             self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
         return script.error
 
     # -- outcome -------------------------------------------------------------------
 
-    def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
-        names = self.files.shown
-        outcome.update(exit_info.how(error))
-        if outcome.get("exit") == 0:
+    def _failed(self, outcome: Outcome, error: BaseException) -> None:
+        names, how = self.files.shown, exit_info.how(error)
+        outcome.left, outcome.exit_code, outcome.exit_text = how.left, how.exit_code, how.exit_text
+        if outcome.exit_code == 0:
             return
-        if "says" in outcome:
-            print(outcome["says"], file=sys.stderr)
+        if outcome.exit_text is not None:
+            print(outcome.exit_text, file=sys.stderr)
         # of a rank that the client has freed nobody is shown the source
-        outcome["chain"] = failure.chain(error, names, self._machinery, brief=self.release.started)
-        outcome["error_file"] = exit_info.error_file()
-        outcome["call"] = exit_info.call_of(error, names, self.began_ns, self.known)
+        outcome.chain = failure.chain(error, names, self._machinery, brief=self.release.started)
+        outcome.error_file = exit_info.error_file()
+        outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None
         broken = cuda_context.broken(error)
         if broken:
-            outcome["broken"] = [broken, *questions.user_names(self.shell)]
-        called = self.spec is not None and self.spec["op"] == "call" and not self.spec.get("plain")
-        if called and outcome["left"] != exit_info.INTERRUPT:
-            outcome["error"] = True
+            outcome.lost_context = LostContext(broken, *map(tuple, questions.user_names(self.shell)))
+        called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("plain")
+        if called and outcome.left != INTERRUPT:
             self._error_bytes = pickling.pack_or_words(error)
         failure.let_go_of_memory(error)
 
-    def _publish(self, outcome: dict[str, Any], buffers: list[bytes], error: BaseException | None) -> None:
+    def _publish(self, outcome: Outcome, buffers: list[bytes], error: BaseException | None) -> None:
         """Send the outcome, after all output. A run waits for it, so something is always sent."""
         self._send_text()
         try:
-            outcome["group"] = {
-                **self.groups.facts(), "aborted": self.release.aborted, "silenced": bool(self.silence.silent),
-            }  # fmt: skip
-            outcome["departures"] = self.departures.seen
-            outcome["exits"] = len(self.exits)
-            if self.kept is not None and self.kept.unkept():
-                outcome["unkept"] = self.kept.unkept()
-            if self.groups.handling:
-                outcome["handling"] = self.groups.handling
-            if unread := self.modules.note(self._others):
-                outcome["modules"] = unread
-            if outcome.pop("error", False):
+            outcome.group = self.groups.facts(self.release.aborted, bool(self.silence.silent))
+            outcome.group_exits = tuple(self.departures.seen)
+            outcome.at_exit = len(self.exits)
+            outcome.unsaved = self.kept.unsaved() if self.kept is not None else None
+            outcome.nccl_handling = self.groups.handling
+            outcome.stale_modules = tuple(self.modules.note(self._others))
+            if self._error_bytes is not None:
                 buffers[:] = [self._error_bytes]
             self._send(outcome, buffers)
         except Exception as e:
@@ -491,16 +486,16 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self.log_file is not None:
             _write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
 
-    def _send(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
+    def _send(self, outcome: Outcome, buffers: list[bytes]) -> None:
         kept = buffers if sum(map(len, buffers)) <= REPEATED else None
-        self.told[outcome["run"]] = outcome, kept, self._parent
+        self.told[outcome.run] = outcome, kept, self._parent
         self.send_outcome(outcome, buffers, self._parent)
 
-    def send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None:
+    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: dict[str, Any]) -> None:
         self.session.send(
             self.iopub_socket,
-            OUTCOME,
-            outcome,
+            messages.OUTCOME,
+            to_json(outcome),
             parent=parent,
             ident=ipykernel_compat.topic(self, "nbddp"),
             buffers=buffers,
@@ -512,17 +507,17 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         try:
             sends, ident = self.streams[0].pub_thread, ipykernel_compat.topic(self, "nbddp")
             said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
-            sends.schedule(lambda: said(sends.socket, INTERRUPTED))
+            sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))
         except Exception as e:
             self._to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
 
-    def _say_stopped(self, content: dict[str, Any]) -> None:
+    def _say_stopped(self, said: messages.Stopped) -> None:
         """Publish that this rank waits in its debugger, or goes on."""
-        place = content["place"]
-        if place is not None:
-            content["place"] = [self.files.shown.get(place[0], place[0]), *place[1:]]
-        ident = ipykernel_compat.topic(self, "nbddp")
-        self.session.send(self.iopub_socket, STOPPED, content, parent=self._parent, ident=ident)
+        if said.place is not None:
+            file, line, function = said.place
+            said = replace(said, place=(self.files.shown.get(file, file), line, function))
+        ident, content = ipykernel_compat.topic(self, "nbddp"), to_json(said)
+        self.session.send(self.iopub_socket, messages.STOPPED, content, parent=self._parent, ident=ident)
 
     def _keep_result(self, result: Any) -> None:
         self._result = result
@@ -548,13 +543,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def nbddp_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Control channel: a row of `questions`, answered while the main thread works."""
-        content = parent["content"]
+        question = from_json(Question, parent["content"])
         try:
-            answer = {"status": "ok", "answer": questions.QUESTIONS[content["op"]](self, content)}
+            reply = Reply(questions.QUESTIONS[question.op](self, **question.fields))
         except Exception as e:
-            answer = {"status": "error", "why": f"{type(e).__name__}: {e}"}
-        if content.get("answers", True):
-            self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
+            reply = Reply(failed=f"{type(e).__name__}: {e}")
+        if question.answers:
+            self.session.send(stream, messages.REPLY, to_json(reply), parent=parent, ident=ident)
 
     def running(self) -> dict[str, Any] | None:
         """The header of the request that is carried out."""
@@ -562,7 +557,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def cell(self) -> int | None:
         """The number of the cell that is run."""
-        return None if self.spec is None else self.spec.get("cell")
+        return None if self.spec is None else self.spec.cell
 
     @property
     def at_work(self) -> bool:

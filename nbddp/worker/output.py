@@ -17,11 +17,11 @@ from types import CodeType
 from typing import Any
 
 from nbddp.compat.clock import clock
+from nbddp.protocol import codec, messages
 from nbddp.protocol.surrogates import plain
 from nbddp.worker.fd_capture import CapturedFds, flush_c
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
-STREAMS, REQUEST = "nbddp_streams", "nbddp_run"  # types of messages
 ON_THE_WAY = 64  # batches that wait to be sent, above which who flushes waits too
 PATIENCE = 10.0  # seconds
 PRINT_SECONDS = 0.01  # between two parts of a print
@@ -42,10 +42,10 @@ class Batch:
 
     def messages(self) -> list[tuple[str, dict[str, Any]]]:
         """(type, content): one for all, if the client is ours and there is more than one segment."""
+        texts = tuple([(stream, "".join(parts)) for stream, parts in self.segments])
+        if len(texts) > 1 and self.header.get("msg_type") == messages.RUN:
+            return [(messages.STREAMS, codec.to_json(messages.Streams(texts, self.cell)))]
         told = {} if self.cell is None else {"cell": self.cell}
-        texts = [(stream, "".join(parts)) for stream, parts in self.segments]
-        if len(texts) > 1 and self.header.get("msg_type") == REQUEST:
-            return [(STREAMS, {"segments": texts, **told})]
         return [("stream", {"name": stream, "text": text, **told}) for stream, text in texts]
 
 

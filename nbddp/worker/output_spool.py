@@ -88,6 +88,6 @@ class OutputSpool:
         for copy in self._copies.values():
             copy.begin()
 
-    def unkept(self) -> list[str]:
-        """Why text of this run could not be kept, and where; empty if it could."""
-        return next(([copy.why, copy.path] for copy in self._copies.values() if copy.why), [])
+    def unsaved(self) -> tuple[str, str] | None:
+        """Why text of this run could not be kept, and where; None if it could."""
+        return next(((copy.why, copy.path) for copy in self._copies.values() if copy.why), None)

@@ -12,12 +12,14 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
 from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
+from nbddp.protocol.position import CalledFrom
 from nbddp.worker import (
     call_log,
     child_waits,
@@ -152,7 +154,7 @@ def user_place(frame: FrameType | None, names: dict[str, str]) -> tuple[str, int
 
 def came_from(
     tb: TracebackType | None, names: dict[str, str], since_ns: int, known: KnownEntries | None = None
-) -> dict[str, Any] | None:
+) -> CalledFrom | None:
     """The call of torch's that an exception came out of: op, kind, peer; for a collective also its group and sequence
     number. None if it came from none. known: what the recorders have said before."""
     inside: list[SeenFrame] = []  # innermost first, inside the user's
@@ -162,13 +164,14 @@ def came_from(
     call = _call(inside)
     if call is None:
         return None
-    found: dict[str, Any] = {k: call[k] for k in ("op", "kind", "peer") if k in call}
-    if call["kind"] != "collective":
+    found = CalledFrom(call["op"], call["kind"], call.get("peer"))
+    if found.kind != "collective":
         return found
     entries = known.entries if known is not None and known.lasts() else flight.entries(flight.dumps(active=False))
-    last = [e for e in entries if e.created_ns >= since_ns and e.sequence][-1:]
-    op = last[0].op if last and found["op"] == RESULT else found["op"]
-    return {**found, "op": op} | {k: v for e in last for k, v in (("group", e.group), ("sequence", e.sequence))}
+    last = next((e for e in reversed(entries) if e.created_ns >= since_ns and e.sequence), None)
+    if last is None:
+        return found
+    return replace(found, op=last.op if found.op == RESULT else found.op, group=last.group, sequence=last.sequence or 0)
 
 
 class KnownEntries:

@@ -38,6 +38,7 @@ from typing import Any
 from nbddp.capabilities.private import loopback, peer_check
 from nbddp.compat import libraries, system, torch
 from nbddp.compat.clock import clock
+from nbddp.protocol.outcome import GroupFacts
 from nbddp.worker import (
     call_log,
     flight,
@@ -168,15 +169,13 @@ class Groups:
         held.clear()
         self._outlived += _living(known)
 
-    def facts(self) -> dict[str, Any]:
-        """`run` in which the living default group was made (None: there is none), and how many
-        collectives it has seen; equal on all ranks unless something broke. `touched`: whether there was one in this
-        run, or a part of one. `inits`: how many have begun in this run."""
+    def facts(self, aborted: bool = False, silenced: bool = False) -> GroupFacts:
+        """What is known of the default group after a run; equal on all ranks unless something broke."""
         if not _is_initialized():
             self.made_in = None
-            return {"run": None, "sequence": 0, "touched": self.touched, "inits": self.inits}
+            return GroupFacts(None, 0, self.touched, self.inits, aborted, silenced)
         sequence = torch.sequence(torch.default_group())
-        return {"run": self.made_in, "sequence": sequence, "touched": True, "inits": self.inits}
+        return GroupFacts(self.made_in, sequence, True, self.inits, aborted, silenced)
 
     def drop(self, *, broken: bool) -> None:
         """End the default group and everything torch remembers of it.

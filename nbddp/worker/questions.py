@@ -9,13 +9,16 @@ from __future__ import annotations
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from nbddp.capabilities.check.on_rank import Checker
 from nbddp.capabilities.debugger.on_rank import Debugger
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import ipykernel, probes, torch
+from nbddp.protocol.codec import Json, from_json
+from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import completion_kinds, exit_info, flight, position
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.process_groups import Groups
@@ -24,7 +27,7 @@ from nbddp.worker.release import Release
 
 UNTOLD = "untold"
 Content = dict[str, Any]
-Sent = tuple[dict[str, Any], "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
+Sent = tuple[Outcome, "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
 
 
 class QuestionsKernel(Protocol):
@@ -40,7 +43,7 @@ class QuestionsKernel(Protocol):
     checker: Checker
     recorder: Recorder
     debugger: Debugger
-    spec: Mapping[str, Any] | None
+    spec: RunSpec | None
     began_ns: int
     begun: int
     known: position.KnownEntries | None
@@ -48,42 +51,42 @@ class QuestionsKernel(Protocol):
 
     def do_complete(self, code: str, cursor_pos: int) -> Any: ...
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = ...) -> Any: ...
-    def send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None: ...
+    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: dict[str, Any]) -> None: ...
 
 
-def _complete(worker: QuestionsKernel, content: Content) -> Any:
-    code, found = content["code"], worker.do_complete(content["code"], content["cursor_pos"])
+def _complete(worker: QuestionsKernel, code: str, cursor_pos: int) -> Any:
+    found = worker.do_complete(code, cursor_pos)
     found["kinds"] = completion_kinds.kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
     return found
 
 
-def _inspect(worker: QuestionsKernel, content: Content) -> Any:
-    return worker.do_inspect(content["code"], content["cursor_pos"], content.get("detail_level", 0))
+def _inspect(worker: QuestionsKernel, code: str, cursor_pos: int, detail_level: int = 0) -> Any:
+    return worker.do_inspect(code, cursor_pos, detail_level)
 
 
 # -- where the rank is -------------------------------------------------------------------------------
 
 
-def _where(worker: QuestionsKernel, content: Content) -> Any:
-    """Where the main thread is; with `history`, also the collectives it has called. That it is idle is said in any
-    case."""
+def _where(worker: QuestionsKernel, run: int | None = None, history: bool = False, names: bool = False) -> Content:
+    """Where the main thread is in run `run`; with `history`, also the collectives it has called, with `names` what
+    cells have assigned. That it is idle is said in any case."""
     try:
-        return _look(worker, content)
+        return _look(worker, run, history, names)
     except Exception as e:
         if worker.spec is not None:
             raise
-        return {**_idle(worker, content), "acts": ["what it could not tell"], "why": f"{type(e).__name__}: {e}"}
+        return {**_idle(worker, run), "acts": ["what it could not tell"], "why": f"{type(e).__name__}: {e}"}
 
 
-def _idle(worker: QuestionsKernel, content: Content) -> Content:
-    return {"idle": True, "begun": "run" not in content or _was_last(worker, content["run"])}
+def _idle(worker: QuestionsKernel, run: int | None) -> Content:
+    return {"idle": True, "begun": run is None or _was_last(worker, run)}
 
 
-def _look(worker: QuestionsKernel, content: Content) -> Any:
-    shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, bool(content.get("history")))
-    past = _past(worker, content, recorded)
+def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) -> Content:
+    shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, history)
+    past = _past(worker, recorded, history, names)
     if worker.spec is None:
-        return {**position.idle(shown, groups, recorded.open), **_idle(worker, content), **past}
+        return {**position.idle(shown, groups, recorded.open), **_idle(worker, run), **past}
     found = {**position.position(shown, groups, worker.began_ns, recorded.open), **past}
     found.update(interrupted=worker.interrupts.taken, over=not worker.interrupts.is_on)
     if worker.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
@@ -101,12 +104,12 @@ def _recorded(worker: QuestionsKernel, whole: bool) -> flight.FlightRecords:
     return held
 
 
-def _past(worker: QuestionsKernel, content: Content, recorded: flight.FlightRecords) -> dict[str, Any]:
+def _past(worker: QuestionsKernel, recorded: flight.FlightRecords, history: bool, names: bool) -> Content:
     """What costs more, and is only needed when something is wrong."""
-    found: dict[str, Any] = {}
-    if content.get("history"):
+    found: Content = {}
+    if history:
         found.update(position.record(worker.checker, recorded.of_all))
-    if content.get("names"):
+    if names:
         found["names"], found["imports"] = user_names(worker.shell)
     return found
 
@@ -127,9 +130,9 @@ def is_import(value: Any) -> bool:
     return inspect.ismodule(value)
 
 
-def _stack(worker: QuestionsKernel, content: Content) -> Any:
+def _stack(worker: QuestionsKernel, run: int | None = None, history: bool = False, names: bool = False) -> Content:
     """As `where`, and the main thread's frames."""
-    found = _where(worker, content)
+    found = _where(worker, run, history, names)
     if "idle" in found:
         return found
     worker.release.note()
@@ -139,30 +142,30 @@ def _stack(worker: QuestionsKernel, content: Content) -> Any:
 # -- its debugger ------------------------------------------------------------------------------------
 
 
-def _debug(worker: QuestionsKernel, content: Content) -> bool:
+def _debug(worker: QuestionsKernel, line: str) -> bool:
     """A line for the rank's debugger; whether it stands there."""
-    return worker.debugger.line(content["line"])
+    return worker.debugger.line(line)
 
 
-def _debug_names(worker: QuestionsKernel, content: Content) -> list[str]:
+def _debug_names(worker: QuestionsKernel, text: str) -> list[str]:
     """What may complete a line for the rank's debugger."""
-    return worker.debugger.names(content["text"])
+    return worker.debugger.names(text)
 
 
 # -- what it has recorded ----------------------------------------------------------------------------
 
 
-def _pace(worker: QuestionsKernel, content: Content) -> Any:
+def _pace(worker: QuestionsKernel, run: int, since: int) -> Any:
     """The DDP steps of run `run` that began after `since`, as far as they are known."""
-    return worker.recorder.pace(content["run"], content["since"])
+    return worker.recorder.pace(run, since)
 
 
-def _step(worker: QuestionsKernel, content: Content) -> Any:
+def _step(worker: QuestionsKernel, run: int, number: int) -> Any:
     """One DDP step of run `run`."""
-    return worker.recorder.step(content["run"], content["number"])
+    return worker.recorder.step(run, number)
 
 
-def _seams(worker: QuestionsKernel, content: Content) -> list[str]:
+def _seams(worker: QuestionsKernel) -> list[str]:
     """Seams whose names are missing in this process."""
     names = {**torch.NAMES, **ipykernel.NAMES}
     return [key for key, needed in names.items() if probes.absent(needed)]
@@ -176,14 +179,14 @@ def _was_last(worker: QuestionsKernel, run: int) -> bool:
     return run in worker.told or run == worker.begun
 
 
-def _repeat(worker: QuestionsKernel, content: Content) -> bool | str:
+def _repeat(worker: QuestionsKernel, run: int) -> bool | str:
     """Send the outcome of run `run` once more, because its message was lost. False: this rank has not seen the run;
     UNTOLD: it has ended it, and has said nothing."""
-    if worker.spec is not None or not _was_last(worker, content["run"]):
+    if worker.spec is not None or not _was_last(worker, run):
         return False
-    if content["run"] not in worker.told:
+    if run not in worker.told:
         return UNTOLD
-    outcome, buffers, parent = worker.told[content["run"]]
+    outcome, buffers, parent = worker.told[run]
     if buffers is None:
         error = ConnectionError("this rank's answer was lost on the way and is too large to be sent again")
         outcome = exit_info.unworded(outcome, None, error)
@@ -191,22 +194,22 @@ def _repeat(worker: QuestionsKernel, content: Content) -> bool | str:
     return True
 
 
-def _through(worker: QuestionsKernel, content: Content) -> bool:
+def _through(worker: QuestionsKernel) -> bool:
     """Whether a message is let through before anything is shut."""
     return worker.release.lets_through
 
 
-def _release(worker: QuestionsKernel, content: Content) -> Any:
+def _release(worker: QuestionsKernel, run: int, spares: bool, then: Json | None) -> Any:
     """Free the main thread from a blocked call of run `run`; with `spares` not where the program has had the
-    interrupt, and does what it does on its way out."""
-    if worker.spec is None or worker.spec["run"] != content["run"]:
+    interrupt, and does what it does on its way out. then: the request to carry out after that."""
+    if worker.spec is None or worker.spec.run != run:
         return False
-    if content.get("spares") and worker.interrupts.taken:
+    if spares and worker.interrupts.taken:
         return False
-    return worker.release.start(content.get("then", {}))
+    return worker.release.start(from_json(RunSpec, then) if then is not None else None)
 
 
-def _interrupt(worker: QuestionsKernel, content: Content) -> bool:
+def _interrupt(worker: QuestionsKernel) -> bool:
     """SIGINT for the program of the current run, where no signal comes from elsewhere."""
     if worker.spec is None:
         return False
@@ -214,14 +217,15 @@ def _interrupt(worker: QuestionsKernel, content: Content) -> bool:
     return True
 
 
-def _engine(worker: QuestionsKernel, content: Content) -> Any:
+def _engine(worker: QuestionsKernel, do: str, **fields: Any) -> Any:
     """What concerns an engine of a cluster that no agent has started."""
     from nbddp.capabilities.attached import engine_side
 
-    return engine_side.QUESTIONS[content["do"]](content)
+    return engine_side.QUESTIONS[do](fields)
 
 
-QUESTIONS: dict[str, Callable[[QuestionsKernel, Content], Any]] = {
+# each is given the worker and, as keyword arguments, the question's fields
+QUESTIONS: dict[str, Callable[..., Any]] = {
     "complete": _complete,
     "inspect": _inspect,
     "where": _where,

@@ -28,11 +28,11 @@ import struct
 import sys
 import termios
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
+from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import call_log, own_stores, store_client, threads
 from nbddp.worker.spare_fds import Reserve
 
@@ -184,7 +184,7 @@ class Release:
         self.sockets = torchs
         self._reserve = reserve or Reserve()
         self.aborted = self.lets_through = False
-        self.then: Mapping[str, Any] = {}
+        self.then: RunSpec | None = None
         self._thread: threading.Thread | None = None
         self._log = log
         self._stderr: int | None = None
@@ -199,7 +199,7 @@ class Release:
         is still compared with what moved then."""
         with self._lock:
             self._epoch += 1
-            self._run_is_on, self._started, self.aborted, self.then = True, False, False, {}
+            self._run_is_on, self._started, self.aborted, self.then = True, False, False, None
             self._seen, self._is_through = self._seen if goes_on else None, False
             own_stores.FREED.clear()
 
@@ -234,11 +234,11 @@ class Release:
                 self._stderr = None
             return self._started
 
-    def start(self, then: Mapping[str, Any] | None = None) -> bool:
+    def start(self, then: RunSpec | None = None) -> bool:
         """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on."""
         with self._lock:
             if self._run_is_on and not self._started:
-                self._started, self.then = True, then or {}
+                self._started, self.then = True, then
                 self._over = threading.Event()
                 self._reserve.free()
                 own_stores.FREED.set()

@@ -88,7 +88,7 @@ def questions(pool: nbddp.Pool) -> None:
         stack.enter_context(door.accept()[0])
         kernel, here = stack.enter_context(sock_owner.SockDiag()), sock_owner.ends(near)
         print(f"whose a connection is: {each(lambda: kernel.owner(*here)):.1f} µs")
-    family = sock_owner.ProcessTree(pool.agent.hello["pid"])
+    family = sock_owner.ProcessTree(pool.agent.hello.pid)
     for rank in (0, pool.world_size - 1):
         pid = pool.workers[rank].pid
         inode = max(sock_owner.held_by(pid, {-1}))

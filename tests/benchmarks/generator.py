@@ -340,7 +340,7 @@ def main() -> int:
     failures, slowest, names = 0, 0.0, Names()
     with nbddp.Pool(nproc=4) as pool:
         assert pool.agent is not None
-        agent = psutil.Process(pool.agent.hello["pid"])
+        agent = psutil.Process(pool.agent.hello.pid)
         open_before = descriptors(pool)
         for number in range(1, asked.cells + 1):
             made = cell(dice, number)

@@ -44,11 +44,11 @@ def panel_thread():
 def begin():
     global before, at
     tid = panel_thread()
-    before = used(os.getpid(), tid) if tid else 0.0, used(standing_pool().agent.hello['pid'])
+    before = used(os.getpid(), tid) if tid else 0.0, used(standing_pool().agent.hello.pid)
     at = time.perf_counter()
 def end():
     tid, took = panel_thread(), time.perf_counter() - at
-    now = used(os.getpid(), tid) if tid else 0.0, used(standing_pool().agent.hello['pid'])
+    now = used(os.getpid(), tid) if tid else 0.0, used(standing_pool().agent.hello.pid)
     return [(b - a) / took for a, b in zip(before, now)]
 panel = None"""
 OPEN, CLOSE = "panel = nbddp.Panel(standing_pool()); panel.view", "panel.close(); panel = None"

@@ -68,7 +68,7 @@ def main() -> None:
         expected = [0] * asked.nproc
         in_use: list[tuple[float, float]] = []
         assert pool.agent is not None
-        agent = psutil.Process(pool.agent.hello["pid"])
+        agent = psutil.Process(pool.agent.hello.pid)
         for number in range(1, asked.cells + 1):
             call, fault = ("", "") if dice.random() < 0.3 else dice.choice(choices)
             body = SET_UP.format(fault=fault) + CALLS[call] if call else "pass"

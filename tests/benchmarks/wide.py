@@ -67,7 +67,7 @@ def many(agents: int, workers: int, delay: float, here: AgentClient | None = Non
 
 def near(pool_agent: AgentClient) -> list[psutil.Process]:
     """The processes of the notebook's side."""
-    agent = psutil.Process(pool_agent.hello["pid"])
+    agent = psutil.Process(pool_agent.hello.pid)
     return [psutil.Process(), agent, *agent.children(recursive=True)]
 
 
@@ -148,7 +148,7 @@ def of(agents: int, workers: int, delay: float, rounds: int) -> Measured:
 def held(pool: nbddp.Pool, here: AgentClient) -> Measured:
     """Memory (proportional share, MiB), descriptors and threads."""
     hub = controller(here)[0]
-    far = [psutil.Process(node.agent.hello["pid"]) for node in pool.group.spread]
+    far = [psutil.Process(node.agent.hello.pid) for node in pool.group.spread]
     workers = [psutil.Process(w.pid) for w in pool.workers.values()]
     ours = psutil.Process()
     return {

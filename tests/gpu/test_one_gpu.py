@@ -14,6 +14,7 @@ import nbddp
 from nbddp.agent import devices
 from nbddp.output.screens import NullScreen
 from nbddp.protocol import pickling
+from nbddp.protocol.run_spec import Question
 from tests.screens import Hearing
 
 Row = Callable[[str], None]
@@ -33,7 +34,7 @@ def test_the_agent_touches_no_gpu_and_a_forked_rank_uses_one(one: nbddp.Pool, ro
     assert one.agent is not None
     found = one.run_cell(MATMUL, want_value=True, screen=NullScreen())[0]
     assert found == (512.0**3, False)
-    agent = one.agent.hello["pid"]
+    agent = one.agent.hello.pid
     open_files = [os.readlink(f"/proc/{agent}/fd/{fd}") for fd in os.listdir(f"/proc/{agent}/fd")]
     assert [path for path in open_files if path.startswith("/dev/nvidia")] == []
     row(f"the agent has {len(open_files)} descriptors, none of /dev/nvidia*")
@@ -105,7 +106,7 @@ def test_a_rank_that_waits_for_the_gpu_says_where_it_is(one: nbddp.Pool, row: Ro
     assert shown.ready.wait(60)
     time.sleep(0.5)  # the GPU sleeps for seconds yet; the rank is in item()
     began = time.monotonic()
-    found = one.ask(0, {"op": "where"})
+    found = one.ask(0, Question.of("where"))
     took = time.monotonic() - began
     running.join()
     assert took < 0.3

@@ -110,7 +110,7 @@ def test_training_goes_through_two_one_and_three_nodes_to_the_same_end(hosts: Ho
 
         def disturb() -> None:
             until(lambda: worlds_seen(path).count(2) >= 3)
-            os.kill(pool.group.spread[1].agent.hello["pid"], signal.SIGKILL)
+            os.kill(pool.group.spread[1].agent.hello.pid, signal.SIGKILL)
             until(lambda: 1 in worlds_seen(path))
             assert pool.agent is not None
             terminal = [sys.executable, "-m", "nbddp", "scale", "3", pool.agent.pool_id]
@@ -159,7 +159,7 @@ def test_a_host_that_does_not_come_up_is_told_and_joins_later(hosts: Hosts, tmp_
 def test_between_cells_a_lost_host_is_told_and_the_pool_goes_on(hosts: Hosts) -> None:
     with on(hosts, "nodea,nodeb", (1, 2)) as pool:
         first = pool.group.spread[0].agent
-        os.kill(first.hello["pid"], signal.SIGKILL)
+        os.kill(first.hello.pid, signal.SIGKILL)
         until(lambda: not first.alive)
         (note,) = [line for line in pool.ensure(LaunchSpec()) if "nodea" in line]
         assert note.startswith("nodea is gone (")

@@ -30,6 +30,7 @@ from nbddp.errors import PoolError, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.notebook.status import status_table
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.run_spec import Question
 from tests.pool.faults import needs_recorder
 
 ENGINES = 3
@@ -138,7 +139,7 @@ def test_engines_are_ranks_and_meet(taken: nbddp.Pool, stock: Stock, capsys: pyt
 def test_torch_is_imported_before_the_store_of_the_ranks_is_needed(taken: nbddp.Pool) -> None:
     """The store is on this machine, and its process is forked from the agent's: it would import torch by itself."""
     assert taken.agent is not None
-    assert "libtorch" in Path(f"/proc/{taken.agent.hello['pid']}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{taken.agent.hello.pid}/maps").read_text()
 
 
 @needs_recorder
@@ -169,7 +170,7 @@ def test_what_is_asked_of_ranks_between_cells(taken: nbddp.Pool) -> None:
     )
     taken.run_cell(code, screen=NullScreen())
     assert sorted(taken.timings().steps) == [*range(ENGINES)]
-    assert "giv" in str(taken.ask(0, {"op": "complete", "code": "giv", "cursor_pos": 3}))
+    assert "giv" in str(taken.ask(0, Question.of("complete", code="giv", cursor_pos=3)))
     assert taken.agent is not None
     assert [p.state.value for p in command.live(taken.agent).positions.values()] == ["finished"] * ENGINES
     seen = status_table(taken.agent.request("status"))
@@ -228,7 +229,7 @@ def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch
         code = ("import time; time.sleep(2)",)
         at_work = threading.Thread(target=taken.run_cell, args=code, kwargs={"screen": NullScreen()})
         at_work.start()
-        while (taken.ask(0, {"op": "where"}) or {"idle": True}).get("idle"):
+        while (taken.ask(0, Question.of("where")) or {"idle": True}).get("idle"):
             time.sleep(0.01)
         began = time.monotonic()
         with pytest.raises(PoolError, match=r"is using engine \d of cluster stock, which is busy"):
@@ -350,7 +351,7 @@ def test_engines_outlive_the_pools_agent(client: ipyparallel.Client) -> None:
     pids = client[:].apply_sync(os.getpid)
     with nbddp.Pool(cluster="stock") as pool:
         assert pool.agent is not None
-        agent = psutil.Process(pool.agent.hello["pid"])
+        agent = psutil.Process(pool.agent.hello.pid)
         home = pool.agent.home
         agent.kill()
         with pytest.raises(PoolError, match="the node agent"):
@@ -365,7 +366,7 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(client: ipypar
     code = f"import pathlib, time\nkept = 3\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)"
     with nbddp.Pool(cluster="stock") as pool:
         assert pool.agent is not None
-        agent = psutil.Process(pool.agent.hello["pid"])
+        agent = psutil.Process(pool.agent.hello.pid)
 
         def end() -> None:
             while not begun.exists():

@@ -70,7 +70,7 @@ def test_a_far_agent_warms_up_serves_and_ends_with_its_owner(far: RemoteAgentCli
     placed = far.request("put", name="../../keys.json", text="{}")["path"]
     assert Path(placed) == far.far_home / "keys.json"
     assert Path(placed).stat().st_mode & 0o777 == 0o600
-    identity = ProcessId(far.hello["pid"], far.hello["started"])
+    identity = ProcessId(far.hello.pid, far.hello.started)
     assert identity.alive()
     heard: list[dict[str, Any]] = []
     far.on_event(heard.append)
@@ -87,7 +87,7 @@ def test_a_far_agent_that_is_killed_is_told(far: RemoteAgentClient) -> None:
     far.wait_warm()
     heard: list[dict[str, Any]] = []
     far.on_event(heard.append)
-    os.kill(far.hello["pid"], signal.SIGKILL)
+    os.kill(far.hello.pid, signal.SIGKILL)
     until(lambda: {"ev": "gone"} in heard, 5)
     assert not far.alive
     with pytest.raises(AgentFailed):
@@ -96,7 +96,7 @@ def test_a_far_agent_that_is_killed_is_told(far: RemoteAgentClient) -> None:
 
 def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: RemoteAgentClient) -> None:
     far.wait_warm()
-    identity = ProcessId(far.hello["pid"], far.hello["started"])
+    identity = ProcessId(far.hello.pid, far.hello.started)
     os.kill(identity.pid, signal.SIGSTOP)
 
     def say_much() -> None:  # more than all that lies between takes: who says it waits
@@ -155,7 +155,7 @@ def test_an_owner_that_is_silent_is_given_up(hosts: Hosts, tmp_path: Path) -> No
     command[-1] = command[-1].replace("nbddp.capabilities.hosts.remote_agent", "tests.pool.impatient")
     far = Mute(Host("nodeb"), ssh, tmp_path / "nodeb.log", {}, command)
     far.wait_warm()
-    identity = ProcessId(far.hello["pid"], far.hello["started"])
+    identity = ProcessId(far.hello.pid, far.hello.started)
     until(lambda: not identity.alive(), 15)
     assert not far.far_home.exists()
     far.close()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from nbddp.notebook.status import status_table
 from nbddp.output.progress import StageText
 from nbddp.output.screens import NullScreen
 from nbddp.pool.node import ClusterFiles
+from nbddp.protocol.agent import PROTOCOL
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.pool.faults import needs_recorder
@@ -334,9 +336,9 @@ def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts)
     begin = "import subprocess\nsubprocess.Popen(['sh', '-c', 'sleep 600 & sleep 600'], start_new_session=True).pid"
     started = [psutil.Process(int(pid)) for pid in pool.run_cell(begin, want_value=True, screen=NullScreen())]
     until(lambda: all(len(shell.children()) == 2 for shell in started))
-    family = [p for a in (first, second) for p in psutil.Process(a.hello["pid"]).children(recursive=True)]
+    family = [p for a in (first, second) for p in psutil.Process(a.hello.pid).children(recursive=True)]
     assert {*started} < {*family}
-    os.kill(second.hello["pid"], signal.SIGKILL)
+    os.kill(second.hello.pid, signal.SIGKILL)
     until(lambda: not second.alive)
     with pytest.raises(
         PoolNotRunning, match=r"nodeb is gone .*; names on its workers are gone, and %ddp start --hosts"
@@ -353,7 +355,7 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
     """It is of this machine, where no rank is."""
     pool = on(hosts, nproc=1)
     pool.start()
-    mine = [psutil.Process(agent.hello["pid"]) for agent in agents(pool)]
+    mine = [psutil.Process(agent.hello.pid) for agent in agents(pool)]
     mine += [child for process in mine for child in process.children(recursive=True)]
     threading.Timer(0.5, lambda: os.kill(pool.group.cluster.controller.pid, signal.SIGKILL)).start()
     with pytest.raises(
@@ -366,17 +368,20 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
 
 def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = agents(far)[0]
-    here = dict(agent.hello["versions"])
+    here = dict(agent.hello.versions)
     assert agent.differences(here) == []
-    monkeypatch.setitem(agent.hello, "moved", "/no/such")
+    monkeypatch.setattr(agent, "_hello", replace(agent.hello, moved="/no/such"))
     assert agent.differences({**here, "torch": "1.0"}) == [
         f"nodea has torch {here['torch']}; this machine has 1.0",
-        f"nodea has no folder /no/such; its workers start in {agent.hello['cwd']}",
+        f"nodea has no folder /no/such; its workers start in {agent.hello.cwd}",
     ]
     with pytest.raises(
         AgentFailed, match=f"nodea has nbddp {here['nbddp']}, but this machine has 9.9; install the same version"
     ):
         agent.differences({**here, "nbddp": "9.9"})
+    monkeypatch.setattr(agent, "_hello", replace(agent.hello, protocol=PROTOCOL + 1))
+    with pytest.raises(AgentFailed, match=f"nbddp on nodea has protocol {PROTOCOL + 1}, but nbddp on this machine has"):
+        agent.differences(here)
 
 
 def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_an_owner_that_comes_back_twice_is_served_on_its_last_connection(tmp_pat
     way = TemplateTransport(f"env PYTHONPATH={shlex.quote(str(ROOT))} AT={{host}} {{command}}", sys.executable)
     far = RemoteAgentClient(Host("here"), way, tmp_path / "here.log", {}, keep_alive=60)
     far.wait_warm()
-    identity = ProcessId(far.hello["pid"], far.hello["started"])
+    identity = ProcessId(far.hello.pid, far.hello.started)
     first, second = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     with first, second:
         for one in (first, second):
@@ -120,7 +120,7 @@ def test_a_cell_goes_on_while_ssh_is_lost_and_names_stay(hosts: Hosts) -> None:
         assert pool.ensure(LaunchSpec()) == ["rank 1 is new and empty"]
     finally:
         pool.stop()
-    mine = [ProcessId(a.hello["pid"], a.hello["started"]) for a in (first, second)]
+    mine = [ProcessId(a.hello.pid, a.hello.started) for a in (first, second)]
     until(lambda: not any(identity.alive() for identity in mine))
 
 
@@ -163,7 +163,7 @@ def test_a_host_that_does_not_come_back_is_given_up(hosts: Hosts) -> None:
     ):
         pool.ensure(LaunchSpec(), shown.append)
     assert shown[0].startswith("nodeb is unreachable; nbddp keeps trying for ")
-    identity = ProcessId(agent.hello["pid"], agent.hello["started"])
+    identity = ProcessId(agent.hello.pid, agent.hello.started)
     until(lambda: not identity.alive())
     pool.close()
 
@@ -173,7 +173,7 @@ def test_a_host_that_does_not_come_back_is_given_up(hosts: Hosts) -> None:
 def test_an_agent_that_has_ended_meanwhile_is_told_at_once(hosts: Hosts) -> None:
     pool = on(hosts, 600)
     agent = pool.group.spread[1].agent
-    os.kill(agent.hello["pid"], signal.SIGKILL)
+    os.kill(agent.hello.pid, signal.SIGKILL)
     until(lambda: not agent.alive)
     with pytest.raises(PoolNotRunning, match="gave up on nodeb: its agent has ended in the meantime"):
         pool.ensure(LaunchSpec())

@@ -189,7 +189,7 @@ def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
         with pytest.raises(PoolError, match=looped):
             pairwise_probe.find(home, far, "lo")
         for node in far:
-            node.agent.hello["joining"]["GLOO_SOCKET_IFNAME"] = "eth0"
+            node.agent.hello.joining["GLOO_SOCKET_IFNAME"] = "eth0"
         with pytest.raises(PoolError, match=blocked):
             pairwise_probe.find(home, far, None)
         before = home.address

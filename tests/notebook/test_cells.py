@@ -170,12 +170,15 @@ gc.collect()
 getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 print(of_kind("matplotlib.figure", "Figure"), of_kind("matplotlib.axis", "XAxis"))"""
 
+FIGURES = "print(sum('figure' in dir(o) for o in Out.values()))"
+
 
 @needs_recorder
 def test_what_a_notebook_keeps_of_its_figures_is_neither_a_figure_nor_much(four: Kernel) -> None:
     """`Out` keeps what cells return: 7 to 17 MiB for each, if that were a figure."""
     kernel = psutil.Process(four.pid)
     often, once = ("timings", "memory", "memory --timeline"), ("timings --collectives", "topology", "forecast")
+    shown_before = int(four.run(FIGURES).text())
     assert four.run(TRAINED).ok
     for line in (*often, *once, "bench --max 4KiB --repeat 2 --warmup 1"):
         shown = four.run(f"%ddp {line}")
@@ -186,7 +189,7 @@ def test_what_a_notebook_keeps_of_its_figures_is_neither_a_figure_nor_much(four:
     for line in often * 2:
         assert four.run(f"%ddp {line}").ok
     assert four.run(HELD).text() == "0 0\n"
-    assert four.run("print(sum('figure' in dir(o) for o in Out.values()))").text() == "13\n"
+    assert int(four.run(FIGURES).text()) - shown_before == 13
     assert kernel.memory_full_info().uss - before < 16 << 20
 
 

@@ -97,7 +97,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 def family(kernel: Kernel) -> list[psutil.Process]:
-    agent = psutil.Process(int(kernel.run(AGENT + "print(agent.hello['pid'])").text()))
+    agent = psutil.Process(int(kernel.run(AGENT + "print(agent.hello.pid)").text()))
     return [agent, *agent.children(recursive=True)]
 
 
@@ -185,9 +185,9 @@ def test_the_next_owner_has_a_folder_and_a_log_of_its_own(warm: WaitingProcess) 
         assert agent.wait_warm()["unkept"] == ""
         assert agent.home in runtime_dir.running()
         assert agent.request("status")["keep"] == 600
-        own = Path(f"/proc/{agent.hello['pid']}/fd")
+        own = Path(f"/proc/{agent.hello.pid}/fd")
         assert os.readlink(own / "2") == str(agent.home / "agent.log")
-        assert os.readlink(f"/proc/{agent.hello['pid']}/cwd") == os.getcwd()
+        assert os.readlink(f"/proc/{agent.hello.pid}/cwd") == os.getcwd()
     finally:
         agent.close()
     assert not agent.home.exists()

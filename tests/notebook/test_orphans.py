@@ -62,7 +62,7 @@ class Pool:
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
         assert kernel.run("%ddp start --nproc 2").ok
-        told = kernel.run(AGENT + "print(agent.hello['pid'], agent.process.pid, agent.home, sep='|')").text()
+        told = kernel.run(AGENT + "print(agent.hello.pid, agent.process.pid, agent.home, sep='|')").text()
         agent, keeper, home = told.strip().split("|")
         self.agent, self.keeper, self.home = psutil.Process(int(agent)), psutil.Process(int(keeper)), Path(home)
         assert self.agent.parent() == self.keeper

@@ -16,6 +16,7 @@ from nbddp.capabilities.panel.state import State
 from nbddp.errors import RankStatus
 from nbddp.execution import deadlock
 from nbddp.execution.positions import Position, position_of
+from nbddp.protocol.messages import Stopped
 from tests.kernels import FROM_BREAKPOINT, Kernel, loaded
 from tests.notebook.test_panel import Balanced, asked, until
 
@@ -43,8 +44,8 @@ def test_a_rank_that_is_stopped_is_at_work_and_no_deadlock_holds_who_waits_for_i
     assert doing_of(0, look) == ("stopped", "cell line 4, stopped by breakpoint()")
 
 
-def said(text: str, stopped: bool = True) -> dict[str, Any]:
-    return {"stopped": stopped, "said": text, "place": ["Cell In[3]", 4, "f"] if stopped else None}
+def said(text: str, stopped: bool = True) -> Stopped:
+    return Stopped(stopped, text, ("Cell In[3]", 4, "f") if stopped else None)
 
 
 def test_a_transcript_has_lines_and_answers_of_each_rank() -> None:

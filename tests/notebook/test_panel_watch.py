@@ -244,7 +244,7 @@ def test_buttons_without_a_cell_say_what_is(panel: Kernel) -> None:
 
 def test_a_look_costs_less_than_its_share_of_a_core(panel: Kernel) -> None:
     """By CPU time, in the kernel and in the agent, while all widgets are sent; half a second apart."""
-    agent = psutil.Process(asked(panel, "panel.pool.agent.hello['pid']"))
+    agent = psutil.Process(asked(panel, "panel.pool.agent.hello.pid"))
     before = agent.cpu_times()
     code = "began = time.thread_time()\nfor _ in range(20): panel.session.look()\n"
     assert panel.run(code + "spent = (time.thread_time() - began) / 20").ok

@@ -18,10 +18,12 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 import nbddp
 from nbddp.compat import ipyparallel
-from nbddp.execution.execution import OUTCOME, Execution
+from nbddp.execution.execution import Execution
 from nbddp.output.screens import NullScreen
 from nbddp.pool import connection
 from nbddp.pool.rpc import RankRpc
+from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.run_spec import Question
 from tests.lessons.answers import pool_of
 
 LAST = [b"x"] * 11  # of a burst; libzmq aborts if a socket that has read half a message leaves its sender
@@ -178,7 +180,7 @@ def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool,
         in_thread(client, lambda: socket.disconnect(f"tcp://127.0.0.1:{port}"))
         in_thread(client, lambda: setattr(socket, "curve_serverkey", client.curve_serverkey))
     kept(pool)
-    assert pool.ask(0, {"op": "where"}, timeout=30) is not None
+    assert pool.ask(0, Question.of("where"), timeout=30) is not None
     pool.restart([1])
     pool.push({"kept": 7}, [1])
     kept(pool)

@@ -59,7 +59,7 @@ print("done", flush=True)
 def processes(pool: nbddp.Pool) -> list[psutil.Process]:
     """The agent and all that it has started."""
     assert pool.agent is not None
-    agent = psutil.Process(pool.agent.hello["pid"])  # this process has started it, or taken one that waited
+    agent = psutil.Process(pool.agent.hello.pid)  # this process has started it, or taken one that waited
     return [agent, *agent.children(recursive=True)]
 
 

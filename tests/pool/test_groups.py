@@ -23,6 +23,7 @@ from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool.runs import Runs
+from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import process_groups
 from tests.pool.faults import INIT, OLD_DESTROY, SET_UP, StopAgain, StopWhenReady, check_after, needs_recorder
 from tests.ports import connections
@@ -54,7 +55,7 @@ def reduce(group=held):
     except RuntimeError: pass
 if rank == 1: raise ValueError('x')
 thread = threading.Thread(target=reduce); thread.start()
-while not kernel.groups.facts()["sequence"]: time.sleep(0.01)  # it has called"""
+while not kernel.groups.facts().sequence: time.sleep(0.01)  # it has called"""
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
         two.run_cell(PREPARE + code, screen=NullScreen())
     ended = (
@@ -116,9 +117,9 @@ def test_a_rank_that_had_to_be_freed_ends_its_group_unasked(two: nbddp.Pool, mon
     asked: list[tuple[str, int, str]] = []
     send = two.runs.ranks.send
 
-    def noted(rank: int, spec: dict[str, object], *more: object) -> None:
+    def noted(rank: int, spec: RunSpec, *more: object) -> None:
         assert two.runs.ranks.current is not None
-        asked.append((str(spec["op"]), rank, two.runs.ranks.current.request.op))
+        asked.append((spec.op, rank, two.runs.ranks.current.request.op))
         send(rank, spec, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(two.runs.ranks, "send", noted)
@@ -137,7 +138,7 @@ def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_k
     [port] = set(two.run_cell(PREPARE + "int(os.environ['MASTER_PORT'])", want_value=True, screen=NullScreen()))
     stores = two.group.stores
     assert stores is not None
-    for process in psutil.Process(two.agent.hello["pid"]).children(recursive=True):
+    for process in psutil.Process(two.agent.hello.pid).children(recursive=True):
         if any(c.status == "LISTEN" and c.laddr.port == port for c in connections(process)):
             process.kill()
     while stores.serves:  # until the agent has told

@@ -18,6 +18,7 @@ import nbddp
 from nbddp.errors import RunHung
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.run_spec import Question
 from nbddp.worker import runnable
 from tests.lessons.answers import pool_of
 from tests.pool import later
@@ -62,7 +63,9 @@ BATCHES = dict(later.batches())
 
 def stands(pool: nbddp.Pool, rank: int) -> list[str]:
     """What may still act on a rank that has ended its cell."""
-    found: list[str] = pool.ask(rank, {"op": "where"})["acts"]
+    while (answer := pool.ask(rank, Question.of("where"))) is None:  # a busy machine: it did not come in time
+        pass
+    found: list[str] = answer["acts"]
     return found
 
 

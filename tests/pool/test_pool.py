@@ -273,7 +273,7 @@ def test_a_pool_that_has_ended_by_itself_is_told_and_the_next_is_of_its_size() -
         assert list(pool.run(os.getenv, "KEPT")) == ["1"] * 3
         assert pool.ensure(LaunchSpec()) == []
         assert pool.agent is not None
-        _kill(pool, pool.agent.hello["pid"])
+        _kill(pool, pool.agent.hello.pid)
         assert pool.ensure(LaunchSpec(nproc=1)) == ["the pool has ended with its node agent; rank 0 is new and empty"]
         assert pool.world_size == 1
         pool.stop()
@@ -571,7 +571,7 @@ def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_starte
         for _ in range(2):
             pool.run(leave_children)
             assert pool.agent is not None
-            agent, home, bulk = psutil.Process(pool.agent.hello["pid"]), pool.agent.home, pool.agent.bulk
+            agent, home, bulk = psutil.Process(pool.agent.hello.pid), pool.agent.home, pool.agent.bulk
             family = family_of(agent)
             agent.kill()
             _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5)  # noqa: B023
@@ -583,7 +583,7 @@ def test_what_a_rank_has_started_ends_with_it_whoever_is_killed(whom: str) -> No
     with nbddp.Pool(nproc=1) as pool:
         pool.run(leave_children)
         assert pool.agent is not None
-        agent, home = psutil.Process(pool.agent.hello["pid"]), pool.agent.home
+        agent, home = psutil.Process(pool.agent.hello.pid), pool.agent.home
         family, rank = family_of(agent), psutil.Process(pool.workers[0].pid)
         controller = next(c["pid"] for c in pool.agent.request("status")["children"] if c["kind"] == "controller")
         ended = family if whom == "controller" else [rank, *rank.children(recursive=True)]

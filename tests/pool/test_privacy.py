@@ -635,7 +635,7 @@ LISTENING = {
 @pytest.mark.parametrize("phase", LISTENING)
 def test_nobody_listens_off_the_loopback(pool: nbddp.Pool, phase: str) -> None:
     assert pool.agent is not None
-    with watched(pool.agent.hello["pid"]) as found, held_port() as one, held_port() as other:
+    with watched(pool.agent.hello.pid) as found, held_port() as one, held_port() as other:
         code = f"ports = {one, other}\n{LISTENING[phase]}"
         if phase == "a failure":
             with pytest.raises(nbddp.WorkerFailed, match="mine"):
@@ -648,7 +648,7 @@ def test_nobody_listens_off_the_loopback(pool: nbddp.Pool, phase: str) -> None:
 def test_nobody_listens_off_the_loopback_before_the_first_cell_and_in_what_the_pool_does_itself() -> None:
     agent = AgentClient.launch(os.environ)
     agent.wait_warm()
-    with watched(agent.hello["pid"]) as found, nbddp.Pool(nproc=2, agent=agent) as pool:
+    with watched(agent.hello.pid) as found, nbddp.Pool(nproc=2, agent=agent) as pool:
         pool.bench("all_reduce", sizes=[1024], repeat=3, warmup=1)
         train = (
             "from torch.nn.parallel import DistributedDataParallel as DDP\ndist.init_process_group('gloo')\n"

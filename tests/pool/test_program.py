@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def test_what_a_request_says_arrives_on_the_rank(one: nbddp.Pool) -> None:
     asked = Request(code="get_ipython().kernel.spec", cell=70, argv=("--lr", "1"), argv0="train", want_value=True,
                     check=True, timings=False, memory=True)  # fmt: skip
     spec = one.carry_out(asked, NullScreen())[0]
-    assert {name: spec[name] for name in asked.wire()} == asked.wire()
+    assert spec.rendezvous.env["RANK"] == "0"
+    assert replace(spec, rendezvous=None, debug=False, as_python=None) == asked.spec(spec.run)
 
 
 def printed(pool: nbddp.Pool, stream: str = "stdout") -> list[str]:

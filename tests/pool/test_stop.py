@@ -17,12 +17,15 @@ import pytest
 
 import nbddp
 from nbddp.agent.client import AgentClient
-from nbddp.errors import RunStopped, WorkerFailed
-from nbddp.execution.execution import OUTCOME, Execution
+from nbddp.errors import Raised, RunStopped, WorkerFailed
+from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool import snapshot
+from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.request import Request
+from nbddp.protocol.run_spec import RunSpec
 from tests.kernels import Kernel, Shown, loaded
 from tests.pool.faults import StopAgain, StopWhenReady
 
@@ -341,12 +344,15 @@ def test_a_loaders_process_that_sleeps_holds_up_no_program_that_leaves_its_loop(
     assert max(pools[2].run_cell(ended, want_value=True, screen=NullScreen())) < 15
 
 
+SPECS = {rank: RunSpec("cell", 1) for rank in (0, 1)}
+
+
 class Interrupted(NullScreen):
     """Two ranks that an interrupt from elsewhere ends, one event at each look of the run at its screen; s is Stop."""
 
     def __init__(self, order: str, logs: Path) -> None:
         self.order = list(order)
-        self.run = Execution(self, {0: {}, 1: {}}, Request(timeout=60), number=1, logs=logs, screen=self)
+        self.run = Execution(self, SPECS, Request(timeout=60), number=1, logs=logs, screen=self)
 
     def refresh(self, *shown: Any) -> None:
         if self.order and self.run.events.empty():
@@ -358,14 +364,11 @@ class Interrupted(NullScreen):
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         for rank in ranks:
-            content = {"left": "interrupt", "chain": [INTERRUPT]}
-            self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})
+            outcome = Outcome(1, "interrupt", chain=(Raised("KeyboardInterrupt", ""),))
+            self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": outcome})
 
     def __getattr__(self, name: str) -> Any:
         return lambda *asked: {}
-
-
-INTERRUPT = {"type": "KeyboardInterrupt", "message": "", "relation": "", "notes": (), "frames": ()}
 
 
 @pytest.mark.parametrize(
@@ -434,7 +437,7 @@ def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[s
 @pytest.mark.usefixtures("cold")
 def test_an_agent_that_still_imports_ends_at_once() -> None:
     agent = AgentClient.launch(os.environ)
-    agent.wait_until(lambda: bool(agent.hello), 30)
+    agent.wait_until(lambda: agent._hello is not None, 30)
     agent.close()
     assert agent.warm is None
     assert not agent.home.exists()

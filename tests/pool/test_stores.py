@@ -8,6 +8,7 @@ import pytest
 
 from nbddp.errors import AgentFailed
 from nbddp.pool.stores import RendezvousStores
+from nbddp.protocol.outcome import GroupFacts
 
 
 class Keeper:
@@ -27,9 +28,9 @@ class Keeper:
         self.closed += fields["stores"]
 
 
-def group(run: int) -> dict[int, dict[str, Any]]:
+def group(run: int) -> dict[int, GroupFacts]:
     """All ranks have a living group that was made in this run."""
-    return {0: {"run": run}, 1: {"run": run}}
+    return {0: GroupFacts(run), 1: GroupFacts(run)}
 
 
 def test_runs_that_end_well_meet_in_one_store_and_one_is_ready() -> None:

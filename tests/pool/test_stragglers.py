@@ -24,6 +24,7 @@ from nbddp.capabilities.timings import on_rank, on_rank_contention
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.rank_time import AFTER, Slow, slow, verdict
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.run_spec import Question
 from tests import warm
 from tests.pool.faults import needs_recorder
 
@@ -148,7 +149,7 @@ def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
     assert re.fullmatch(r"no rank is slower than noise \(± [\d.]+ .?s over 12 steps\)", words)
     shown = draw_timings(found, number)
     assert words in shown.words.splitlines()
-    paces = {r: pool.ask(r, {"op": "pace", "run": pool.last_run.number, "since": 0}) for r in range(NPROC)}  # type: ignore[union-attr]
+    paces = {r: pool.ask(r, Question.of("pace", run=pool.last_run.number, since=0)) for r in range(NPROC)}  # type: ignore[union-attr]
     assert slowest({r: merged((), rows, 2000) for r, rows in paces.items()}) is None
     said = [*shown.words.splitlines(), *program(pool.trace().data["traceEvents"]).sentences()]
     said += pool.collectives().sentences()
@@ -196,7 +197,7 @@ def test_a_rank_that_shares_its_core_for_a_moment_is_not_called_slow() -> None:
 @needs_recorder
 def test_a_panel_marks_the_rank_that_timings_names(pool: nbddp.Pool) -> None:
     found = train(pool, "optimizer")
-    paces = {r: pool.ask(r, {"op": "pace", "run": pool.last_run.number, "since": 0}) for r in range(NPROC)}  # type: ignore[union-attr]
+    paces = {r: pool.ask(r, Question.of("pace", run=pool.last_run.number, since=0)) for r in range(NPROC)}  # type: ignore[union-attr]
     assert found.rank == slowest({r: merged((), rows, 2000) for r, rows in paces.items()}) == 2
 
 

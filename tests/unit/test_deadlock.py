@@ -11,12 +11,14 @@ import pytest
 
 from nbddp.errors import RankStatus, RunHung
 from nbddp.execution.deadlock import diagnose, held, waiting_words, waits_for
-from nbddp.execution.execution import OUTCOME, Execution
+from nbddp.execution.execution import Execution
 from nbddp.execution.positions import ANY, Call, Channel, Position, position_of
 from nbddp.execution.watch import START_EACH, RankWatcher
 from nbddp.output.screens import NullScreen
-from nbddp.protocol.outcome import RankExit
+from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.outcome import Outcome, RankExit
 from nbddp.protocol.request import Request
+from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
 
 def at(rank: int, op: str, line: int, sequence: int = 1, what: str = "float[4]", **more: Any) -> Position:
@@ -322,23 +324,23 @@ class Busy:
 
     def send(self, rank: int, *what: Any) -> None:
         if rank == 1:
-            self.ends(1, {"left": "end"})
+            self.ends(1, Outcome(1, "end"))
 
-    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
-        self.asked.append(question["op"])
-        if question["op"] == "where":
+    def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None:
+        self.asked.append(question.op)
+        if question.op == "where":
             call = {"op": "recv", "kind": "recv", "peer": 1}
             call = {**call, "channel": ["r", "0", 1, 0, 0], "nth": 1, "members": [0, 1]}
             known = {"acts": [], "history": {}, "channels": []}
             place = {"user": ("Cell In[1]", 2, "f"), "waits": "futex", "token": [1], "cpu": 0.0}
-            hear(0, {**place, "call": call, "pending": None, "exact": True, **known})
-            hear(1, {"idle": True, **known})
+            hear(0, Reply({**place, "call": call, "pending": None, "exact": True, **known}))
+            hear(1, Reply({"idle": True, **known}))
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
-        self.ends(0, {"left": "raised", "chain": []})
+        self.ends(0, Outcome(1, "raised"))
 
-    def ends(self, rank: int, content: dict[str, Any]) -> None:
-        self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})
+    def ends(self, rank: int, outcome: Outcome) -> None:
+        self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": outcome})
 
     def __getattr__(self, name: str) -> Any:
         return lambda *asked: {}
@@ -347,7 +349,12 @@ class Busy:
 def test_a_deadlock_that_ended_the_run_is_told_though_a_rank_is_silent_in_the_last_look(tmp_path: Path) -> None:
     workers = Busy()
     workers.run = Execution(
-        workers, {0: {}, 1: {}}, Request(hang_after=0.05, timeout=10), number=1, logs=tmp_path, screen=NullScreen()
+        workers,
+        {r: RunSpec("cell", 1) for r in (0, 1)},
+        Request(hang_after=0.05, timeout=10),
+        number=1,
+        logs=tmp_path,
+        screen=NullScreen(),
     )
     workers.run.execute()
     assert workers.asked[-1] == "stack"
@@ -364,10 +371,10 @@ def seen(recv: bool, token: int = 1) -> dict[str, Any]:
 
 def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_has_moved() -> None:
     """A look that a rank does not answer in time takes nothing back; and what was just asked is not asked again."""
-    asked: list[dict[str, Any]] = []
+    asked: list[Question] = []
 
     class Asks:
-        def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+        def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None:
             asked.append(question)
 
         def repeat(self, ranks: Sequence[int], run: int) -> None: ...
@@ -393,7 +400,7 @@ def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_
     assert watcher.hung_since <= first
     stood = watcher.hung_since
     look(None)
-    assert (watcher.hung_since, asked[-1]["op"]) == (stood, "stack")
+    assert (watcher.hung_since, asked[-1].op) == (stood, "stack")
     watcher.look_for_report()
     assert len(asked) == 4, "the last look was not whole"
     watcher.answered(1, 4, idle)
@@ -422,7 +429,7 @@ def test_after_a_failure_ranks_are_asked_when_all_can_have_begun() -> None:
     asked: list[float] = []
 
     class Asks:
-        def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+        def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None:
             asked.append(time.monotonic())
 
         def repeat(self, ranks: Sequence[int], run: int) -> None: ...

@@ -38,6 +38,7 @@ PAGES = [
     "notebooks/INSTRUCTORS.md",
     *(str(p.relative_to(ROOT)) for p in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/explanation/*.md")]),
     "nbddp/README.md",
+    "nbddp/protocol/README.md",
     "CHANGELOG.md",
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,21 @@ import pytest
 from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.blame import blame, leaver, lost_connection
+from nbddp.execution.exit_notes import ended_note
 from nbddp.execution.result import RunResult
-from nbddp.protocol.outcome import DIED, FAILED, TABLE, RankExit, note, process, said, verdict
+from nbddp.protocol.outcome import (
+    FAILED,
+    TABLE,
+    GroupExit,
+    GroupFacts,
+    Outcome,
+    ProcessExit,
+    RankExit,
+    process,
+    said,
+    verdict,
+)
+from nbddp.protocol.position import CalledFrom
 from nbddp.worker import exit_info, failure
 
 SAID = ("end", "exit 0", "exit", "raised", "interrupt")
@@ -55,9 +69,10 @@ def test_a_process_that_ends_well_is_a_success_of_a_program_alone() -> None:
     assert verdict("", "exit 0", "", "program") == "ended"
     assert verdict("", "exit 0", "", "request") == "died"
     assert [process(c) for c in (0, 3, -15, None)] == ["exit 0", "exit", "signal", "lost"]
-    assert [said(c) for c in ({"left": "exit", "exit": 0}, {"left": "exit", "exit": 1}, {})] == ["exit 0", "exit", ""]
-    assert note([RankExit(0, "finished", 0)]) == ""
-    assert note([RankExit(1, "ended", 0), RankExit(0, "finished", 0)]) == (
+    ways = (Outcome(1, "exit", exit_code=0), Outcome(1, "exit", exit_code=1), Outcome(1))
+    assert [said(o) for o in ways] == ["exit 0", "exit", ""]
+    assert ended_note([RankExit(0, "finished", 0)]) == ""
+    assert ended_note([RankExit(1, "ended", 0), RankExit(0, "finished", 0)]) == (
         "rank 1 ended its process with exit code 0; names on it are gone, and the next cell starts a new, empty one"
     )
 
@@ -71,25 +86,38 @@ def test_a_process_that_ends_well_is_a_success_of_a_program_alone() -> None:
 )  # fmt: skip
 def test_exit_codes_are_pythons(code: object, exits: int, says: str | None) -> None:
     found = exit_info.how(SystemExit(code))
-    assert (found["left"], found["exit"], found.get("says")) == ("exit", exits, says)
+    assert found == exit_info.Way("exit", exits, says)
 
 
 # -- whom to name --------------------------------------------------------------------------
 
 
-def chain(kind: str, message: str, line: int) -> list[dict[str, Any]]:
-    frames = [{"file": "Cell In[3]", "line": line, "name": "<module>", "user": True, "context": []}]
-    return [{"type": kind, "message": message, "notes": [], "relation": "", "frames": frames}]
+def chain(kind: str, message: str, line: int) -> tuple[Raised, ...]:
+    return (Raised(kind, message, (Frame("Cell In[3]", line, "<module>", user=True),)),)
+
+
+def failed(rank: int, at: float, kind: str, message: str, line: int) -> RankExit:
+    return RankExit(rank, "failed", at, Outcome(1, "raised", chain=chain(kind, message, line)))
+
+
+def died(rank: int, at: float, code: int) -> RankExit:
+    return RankExit(rank, "died", at, process=ProcessExit(code))
+
+
+def with_(ended: RankExit, **said: Any) -> RankExit:
+    """The same, whose worker has said this besides."""
+    assert ended.outcome is not None
+    return replace(ended, outcome=replace(ended.outcome, **said))
 
 
 def lost(rank: int, at: float, when: int, message: str = LOST, group: str = "0") -> RankExit:
-    call = {"op": "all_reduce", "kind": "collective", "group": group, "sequence": 3}
-    return RankExit(rank, "failed", at, {"chain": chain("RuntimeError", message, 5), "at": when, "call": call})
+    call = CalledFrom("all_reduce", "collective", group=group, sequence=3)
+    return with_(failed(rank, at, "RuntimeError", message, 5), ended_ns=when, call=call)
 
 
 def left(rank: int, when: int, status: str = "finished", group: str = "", inits: int = 1) -> RankExit:
-    departure = {"group": group, "place": ["Cell In[3]", 7, "<module>"], "at": when, "inits": inits}
-    return RankExit(rank, status, 1.0, {"departures": [departure], "at": when + 1})
+    departure = GroupExit(group, ("Cell In[3]", 7, "<module>"), when, inits)
+    return RankExit(rank, status, 1.0, Outcome(1, "end", ended_ns=when + 1, group_exits=(departure,)))
 
 
 def named(*ended: RankExit) -> tuple[int, str]:
@@ -99,30 +127,28 @@ def named(*ended: RankExit) -> tuple[int, str]:
 
 
 def test_an_error_of_its_own_comes_before_a_lost_connection_that_was_heard_earlier() -> None:
-    own = RankExit(1, "failed", 2.0, {"chain": chain("ValueError", "real", 8)})
+    own = failed(1, 2.0, "ValueError", "real", 8)
     assert named(lost(0, 1.0, 100), own) == (1, "failed")
-    assert named(lost(0, 1.0, 100), left(1, 50), RankExit(2, "failed", 2.0, own.content)) == (2, "failed")
+    assert named(lost(0, 1.0, 100), left(1, 50), replace(own, rank=2)) == (2, "failed")
 
 
 def test_the_rank_that_left_is_named_and_not_those_that_left_because_of_it() -> None:
     assert named(lost(0, 1.0, 100), left(1, 50)) == (1, "destroyed")
     assert named(lost(0, 1.0, 100), left(1, 90), left(2, 60, "interrupted")) == (2, "destroyed")
     assert named(lost(0, 1.0, 100), left(1, 150)) == (0, "failed"), "it left afterwards"
-    victim = lost(0, 1.0, 100)
-    victim.content["departures"] = left(0, 40).content["departures"]
+    victim = with_(lost(0, 1.0, 100), group_exits=left(0, 40).outcome.group_exits)
     assert named(victim, left(1, 50)) == (1, "destroyed"), "a rank that lost its connection is no cause"
 
 
 def test_what_was_destroyed_before_an_init_is_no_departure_from_the_group_that_it_made() -> None:
     """Both have ended a group and make another; one loses its connection there, and the other is freed."""
-    victim, peer = lost(1, 1.0, 100), left(0, 50, "interrupted")
-    victim.content["departures"] = left(1, 40).content["departures"]
-    victim.content["group"] = {"inits": 2}
+    before, group = left(1, 40).outcome.group_exits, GroupFacts(inits=2)
+    victim, peer = with_(lost(1, 1.0, 100), group_exits=before, group=group), left(0, 50, "interrupted")
     for line in (5, 9):  # it waits in the same call, or elsewhere
-        peer.content.update(call=victim.content["call"], chain=chain("KeyboardInterrupt", "", line))
+        peer = with_(peer, call=victim.call, chain=chain("KeyboardInterrupt", "", line))
         assert named(victim, peer) == (1, "failed")
     assert named(victim, peer, left(2, 60, inits=2)) == (2, "destroyed")
-    peer.content["departures"] += left(0, 70, inits=2).content["departures"]
+    peer = with_(peer, group_exits=peer.outcome.group_exits + left(0, 70, inits=2).outcome.group_exits)
     found = leaver({0: peer, 1: victim}, victim)
     assert found is not None
     assert (found.rank, found.how) == (0, "destroyed")
@@ -134,9 +160,9 @@ def test_a_group_that_the_call_was_not_in_is_no_departure() -> None:
 
 
 def test_a_process_that_ended_is_a_departure_though_it_is_heard_of_later() -> None:
-    gone = RankExit(1, "ended", 1.1, code=0, gone_ns=100 + 20_000_000)
+    gone = RankExit(1, "ended", 1.1, process=ProcessExit(0, seen_ns=100 + 20_000_000))
     assert named(lost(0, 1.0, 100), gone) == (1, "ended")
-    killed = RankExit(2, "finished", 0.5, {}, code=-15, gone_ns=50)
+    killed = RankExit(2, "finished", 0.5, Outcome(1, "end"), ProcessExit(-15, seen_ns=50))
     assert named(lost(0, 1.0, 100), killed, gone) == (2, "ended")
 
 
@@ -146,15 +172,15 @@ def test_without_a_departure_the_first_lost_connection_is_named() -> None:
 
 
 def test_a_death_comes_before_an_error_at_about_the_same_time() -> None:
-    assert named(lost(0, 1.0, 100), RankExit(1, "died", 1.2, code=-9)) == (1, "died")
-    own = RankExit(0, "failed", 1.0, {"chain": chain("ValueError", "x", 1)})
-    assert named(own, RankExit(1, "died", 1.2, code=-9)) == (1, "died")
+    assert named(lost(0, 1.0, 100), died(1, 1.2, -9)) == (1, "died")
+    own = failed(0, 1.0, "ValueError", "x", 1)
+    assert named(own, died(1, 1.2, -9)) == (1, "died")
 
 
 @pytest.mark.parametrize("message", [LOST, RESET, "writev [127.0.0.1]:4: Broken pipe"])
 def test_what_a_lost_connection_looks_like(message: str) -> None:
     assert lost_connection(lost(0, 1.0, 1, message))
-    assert not lost_connection(RankExit(0, "failed", 1.0, {"chain": chain("ValueError", message, 1)}))
+    assert not lost_connection(failed(0, 1.0, "ValueError", message, 1))
 
 
 # -- words ------------------------------------------------------------------------------------
@@ -276,29 +302,29 @@ def test_type_survives_a_class_that_raises(odd: str) -> None:
     make, kind, message, notes = ODD[odd]
     error = raised_from(make(), Mute())
     links = failure.chain(error, {}, ())
-    assert [link["type"] for link in links] == ["Mute", kind]
-    assert (links[-1]["message"], links[-1]["notes"]) == (message, notes)
-    assert links[-1]["frames"]
-    assert exit_info.how(error) == {"left": "raised"}
+    assert [link.type for link in links] == ["Mute", kind]
+    assert (links[-1].message, list(links[-1].notes)) == (message, notes)
+    assert links[-1].frames
+    assert exit_info.how(error) == exit_info.Way("raised")
 
 
 def test_outcome_that_cannot_be_sent_still_says_who_and_what() -> None:
-    said = {"run": 3, "stage": "", "at": 1, "left": "raised", "chain": [object()]}
+    said = Outcome(3, "raised", ended_ns=1, chain=(object(),))
     short = exit_info.unworded(said, Mute(), TypeError("no JSON"))
-    (link,) = short["chain"]
-    assert (link["type"], short["left"], short["run"]) == ("Mute", "raised", 3)
-    assert link["message"].endswith("(how this rank ended cannot be reported in full: TypeError: no JSON)")
+    (link,) = short.chain
+    assert (link.type, short.left, short.run, short.ended_ns) == ("Mute", "raised", 3, 1)
+    assert link.message.endswith("(how this rank ended cannot be reported in full: TypeError: no JSON)")
 
 
 def test_a_brief_chain_has_places_and_no_source() -> None:
     """What a rank that was freed came out of: nobody is shown its lines or its values."""
     error = raised_from(ValueError("v"), KeyError("k"))
     whole, brief = failure.chain(error, {}, ()), failure.chain(error, {}, (), brief=True)
-    assert all(frame["context"] and frame["user"] for link in whole for frame in link["frames"] if frame["user"])
-    assert [{**f, "context": [], "values": []} for link in whole for f in link["frames"]] == [
-        f for link in brief for f in link["frames"]
+    assert all(frame.context for link in whole for frame in link.frames if frame.user)
+    assert [replace(f, context=(), values=()) for link in whole for f in link.frames] == [
+        f for link in brief for f in link.frames
     ]
-    assert any(f["context"] for link in whole for f in link["frames"])
+    assert any(f.context for link in whole for f in link.frames)
 
 
 class Taken:
@@ -324,34 +350,30 @@ class Taken:
     ("code", "told"), [(-signal.SIGTERM, True), (-signal.SIGKILL, True), (-signal.SIGSEGV, False), (1, False)]
 )
 def test_a_signal_of_the_scheduler_is_told_apart_from_others(code: int, told: bool) -> None:
-    died = RankExit(0, DIED, 0.0, content={"code": code})
-    died.code = code
-    error = RunResult(Taken(), {0: died}).error()
+    error = RunResult(Taken(), {0: died(0, 0.0, code)}).error()
     assert error is not None
     assert ("Slurm job 7 was cancelled." in str(error.report)) is told
 
 
 def test_while_ranks_are_still_at_work_no_scheduler_is_asked_why_one_died() -> None:
     """It may take seconds, in which nobody is freed; the report asks."""
-    died = RankExit(0, DIED, 0.0, content={"code": -signal.SIGTERM})
-    died.code = -signal.SIGTERM
+    ended = {0: died(0, 0.0, -signal.SIGTERM)}
     slow = Taken()
     slow.taken_of = lambda rank: pytest.fail("asked")  # type: ignore[method-assign]
-    assert RunResult(slow, {0: died}, running=(1,), ended_by="failed").so_far() == "rank 0 died: killed by SIGTERM"
+    assert RunResult(slow, ended, running=(1,), ended_by="failed").so_far() == "rank 0 died: killed by SIGTERM"
 
 
 @pytest.mark.parametrize(
     ("ended_by", "link", "words"),
     [
-        ("failed", {"type": "ValueError", "message": "no\nmore"}, "rank 0 raised ValueError: no"),
-        ("failed", {"type": "RuntimeError", "message": "Connection closed by peer [127.0.0.1]:5"}, ""),
-        ("stopped", {"type": "ValueError", "message": "no"}, ""),
-        ("late", {"type": "ValueError", "message": "no"}, "the run took longer than --timeout 5"),
-        ("failed", {}, ""),
+        ("failed", Raised("ValueError", "no\nmore"), "rank 0 raised ValueError: no"),
+        ("failed", Raised("RuntimeError", "Connection closed by peer [127.0.0.1]:5"), ""),
+        ("stopped", Raised("ValueError", "no"), ""),
+        ("late", Raised("ValueError", "no"), "the run took longer than --timeout 5"),
+        ("failed", None, ""),
     ],
     ids=["raised", "lost a peer, whose end is not known yet", "stopped", "late", "cannot be worded"],
 )
-def test_what_ends_a_run_is_said_before_all_ranks_have_ended(ended_by: str, link: dict[str, str], words: str) -> None:
-    whole = {"relation": "", "notes": (), "frames": (), **link}
-    failed = RankExit(0, FAILED, 0.0, content={"chain": [whole]})
-    assert RunResult(Taken(), {0: failed}, running=(1,), ended_by=ended_by, timeout=5.0).so_far() == words
+def test_what_ends_a_run_is_said_before_all_ranks_have_ended(ended_by: str, link: Raised | None, words: str) -> None:
+    ended = {0: RankExit(0, FAILED, 0.0, Outcome(1, "raised", chain=(link,)))}
+    assert RunResult(Taken(), ended, running=(1,), ended_by=ended_by, timeout=5.0).so_far() == words

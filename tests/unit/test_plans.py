@@ -21,6 +21,7 @@ from nbddp.launch.topology import Device, Node, Topology, rank_words
 from nbddp.notebook import commands
 from nbddp.protocol.program import Program
 from nbddp.protocol.request import Options, Request
+from nbddp.protocol.run_spec import RunSpec
 from tests import places
 
 
@@ -221,9 +222,9 @@ def test_what_a_worker_needs_of_a_request_is_in_what_it_is_sent(name: str) -> No
     known = [CLIENTS, APART, set(OTHERS), set(said)]
     assert sum(name in group for group in known) == 1, "who needs it?"
     if name in OTHERS:
-        assert Request(**OTHERS).wire() == {"op": "push", "names": ["x"]}  # type: ignore[arg-type]
+        assert Request(**OTHERS).spec(1) == RunSpec("push", 1, fields={"names": ["x"]})  # type: ignore[arg-type]
     elif name in said:
-        assert Request(**{name: said[name]}).wire() != Request().wire()  # type: ignore[arg-type]
+        assert Request(**{name: said[name]}).spec(1) != Request().spec(1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from nbddp.capabilities.debugger.transcript import Transcripts, TypedLine, chose
 from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
 from nbddp.execution.positions import Position
 from nbddp.launch.topology import rank_words
+from nbddp.protocol.messages import Stopped
 
 # -- tables ----------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class Typist:
     def names(self, rank: int, text: str, hear: object) -> None: ...
 
     def says(self, rank: int, text: str, stopped: bool = True) -> None:
-        self.debugged.heard(rank, {"stopped": stopped, "said": text, "place": ["Cell In[2]", 3, "f"]})
+        self.debugged.heard(rank, Stopped(stopped, text, ("Cell In[2]", 3, "f")))
 
 
 def test_a_question_waits_for_ranks_that_make_a_step_and_for_none_that_wait_for_another(

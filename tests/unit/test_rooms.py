@@ -137,8 +137,8 @@ ASKED = {  # how it is asked for, and where that has its row
     r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
     r'\bask_all\(\[.*\], "(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
     r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
-    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\bRequest\("(\w+)"': "worker.requests:REQUESTS",
-    r'(?:look|question|tell|ask)\([^"]*\{"op": "(\w+)"': "worker.questions:QUESTIONS",
+    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\b(?:Request|RunSpec)\("(\w+)"': "worker.requests:REQUESTS",
+    r'\bQuestion\.of\(\s*"(\w+)"': "worker.questions:QUESTIONS",
 }
 
 

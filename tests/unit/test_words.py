@@ -35,6 +35,7 @@ from nbddp.output.buffer import HEAD, TAIL, RankOutput, Text
 from nbddp.output.layout import Print, Show, block
 from nbddp.output.table import Table, is_numeric
 from nbddp.protocol import outcome, pickling
+from nbddp.protocol.outcome import GroupFacts
 from tests.colours import contrast
 
 ONE = frozenset({1})
@@ -102,13 +103,13 @@ def test_next_action(state: RunState, action: Action) -> None:
     ],
 )
 def test_group_is_broken(ends: list[str], sequences: list[int], broken: bool) -> None:
-    groups = {r: {"run": 1, "sequence": s} for r, s in enumerate(sequences)}
+    groups = {r: GroupFacts(1, s) for r, s in enumerate(sequences)}
     assert group_is_broken(dict(enumerate(ends)), groups) == broken
 
 
 def test_a_group_whose_connections_were_shut_is_broken() -> None:
     """Also where all ranks failed at the same point."""
-    groups: dict[int, dict[str, object]] = {r: {"run": 1, "sequence": 5, "silenced": r == 1} for r in range(2)}
+    groups = {r: GroupFacts(1, 5, silenced=r == 1) for r in range(2)}
     assert group_is_broken({0: RankStatus.FAILED, 1: RankStatus.FAILED}, groups)
 
 

@@ -25,6 +25,7 @@ from nbddp.errors import AgentFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool.rpc import RankRpc
+from nbddp.protocol.run_spec import Question
 from tests import places
 from tests.kernels import HAS_AUTORELOAD, Kernel
 from tests.pool.faults import NO_RECORDER, RECORDS
@@ -112,7 +113,7 @@ def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
         with pytest.MonkeyPatch.context() as patch:  # for the agent alone, from which all workers come
             patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
             pool = stack.enter_context(nbddp.Pool(nproc=2))
-            assert pool.ask(0, {"op": "seams"}, timeout=10)
+            assert pool.ask(0, Question.of("seams"), timeout=10)
         yield pool
 
 
@@ -122,7 +123,7 @@ def run(pool: nbddp.Pool, code: str) -> list[Any]:
 
 @pytest.mark.more
 def test_workers_without_them_say_so(spared: nbddp.Pool) -> None:
-    missing = set(spared.ask(0, {"op": "seams"}, timeout=10))
+    missing = set(spared.ask(0, Question.of("seams"), timeout=10))
     assert missing >= {"flight recorder", "tables of groups", "default group", "store of env://", "end of backward"}
     assert "pool of 2: its workers lack " in str(examine(spared, ("-c", "")))
 

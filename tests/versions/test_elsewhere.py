@@ -223,7 +223,7 @@ def test_what_c_says_arrives_and_last_words_too(two: Kernel) -> None:
 
 
 def family(kernel: Kernel) -> tuple[list[psutil.Process], Path]:
-    found = kernel.run(AGENT + "print(agent.hello['pid'], agent.home, sep='|')").text()
+    found = kernel.run(AGENT + "print(agent.hello.pid, agent.home, sep='|')").text()
     pid, folder = found.strip().split("|")
     agent = psutil.Process(int(pid))
     return [agent, *agent.children(recursive=True)], Path(folder)

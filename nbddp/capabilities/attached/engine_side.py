@@ -276,7 +276,7 @@ def _memory(content: Mapping[str, Any]) -> int:
 def _let_go() -> None:
     """End the program, where one is at work, as Stop does, and leave."""
     if _kernel.release.start():
-        questions.QUESTIONS["interrupt"](_kernel, {})
+        questions.QUESTIONS["interrupt"](_kernel)
     _kernel.parent.loop.add_callback(_leave_if_idle)
 
 

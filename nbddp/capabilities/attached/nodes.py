@@ -40,6 +40,9 @@ from nbddp.launch.topology import Topology, Worker, counted
 from nbddp.pool import start_requests
 from nbddp.pool.node import ClusterFiles, PoolNode, Starts, WorkerProcess
 from nbddp.pool.rpc import RankRpc
+from nbddp.protocol import messages
+from nbddp.protocol.outcome import ProcessExit
+from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for an engine to say what it is; then it is busy
@@ -158,7 +161,7 @@ class AttachedCluster:
             if waited > SLOW and not wondered:
                 wondered = True
                 whose = _to_engine("other", pool=self.owner["pool"])
-                self.wire.question(late, whose, lambda engine, words: others.put((engine, words)))
+                self.wire.question(late, whose, lambda engine, reply: others.put((engine, reply.answer)))
             while not others.empty():
                 self._refuse_busy(*others.get())
             if waited > seconds:
@@ -282,9 +285,9 @@ class AttachedCluster:
                 self.wire.question(ranks, _to_engine("beat", pool=self.owner["pool"]), self._heard)
         self._beats += 1
 
-    def _heard(self, rank: int, answer: Any) -> None:
+    def _heard(self, rank: int, reply: Reply) -> None:
         """Whether a rank's engine is still ours."""
-        if answer is False:
+        if reply.answer is False:
             for node, worker in self._living():
                 if worker.rank == rank:
                     node.left(worker, "its engine left this pool because the pool was silent")
@@ -322,12 +325,12 @@ class AttachedCluster:
         left = {w.rank for _, w in self._living()} if not self.lost else set()
 
         def hear(rank: int, message: dict[str, Any]) -> None:
-            if message["header"]["msg_type"] == "nbddp_outcome":
+            if message["header"]["msg_type"] == messages.OUTCOME:
                 done.put(rank)
 
         with suppress(PoolError, KeyError, RuntimeError):  # of a client that is lost nobody can be told: they hear it
             for rank in left:
-                self.wire.send(rank, {"op": "leave", "run": 0, "stage": ""}, hear)
+                self.wire.send(rank, RunSpec("leave", 0), hear)
             end = time.monotonic() + seconds
             while left and time.monotonic() < end:
                 with suppress(queue.Empty):
@@ -346,9 +349,9 @@ class AttachedCluster:
         os.close(self._ended)
 
 
-def _to_engine(do: str, **fields: Any) -> dict[str, Any]:
+def _to_engine(do: str, **fields: Any) -> Question:
     """A question to `capabilities.attached.engine_side`."""
-    return {"op": "engine", "do": do, **fields}
+    return Question.of("engine", do=do, **fields)
 
 
 def by_host(engines: Sequence[Engine]) -> list[list[Engine]]:
@@ -366,7 +369,7 @@ class AttachedNode(PoolNode):
 
     def __init__(
         self, joined: AttachedCluster, engines: Sequence[Engine], facts: Mapping[str, Any], agent: AgentClient,
-        died: Callable[[int, dict[str, Any]], None],
+        died: Callable[[int, ProcessExit], None],
     ):  # fmt: skip
         super().__init__(agent, died, lambda event: None)
         self.joined, self.engines, self._facts = joined, list(engines), facts
@@ -465,7 +468,7 @@ class AttachedNode(PoolNode):
         of this machine's, or of ipyparallel's nanny. One that nobody can end counts as ended."""
         living = [self.workers[r] for r in ranks if r in self.workers and self.workers[r].lives]
         if number == signal.SIGINT:
-            self.joined.wire.question([w.rank for w in living], {"op": "interrupt"}, lambda rank, answer: None)
+            self.joined.wire.question([w.rank for w in living], Question.of("interrupt"), lambda rank, answer: None)
             return
         nannies = {e.uuid: e.told["nanny"] for e in self.engines}
         if number == signal.SIGKILL:
@@ -479,13 +482,13 @@ class AttachedNode(PoolNode):
             else:
                 self.left(worker, "its engine cannot be ended from here and keeps running")
 
-    def _gone(self) -> dict[str, Any]:
+    def _gone(self) -> ProcessExit:
         """The agent kept the ranks' store, and nothing that is on them."""
         ended = (
             "the pool ended while the cell was running, because its node agent ended; names stay on its engines, and "
             f"%ddp start --cluster {self.joined.cluster.name} uses them again"
         )
-        return {"code": None, "pool_ended": ended}
+        return ProcessExit(pool_ended=ended)
 
     def _clear_up(self) -> None:
         """The engines are not the agent's that has ended: they are engines again, without the cell that ran there."""
@@ -498,8 +501,7 @@ class AttachedNode(PoolNode):
     def left(self, worker: WorkerProcess, why: str = LEFT, pool_ended: str = "") -> None:
         """A rank's engine is gone."""
         code = -signal.SIGKILL if worker.uuid in self._ended_by_us else None
-        event: dict[str, Any] = {"code": code, "lost": why}
-        self.exited(worker, {**event, "pool_ended": pool_ended} if pool_ended else event)
+        self.exited(worker, ProcessExit(code, lost=why, pool_ended=pool_ended))
 
     # -- what is not there ------------------------------------------------------------------------------
 
@@ -530,7 +532,7 @@ class AttachedNode(PoolNode):
         """Its ranks as an agent tells of its children, with their memory in bytes."""
         living = {r: w for r, w in self.workers.items() if w.lives}
         heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self.joined.wire.ask_all([*living], _to_engine("memory"), lambda r, held: heard.put((r, held)))
+        self.joined.wire.ask_all([*living], _to_engine("memory"), lambda r, reply: heard.put((r, reply.answer)))
         memory: dict[int, int] = {}
         end = time.monotonic() + MEMORY_SECONDS
         with suppress(queue.Empty):
@@ -559,7 +561,7 @@ class Gatekeeper:
     def __init__(self, node: AttachedNode):
         self._node = node
         self._numbers = itertools.count(1)
-        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+        self._answers: dict[int, queue.SimpleQueue[Reply]] = {}
 
     @property
     def _rank(self) -> int:
@@ -574,7 +576,7 @@ class Gatekeeper:
         number = next(self._numbers)
         self._answers[number] = queue.SimpleQueue()
         asked = _to_engine("gate", store=number, roots=[w.pid for w in self._node.workers.values()], **fields)
-        self._node.joined.wire.question([self._rank], asked, lambda rank, answer: self._answers[number].put(answer))
+        self._node.joined.wire.question([self._rank], asked, lambda rank, reply: self._answers[number].put(reply))
         return number
 
     def take(self, key: int, timeout: float = START_TIMEOUT) -> dict[str, Any]:
@@ -585,8 +587,9 @@ class Gatekeeper:
             if time.monotonic() > end or not self.alive:
                 raise AgentFailed(f"the gate to the ranks' store on {self._node.name} did not open")
             with suppress(queue.Empty):
-                answer = self._answers[key].get(timeout=0.1) or {"error": "its engine does not answer"}
-        why = answer.get("failed") or answer.get("error")
+                reply = self._answers[key].get(timeout=0.1)
+                answer = reply.answer or {"error": reply.failed or "its engine does not answer"}
+        why = answer.get("error")
         if why:
             raise AgentFailed(
                 f"{self._node.name} cannot reach the store where the ranks meet ({why}); the store is on this "

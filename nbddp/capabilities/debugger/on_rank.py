@@ -21,9 +21,12 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from nbddp.protocol.messages import Stopped
+from nbddp.protocol.position import Place
+
 WORD = re.compile(r"[^\W\d][\w.]*\Z")
 MOST = 200  # names that are offered
-Publish = Callable[[dict[str, Any]], None]
+Publish = Callable[[Stopped], None]
 
 
 class Debugger:
@@ -76,18 +79,18 @@ class Debugger:
         known = {**pdb_.curframe.f_globals, **(pdb_.curframe.f_locals if held is None else held)}
         return completions(text, known)
 
-    def wait(self, said: str, place: list[Any]) -> str:
+    def wait(self, said: str, place: Place) -> str:
         """Say this, and wait for the next line. The answer may come, in the control thread, before this thread has
         returned from publishing."""
         self.stopped = True
         try:
-            self._publish({"stopped": True, "said": said, "place": place})
+            self._publish(Stopped(True, said, place))
             return self._lines.get()
         finally:
             self.stopped = False
 
     def goes_on(self, said: str) -> None:
-        self._publish({"stopped": False, "said": said, "place": None})
+        self._publish(Stopped(False, said))
 
 
 class _Pdb(pdb.Pdb):
@@ -109,7 +112,7 @@ class _Pdb(pdb.Pdb):
     def readline(self) -> str:
         """The next line, for cmd.Cmd."""
         frame, number = self.stack[self.curindex]
-        place = [frame.f_code.co_filename, number, frame.f_code.co_name]
+        place = (frame.f_code.co_filename, number, frame.f_code.co_name)
         return f"{self._debugger.wait(self._taken(), place)}\n"
 
     def _taken(self) -> str:

@@ -11,6 +11,7 @@ from nbddp.capabilities.debugger.transcript import Transcripts
 from nbddp.execution.events import Events
 from nbddp.execution.positions import Position
 from nbddp.execution.watch import RankQuestions, RankWatcher
+from nbddp.protocol.run_spec import Question, Reply
 
 
 class DebugSender:
@@ -42,16 +43,18 @@ class DebugSender:
         for rank in set(ranks) & set(self.debugged.talks) - set(waiting):
             self.debugged.refused(rank, line)
 
-        def hear(rank: int, took: Any) -> None:
-            if not took:
+        def hear(rank: int, reply: Reply) -> None:
+            if not reply.answer and not reply.failed:
                 self._events.put(("do", -1, lambda: self.debugged.refused(rank, line)))
 
-        self._workers.look(waiting, {"op": "debug", "line": line}, hear)
+        self._workers.look(waiting, Question.of("debug", line=line), hear)
 
     def names(self, rank: int, text: str, hear: Callable[[int, Any], None]) -> None:
         """What may complete a line for a rank's debugger; `hear(rank, names)` in another thread."""
-        question = {"op": "debug_names", "text": text}
-        self._events.put(("do", -1, lambda: self._workers.look([rank], question, hear)))
+        question = Question.of("debug_names", text=text)
+        self._events.put(
+            ("do", -1, lambda: self._workers.look([rank], question, lambda r, reply: hear(r, reply.answer)))
+        )
 
     # -- for the run -----------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from nbddp.errors import BadInput
 from nbddp.execution.report import place
 from nbddp.launch.options import rank_set
 from nbddp.launch.topology import rank_words
+from nbddp.protocol.messages import Stopped
 
 PROMPT = "ddp> "  # before a line that was sent
 MOST = 500  # lines of a transcript
@@ -122,13 +122,13 @@ class Transcripts:
         """Ranks that wait for a line."""
         return sorted(r for r, talk in self.talks.items() if talk.stopped)
 
-    def heard(self, rank: int, content: Mapping[str, Any]) -> None:
+    def heard(self, rank: int, message: Stopped) -> None:
         """A rank has stopped, has answered, or goes on."""
         talk = self.talks.get(rank, Talk(rank))
-        said = tuple(str(content["said"]).splitlines())
-        where = place(*content["place"]) if content["place"] else ""
+        said = tuple(message.said.splitlines())
+        where = place(*message.place) if message.place else ""
         again = replace(
-            talk, stopped=bool(content["stopped"]), where=where, asked=False,
+            talk, stopped=message.stopped, where=where, asked=False,
             lines=(*talk.lines, *said)[-MOST:], answer=(*talk.answer, *said),
         )  # fmt: skip
         self.talks = {**self.talks, rank: again}

@@ -17,6 +17,7 @@ from nbddp.capabilities.doctor.findings import Findings
 from nbddp.compat import system
 from nbddp.compat.probes import SEAMS, ProbeResult
 from nbddp.protocol.jsonl import parsed
+from nbddp.protocol.run_spec import Question
 
 PACKAGES = ("torch", "IPython", "ipykernel", "ipyparallel")
 PATIENCE = 120.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
@@ -29,7 +30,7 @@ class RunningWorkers(Protocol):
     def running(self) -> bool: ...
     @property
     def world_size(self) -> int: ...
-    def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any: ...
+    def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any: ...
     def troubles(self) -> str: ...
 
 
@@ -86,7 +87,7 @@ def _of_pool(pool: RunningWorkers) -> str:
     """What rank 0 says of the names it has; all workers are copies of one process."""
     if not pool.running:
         return "no pool is running; the checks below need none"
-    missing = pool.ask(0, {"op": "seams"}, timeout=5.0)
+    missing = pool.ask(0, Question.of("seams"), timeout=5.0)
     if missing is None:
         found = "rank 0 did not report which names it has"
     else:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +32,7 @@ from nbddp.capabilities.hosts.reachability import offers
 from nbddp.capabilities.hosts.sync_remote import FolderCopy
 from nbddp.compat import working_dir
 from nbddp.launch.torchrun_env import INTERFACES
+from nbddp.protocol.agent import Hello
 from nbddp.protocol.jsonl import MARK, PING_EVERY, Message, encode, parsed
 
 PATIENCE = 20.0  # seconds without a word from the owner; a kernel that a debugger stops is silent, too
@@ -59,15 +61,15 @@ class RemoteAgent(NodeAgent):
         self._written_at: dict[int, str] = {}  # rank → where its last worker's are
         self._log_from: dict[int, int] = {}  # pid → the byte of its log at which its last run began
 
-    def hello(self) -> Message:
+    def hello(self) -> Hello:
         """What the owner needs to know of this host before anything is warm."""
-        return {
-            **super().hello(),
-            "home": str(self.home), "bulk": str(runtime_dir.bulk(self.home)), "cwd": working_dir.known(),
-            "host": socket.gethostname(), "reached": self._reached or reached_at(), "versions": versions(),
-            "joining": {name: os.environ[name] for name in INTERFACES if name in os.environ},
-            "moved": "" if self._wanted_cwd in ("", working_dir.known()) else self._wanted_cwd,
-        }  # fmt: skip
+        return replace(
+            super().hello(),
+            home=str(self.home), bulk=str(runtime_dir.bulk(self.home)), cwd=working_dir.known(),
+            host=socket.gethostname(), reached=self._reached or reached_at(), versions=versions(),
+            joining={name: os.environ[name] for name in INTERFACES if name in os.environ},
+            moved="" if self._wanted_cwd in ("", working_dir.known()) else self._wanted_cwd,
+        )  # fmt: skip
 
     def _write_owner(self, data: bytes) -> None:
         """Raises TimeoutError where the owner does not read, as beyond a cut cable, and is given up."""

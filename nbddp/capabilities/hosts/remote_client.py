@@ -25,6 +25,7 @@ from nbddp.capabilities.hosts.transports import Transport, last_line
 from nbddp.compat.working_dir import here
 from nbddp.errors import AgentFailed
 from nbddp.launch.units import lasts
+from nbddp.protocol.agent import PROTOCOL
 from nbddp.protocol.jsonl import MARK, PING_EVERY, LineBuffer, Message, encode
 
 SILENT = 8.0  # seconds
@@ -93,29 +94,34 @@ class RemoteAgentClient(AgentClient):
     @property
     def far_home(self) -> Path:
         """The agent's folder, there."""
-        return Path(self.hello["home"])
+        return Path(self.hello.home)
 
     @property
     def far_bulk(self) -> Path:
-        return Path(self.hello["bulk"])
+        return Path(self.hello.bulk)
 
     def differences(self, versions: Mapping[str, str], folder: bool = True) -> list[str]:
         """What is otherwise there than here, a line each. Raises AgentFailed where nbddp is another version: the two
         would not understand each other. folder: whether that counts too."""
-        other = otherwise(self.hello["versions"], versions)
+        other = otherwise(self.hello.versions, versions)
         if "nbddp" in other:
             raise AgentFailed(
                 f"{self.host} has nbddp {other['nbddp']}, but this machine has {versions['nbddp']}; install the "
                 "same version on both"
             )
+        if self.hello.protocol != PROTOCOL:
+            raise AgentFailed(
+                f"nbddp on {self.host} has protocol {self.hello.protocol}, but nbddp on this machine has protocol "
+                f"{PROTOCOL}; install the same build of nbddp {versions['nbddp']} on both"
+            )
         lines = [f"{self.host} has {name} {there}; this machine has {versions[name]}" for name, there in other.items()]
-        if folder and self.hello["moved"]:
-            lines.append(f"{self.host} has no folder {self.hello['moved']}; its workers start in {self.hello['cwd']}")
+        if folder and self.hello.moved:
+            lines.append(f"{self.host} has no folder {self.hello.moved}; its workers start in {self.hello.cwd}")
         return lines
 
     def route_to(self) -> str:
         """The address at which the host is reached, for those who ask the kernel for the way to it."""
-        return str(self.hello["reached"])
+        return self.hello.reached
 
     def wait_warm(self, timeout: float = START_TIMEOUT) -> Message:
         """As an agent's here; AgentFailed says what connects to it says, and what to do."""

@@ -142,7 +142,7 @@ class RemoteNodes:
         self.members = members if spec.elastic else None
         agents = [node.agent for node in self.group.spread]
         told = [line for agent in agents for line in agent.differences(versions(), not spec.sync)]
-        told += differing({str(agent.host): agent.hello["versions"] for agent in agents})
+        told += differing({str(agent.host): agent.hello.versions for agent in agents})
         self.told = [*map(str, failed), *told]
         if spec.sync:
             self.told += self.sync(agents, progress)

@@ -15,6 +15,7 @@ from nbddp.errors import AgentFailed, BadInput
 from nbddp.execution.execution import Execution
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.pool.pool import Pool
+from nbddp.protocol.run_spec import Question
 
 MEMORY_EVERY = 30.0  # seconds: to add up a process's pages takes 10 ms; between, its resident pages are followed
 MEMORY_SHARE = 0.0015  # of a core on each host, which that may cost: the ranks may be many
@@ -123,8 +124,8 @@ class Paces:
                 self._last.add(rank)
             since = self.steps[rank][-1].begin if self.steps.get(rank) else 0
             self._owing[rank] = now
-            question = {"op": "pace", "run": run.number, "since": since}
-            pool.group.wire.question([rank], question, lambda r, answer, n=run.number: self._heard(n, r, answer))
+            question = Question.of("pace", run=run.number, since=since)
+            pool.group.wire.question([rank], question, lambda r, reply, n=run.number: self._heard(n, r, reply.answer))
 
     def _heard(self, run: int, rank: int, answer: Any) -> None:
         if run == self.run:
@@ -139,8 +140,8 @@ def step(pool: Pool, run: int, number: int) -> Recording:
     """One step of a run, asked of every rank, also while it works. Raises BadInput if a rank does not have it."""
     heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     ranks = sorted(pool.workers)
-    question = {"op": "step", "run": run, "number": number}
-    pool.group.wire.question(ranks, question, lambda rank, answer: heard.put((rank, answer)))
+    question = Question.of("step", run=run, number=number)
+    pool.group.wire.question(ranks, question, lambda rank, reply: heard.put((rank, reply.answer)))
     found: dict[int, dict[str, Any]] = {}
     end = time.monotonic() + PATIENCE
     with suppress(queue.Empty):

@@ -12,7 +12,8 @@ from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec, Parser
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol.program import Program, check_file
-from nbddp.protocol.request import HANG_AFTER, SCRIPT, Request
+from nbddp.protocol.request import HANG_AFTER, Request
+from nbddp.protocol.run_spec import SCRIPT
 
 if TYPE_CHECKING:
     from nbddp.capabilities.scripts.logs import LogOptions

@@ -103,7 +103,7 @@ def found_in(
 
 
 def _failure(ended: RankExit, seat: Seat, path: str, content: dict[str, Any]) -> Failure:
-    code, at_ns = exitcode(ended), int(ended.content.get("at") or ended.gone_ns or 0)
+    code, at_ns = exitcode(ended), ended.ended_ns or (ended.process and ended.process.seen_ns) or 0
     at = at_ns // 10**9
     message, last = content.get("message"), ended.chain[-1] if ended.chain else None
     if isinstance(message, dict):
@@ -120,9 +120,9 @@ def exitcode(ended: RankExit) -> int:
     """With which a process under torchrun would have ended."""
     if ended.status == outcome.DIED:
         return ended.code if isinstance(ended.code, int) else 1
-    if "exit" in ended.content:
-        return int(ended.content["exit"])
-    return -signal.SIGINT if outcome.said(ended.content) == "interrupt" else 1
+    if ended.exit_code is not None:
+        return ended.exit_code
+    return -signal.SIGINT if ended.said_interrupt else 1
 
 
 def _ended_words(code: int, pid: int) -> str:

@@ -20,13 +20,14 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from types import CodeType, ModuleType
 from typing import Any
 
 from nbddp.capabilities.subprocesses import on_rank
+from nbddp.protocol.run_spec import ScriptSpec
 
 MAIN = "__main__"
 
@@ -34,9 +35,9 @@ MAIN = "__main__"
 class Script:
     """One program. After `run`, `error` is what ended it (None: it came to its end), and `module` its `__main__`."""
 
-    def __init__(self, spec: Mapping[str, Any], call_exits: Callable[[], None]):
-        """spec: the request. call_exits: calls what programs have given to `atexit` here."""
-        self._spec, self._call_exits = spec, call_exits
+    def __init__(self, spec: ScriptSpec, argv: Sequence[str], call_exits: Callable[[], None]):
+        """argv: its sys.argv. call_exits: calls what programs have given to `atexit` here."""
+        self._spec, self._argv, self._call_exits = spec, list(argv), call_exits
         self.module = ModuleType(MAIN)
         self.error: BaseException | None = None
         self.said = ""  # the traceback that Python would have written to stderr
@@ -51,7 +52,7 @@ class Script:
             with outside_loop(), on_rank.by_name():
                 self._catch(self._execute)
                 self._word()
-                if not self._spec["keep"]:
+                if not self._spec.keep:
                     self._catch(self._end)
         finally:
             sys.path[:], sys.excepthook = path, hook
@@ -67,12 +68,12 @@ class Script:
     def _execute(self) -> None:
         sys.excepthook = sys.__excepthook__
         sys.path[:] = [p for p in sys.path if p]
-        target, module = self._spec["target"], self.module
-        sys.argv = [target, *self._spec["argv"]]
-        sys.orig_argv = [sys.executable, "-u", *(["-m"] if self._spec["module"] else []), *sys.argv]  # torchrun's
+        target, module = self._spec.target, self.module
+        sys.argv = self._argv
+        sys.orig_argv = [sys.executable, "-u", *(["-m"] if self._spec.module else []), *sys.argv]  # torchrun's
         module.__dict__.update(__builtins__=builtins, __annotations__={}, __package__=None, __cached__=None)
         sys.modules[MAIN] = module
-        code = (_module if self._spec["module"] else _file)(target, module)
+        code = (_module if self._spec.module else _file)(target, module)
         exec(code, module.__dict__)
 
     def _word(self) -> None:

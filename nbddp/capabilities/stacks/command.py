@@ -20,10 +20,11 @@ from nbddp.agent.client import AgentClient
 from nbddp.compat import system
 from nbddp.errors import BadInput, PoolError, RankStatus
 from nbddp.execution import deadlock, report
-from nbddp.execution.positions import GONE, Position, position_of
+from nbddp.execution.positions import GONE, Position, facts_of, position_of
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.table import Table
+from nbddp.protocol.run_spec import Question
 
 ANSWER_TIME = 0.5  # seconds
 APART = 0.2  # seconds between the two looks that tell computing from waiting
@@ -109,14 +110,14 @@ def _ask(agent: AgentClient, wire: Any, workers: Mapping[int, Mapping[str, Any] 
     ranks = [r for r in workers if r in wire.engines()]
     before: dict[int, Position] = {}
     facts, elapsed, asked_at = {}, float("inf"), 0.0
-    for question in ({"op": "stack"}, {"op": "stack", "history": True}):
+    for history in (False, True):
         now = time.monotonic()
         elapsed = now - asked_at if asked_at else elapsed
         asked_at = now
-        facts = _answers(wire, ranks, question)
+        facts = _answers(wire, ranks, Question.of("stack", history=history))
         found = {r: position_of(r, facts.get(r), before.get(r), elapsed) for r in ranks}
         before = found
-        if "history" not in question and any(f is not None and not f.get("idle") for f in facts.values()):
+        if not history and any(f is not None and not f.get("idle") for f in facts.values()):
             time.sleep(APART)  # the CPU time used meanwhile tells computing from waiting
     silent = {r: workers[r] for r in ranks if facts.get(r) is None}
     dumps = {r: _dumped(agent, worker) for r, worker in silent.items() if worker}  # others are on another host
@@ -125,9 +126,9 @@ def _ask(agent: AgentClient, wire: Any, workers: Mapping[int, Mapping[str, Any] 
     return Stacks({**before, **lost}, stacks, dumps, title=f"pool {agent.pool_id}")
 
 
-def _answers(wire: Any, ranks: Sequence[int], question: dict[str, Any]) -> dict[int, Any]:
+def _answers(wire: Any, ranks: Sequence[int], question: Question) -> dict[int, Any]:
     heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-    wire.ask_all(ranks, question, lambda rank, answer: heard.put((rank, answer)))
+    wire.ask_all(ranks, question, lambda rank, reply: heard.put((rank, facts_of(reply))))
     found: dict[int, Any] = {}
     end = time.monotonic() + ANSWER_TIME
     while len(found) < len(ranks) and time.monotonic() < end:

@@ -13,6 +13,7 @@ from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
 from nbddp.launch.options import Parser, one_rank
 from nbddp.notebook.commands import Asked, CommandLine
+from nbddp.protocol.run_spec import Question
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import Pool
@@ -25,7 +26,7 @@ def timings(ranks: IdleRanks) -> Recording:
     whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
     found = unpacked(ranks.answers("timings"))
     if not any(f["steps"] for f in found.values()):
-        missing = ranks.ask(0, {"op": "seams"}) or []
+        missing = ranks.ask(0, Question.of("seams")) or []
         if not RECORDED_BY.isdisjoint(missing):
             raise BadInput("steps cannot be recorded with this torch; %ddp doctor shows what is missing")
         raise BadInput("no DDP step has been recorded; train a DistributedDataParallel model in a %%ddp cell first")

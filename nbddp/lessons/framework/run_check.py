@@ -285,8 +285,8 @@ def failure_words(failed: WorkerFailed) -> str:
     told, and gloo's own messages hold addresses.
     """
     cause = failed.cause
-    if cause.kind == "died" and "overrun" in cause.extra:
-        return f"{cause.extra['overrun']}, and were ended"
+    if cause.overrun:
+        return f"{cause.overrun}, and were ended"
     who = f"rank {cause.rank}" if _alone(failed) else "a rank"
     if cause.kind == "exit":
         return f"{who} called sys.exit({cause.code!r}) instead of returning an answer"

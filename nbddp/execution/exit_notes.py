@@ -1,0 +1,49 @@
+"""Notes on how ranks ended a run, apart from what made it fail. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from nbddp.launch.topology import rank_words
+from nbddp.protocol.outcome import ENDED, RankExit
+
+
+def notes(ended: Sequence[RankExit]) -> list[str]:
+    """What a user should know of the ranks' processes, however the run has ended."""
+    said = [e.outcome for e in ended if e.outcome is not None]
+    stale = {module for outcome in said for module in outcome.stale_modules}
+    handling = {outcome.nccl_handling for outcome in said if outcome.nccl_handling}
+    return [note for note in (modules_note(stale), handling_note(handling)) if note]
+
+
+def modules_note(found: Collection[tuple[str, str]]) -> str:
+    """Which modules of the user's own are not what their files are now; empty if all are."""
+    changed, moved = (sorted(name for name, how in found if how == kind) for kind in ("changed", "moved"))
+    parts = [f"{', '.join(changed)} changed on disk"] * bool(changed)
+    parts += [f"{', '.join(moved)} would now be imported from another folder"] * bool(moved)
+    if not parts:
+        return ""
+    it = "it" if len(found) == 1 else "them"
+    anew = f"importlib.reload in a %%ddp cell, or --fresh, reloads {it}"
+    return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
+
+
+def handling_note(found: Collection[str]) -> str:
+    """That a program has had NCCL end its process when a collective fails; empty if none has."""
+    if not found:
+        return ""
+    return (
+        f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {' and '.join(sorted(found))} in this program: NCCL then ends a rank "
+        "whose collective fails, and its names are lost; with 2, which %%ddp sets, the rank survives"
+    )
+
+
+def ended_note(ended: Sequence[RankExit]) -> str:
+    """What a user should know of ranks whose processes ended well; empty if none did."""
+    ranks = [e.rank for e in ended if e.status == ENDED]
+    if not ranks:
+        return ""
+    its, new, it = ("its process", "a new, empty one", "it")
+    if len(ranks) > 1:
+        its, new, it = ("their processes", "new, empty ones", "them")
+    return f"{rank_words(ranks)} ended {its} with exit code 0; names on {it} are gone, and the next cell starts {new}"

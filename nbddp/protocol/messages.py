@@ -1,0 +1,35 @@
+"""Types of the Jupyter messages between notebook and worker. `protocol/README.md` says what each holds.
+
+Printed text and displayed values are Jupyter's own messages, except for `STREAMS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nbddp.protocol.position import Place
+
+RUN = "nbddp_run"  # notebook → worker, shell channel: a request; it has no reply
+SPEC = "nbddp"  # where in its metadata the `RunSpec` is
+QUESTION, REPLY = "nbddp_request", "nbddp_reply"  # on the control channel, also while the worker is busy
+OUTCOME = "nbddp_outcome"  # worker → notebook, iopub, as all below: the last message of a run
+STREAMS = "nbddp_streams"  # text of both streams in its order
+STOPPED = "nbddp_stopped"  # the rank waits in its debugger, or goes on
+INTERRUPTED = "nbddp_interrupted"  # the program has had an interrupt
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """`STOPPED`. stopped: whether the debugger waits for a line, at `place`; said: what it printed."""
+
+    stopped: bool
+    said: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Streams:
+    """`STREAMS`. segments: (stream, text). cell: who has started what printed it after the end of the run, if known."""
+
+    segments: tuple[tuple[str, str], ...]
+    cell: int | None = None

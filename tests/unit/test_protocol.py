@@ -1,0 +1,165 @@
+"""Messages between notebook, worker and agent come back from JSON, and `protocol` alone spells their keys and types."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import pytest
+
+import nbddp
+from nbddp.errors import Frame, Raised
+from nbddp.protocol import messages
+from nbddp.protocol.agent import PROTOCOL, Hello
+from nbddp.protocol.codec import from_json, to_json
+from nbddp.protocol.messages import Stopped, Streams
+from nbddp.protocol.outcome import GroupExit, GroupFacts, LostContext, Outcome, ProcessExit
+from nbddp.protocol.position import CalledFrom
+from nbddp.protocol.run_spec import Question, Rendezvous, Reply, RunSpec, ScriptSpec
+
+PACKAGE = Path(nbddp.__file__).parent
+TYPES = {value for name, value in vars(messages).items() if name.isupper() and name != "SPEC"}
+MESSAGES = (
+    RunSpec,
+    Rendezvous,
+    ScriptSpec,
+    Question,
+    Reply,
+    Outcome,
+    GroupExit,
+    GroupFacts,
+    LostContext,
+    CalledFrom,
+    Stopped,
+    Streams,
+)
+# keys that other tables have too, such as options of a line and Jupyter's messages; the types are no dicts
+COMMON = {
+    "argv", "call", "cell", "debug", "env", "exit_code", "failed", "group", "imports", "inits", "keep", "kind", "left",
+    "memory", "module", "names", "op", "peer", "place", "rendezvous", "run", "script", "segments", "sequence",
+    "stopped", "store", "target", "timings", "trace", "traceback", "why",
+}  # fmt: skip
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.parent.name != "protocol":
+            yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def keys(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Texts that stand where a dict's keys do."""
+    for node in ast.walk(tree):
+        found: list[ast.expr | None] = []
+        if isinstance(node, ast.Subscript):
+            found = [node.slice]
+        elif isinstance(node, ast.Dict):
+            found = node.keys
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            found = [node.left]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("get", "pop", "setdefault"):
+            found = node.args[:1]  # type: ignore[assignment]
+        for key in found:
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.value, key.lineno
+
+
+def test_types_of_messages_are_spelled_in_protocol_alone() -> None:
+    spelled = [
+        f"{path}:{node.lineno} {node.value}"
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in TYPES
+    ]
+    assert spelled == []
+    assert len(TYPES) == 7
+
+
+def test_keys_of_messages_are_spelled_in_protocol_alone() -> None:
+    names = {f.name for kind in MESSAGES for f in fields(kind)}
+    found = [(key, f"{path}:{line} {key}") for path, tree in sources() for key, line in keys(tree) if key in names]
+    assert [place for key, place in found if key not in COMMON] == []
+    assert {key for key, _ in found} == COMMON
+
+
+@dataclass(frozen=True)
+class Part:
+    number: int
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Whole:
+    part: Part
+    parts: tuple[Part, ...] = ()
+    pair: tuple[str, int] | None = None
+    by_rank: dict[int, Part] = field(default_factory=dict)
+    rows: list[tuple[int, str]] = field(default_factory=list)
+    any_of: dict[str, int] | str = ""
+    text: str = "default"
+
+
+WHOLES = [
+    (Whole(Part(0)), {"part": {"number": 0}}),
+    (Whole(Part(1, ("a",)), (Part(2),)), {"part": {"number": 1, "texts": ["a"]}, "parts": [{"number": 2}]}),
+    (Whole(Part(0), pair=("a", 0), text=""), {"part": {"number": 0}, "pair": ["a", 0], "text": ""}),
+    (Whole(Part(0), by_rank={3: Part(1)}), {"part": {"number": 0}, "by_rank": {3: {"number": 1}}}),
+    (Whole(Part(0), rows=[(1, "b")], any_of={"a": 1}), {"part": {"number": 0}, "rows": [[1, "b"]], "any_of": {"a": 1}}),
+]
+
+
+@pytest.mark.parametrize(("message", "sent"), WHOLES)
+def test_a_message_is_its_fields_without_defaults_and_comes_back(message: Whole, sent: dict[str, object]) -> None:
+    assert to_json(message) == sent
+    assert from_json(Whole, json.loads(json.dumps(sent))) == message
+
+
+def test_keys_that_a_receiver_does_not_know_are_ignored() -> None:
+    event = {"ev": "exit", "kind": "worker", "rank": 1, "pid": 7, "code": -9, "peak_kib": 12}
+    assert from_json(ProcessExit, event) == ProcessExit(-9, peak_kib=12)
+
+
+def test_an_agent_of_another_protocol_is_understood_so_far_that_it_can_be_refused() -> None:
+    assert to_json(Hello(7, 1.5, PROTOCOL)) == {"pid": 7, "started": 1.5, "protocol": PROTOCOL}
+    assert from_json(Hello, {"ev": "hello", "pid": 7, "started": 1.5, "later": []}).protocol == 0
+
+
+def test_a_request_with_everything_in_it_comes_back() -> None:
+    here = Rendezvous(("localhost", 1), ("127.0.0.1", 2), "10.0.0.1", {"RANK": "0"}, True)
+    script = ScriptSpec("train.py", True, True, ("MASTER_ADDR",))
+    spec = RunSpec("script", 3, here, True, 7, ("train.py", "--lr"), True, ("9.0", "pass"), script, True, False, True,
+                   True, {"names": ["x"]})  # fmt: skip
+    assert from_json(RunSpec, json.loads(json.dumps(to_json(spec)))) == spec
+    assert len(to_json(spec)) == len(fields(RunSpec))
+
+
+def test_an_outcome_with_everything_in_it_comes_back() -> None:
+    frame = Frame("Cell In[3]", 5, "<module>", True, ((5, "f()"),), (("n", "1"),), 2, ("f",))
+    error = Raised("ValueError", "no", (frame,), "while handling", ("note",), ((Raised("KeyError", "k"),),), 1, 3)
+    outcome = Outcome(
+        7, "raised", "end", 100, 3, "bye", (error,), CalledFrom("send", "send", peer=0), "{}", "Traceback …",
+        LostContext("CUDA error", ("x",), ("np",)), GroupFacts(None, 4, True, 1, True, True),
+        (GroupExit("", None, 5, 1), GroupExit("2", ("Cell In[3]", 5, "f"), 6, 1)), 0, 8,
+        ({"text/plain": "page"}, "text"), (("next", True),), ("disk full", "/log"), "1", (("module", "changed"),),
+    )  # fmt: skip
+    assert from_json(Outcome, json.loads(json.dumps(to_json(outcome)))) == outcome
+    assert len(to_json(outcome)) == len(fields(Outcome))
+
+
+def test_examples_on_the_page_are_messages() -> None:
+    page = (PACKAGE / "protocol" / "README.md").read_text(encoding="utf-8")
+    blocks = " ".join(re.findall(r"```json\n(.*?)```", page, re.DOTALL))
+    rows = re.findall(r"^ *\| `nbddp_st.*`(\{.*\})` \|$", page, re.MULTILINE)
+    kinds = (RunSpec, Question, Reply, Reply, Outcome, Outcome, Streams, Stopped)
+    read, end, found = json.JSONDecoder(), 0, []
+    text = f"{blocks} {' '.join(rows)} "
+    while text[end:].strip():
+        begin = text.index("{", end)
+        example, end = read.raw_decode(text, begin)
+        found.append(example)
+    for kind, example in zip(kinds, found, strict=True):
+        assert json.loads(json.dumps(to_json(from_json(kind, example)))) == example
