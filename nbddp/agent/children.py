@@ -23,10 +23,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from nbddp.agent import random_state, warning_filters
+from nbddp.agent import random_state, rlimits, warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
-from nbddp.grading.sandbox import rlimits
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_EVERY = 0.25  # seconds between two looks whether the parent lives, where Linux does not tell
@@ -82,7 +81,7 @@ def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: I
     """Start `target` ("module:function") with `request` in a new process; returns its pid.
 
     request: JSON data; `log` (path), `env` (whole environment), `cwd`, `path` (sys.path) and, where there are some,
-        `limits` (`grading.sandbox.rlimits`) are applied before the function is called.
+        `limits` (`agent.rlimits`) are applied before the function is called.
     close: the agent's own descriptors, not to be held by a forked child.
     keep: descriptors that a spawned child inherits.
     """

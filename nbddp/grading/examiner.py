@@ -2,7 +2,7 @@
 
 It is forked from the grader's warm process and forks an agent of its own (`grading.sandbox.agent`), which forks the
 ranks. The learner's cells go to the ranks as text and run there alone. What comes back is JSON
-(`lessons.framework.json_values`), and this process refuses to load any class from a pickle, whoever sends it: nothing
+(`protocol.json_values`), and this process refuses to load any class from a pickle, whoever sends it: nothing
 of the learner's can run here. It answers the grader in lines of JSON, one exercise at a time, and is killed, with all
 below it, when the learner is through.
 """
@@ -18,25 +18,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO, ClassVar
 
-from nbddp.agent import children, spool_files
+from nbddp.agent import children, rlimits, spool_files
 from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.background import Probes
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
 from nbddp.grading.definitions import Handed, absent, kind
 from nbddp.grading.sandbox import agent as sandbox_agent
-from nbddp.grading.sandbox import rlimits
 from nbddp.grading.submissions import Cell
 from nbddp.launch.options import LaunchSpec
-from nbddp.lessons.framework import json_values, run_check
+from nbddp.lessons.framework import folders, run_check
 from nbddp.lessons.framework.answer import Answer, Exercise, Wrong
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import Pool
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.state import PoolState
+from nbddp.protocol import json_values
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.teach import check
 
 WARM = (
     "nbddp.grading.examiner",
@@ -106,8 +105,7 @@ class StrangersPool(Pool):
 
 def exercises() -> dict[str, Exercise]:
     """All exercises of all lessons, by name."""
-    found = {name: getattr(check, name) for name in check.__all__}
-    return {name: e for name, e in found.items() if isinstance(e, Exercise)}
+    return folders.defined("exercise", Exercise)
 
 
 class Examiner:

@@ -21,7 +21,6 @@ from nbddp.launch import env_options
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
-from nbddp.lessons.framework import json_values
 from nbddp.output.screens import NullScreen, Screen, for_shell
 from nbddp.pool import payloads, retry
 from nbddp.pool.node import WorkerProcess
@@ -29,7 +28,7 @@ from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import shell
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
-from nbddp.protocol import pickling
+from nbddp.protocol import json_values, pickling
 from nbddp.protocol.capability import with_methods
 from nbddp.protocol.program import SHUTDOWN
 from nbddp.protocol.request import HANG_AFTER, Request

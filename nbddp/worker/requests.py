@@ -16,8 +16,7 @@ from nbddp.capabilities.memory.on_rank_timeline import AllocationRecorder
 from nbddp.capabilities.timings import on_rank_clocks
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.capabilities.trace.on_rank import Tracer
-from nbddp.lessons.framework import json_values
-from nbddp.protocol import pickling
+from nbddp.protocol import json_values, pickling
 from nbddp.worker.cell_end import Exits
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.release import Release

@@ -1,17 +1,4 @@
-"""For the tests of lessons: solutions out of the notebooks' sources, and answers (right and wrong) run by a check.
-
-A test of a check looks like this:
-
-    ANSWERS = [
-        Mutant("the global rank", "def gpus_of(rank, n, g):\\n    return [rank]", "the global rank is no device index"),
-    ]
-
-    @pytest.mark.parametrize("mutant", ANSWERS, ids=str)
-    def test_wrong_answers_are_told_why(pool, mutant):
-        mutant.meets(check.gpus_of)
-
-`pool` is a fixture (tests/conftest.py): a real pool of the module's own, on which the checks run.
-"""
+"""For the tests of lessons: solutions out of the notebooks' sources, and answers as a cell would define them."""
 
 from __future__ import annotations
 
@@ -21,12 +8,10 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import nbddp
-from nbddp.lessons.framework.answer import Answer, Exercise
 from nbddp.teach import check
 from tests import places, warm
 
@@ -107,23 +92,3 @@ def pool_of(nproc: int, **options: Any) -> Iterator[nbddp.Pool]:
     """A real pool on which all checks inside the block run."""
     with warm.pool(nproc, **options) as pool, check.on(pool):
         yield pool
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A wrong answer: `source` defines it under the exercise's name, and the check's line must contain `says`."""
-
-    name: str
-    source: str
-    says: str
-
-    def __str__(self) -> str:
-        return self.name
-
-    def meets(self, exercise: Exercise) -> Answer:
-        """The check's answer, which must be wrong in the way that is expected."""
-        answer = exercise(defined(self.source, exercise.name))
-        assert not answer.ok, f"{self.name} passes"
-        assert self.says in answer.line, answer.line
-        assert "\n" not in answer.line
-        return answer

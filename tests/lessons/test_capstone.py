@@ -29,112 +29,20 @@ from nbddp.lessons.l18_capstone.simulation import (
     simulate_training,
 )
 from nbddp.teach import check, explore, grade
-from tests.lessons.answers import Mutant, builder, cells, defined, exercise, solution
+from tests.lessons.answers import defined
+from tests.lessons.tables.l18_capstone import CLIP, SHARE, SOLUTION, changed
 from tests.unit.test_capstone import all_of, unmet
 
 NPROC = 4  # of the module's pool
 
-(SOLUTION,) = (s for s in builder().solutions(cells("18")) if "def capstone" in s)
 
-
-def changed(*pairs: tuple[str, str]) -> str:
-    """The solution with something replaced."""
-    text = str(SOLUTION)
-    for old, new in pairs:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
-
-
-CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-SHARE = "t[rank::world_size]"
-SAVED = 'torch.save(state, path + ".new")\n                os.replace(path + ".new", path)'
-WRONG = [
-    Mutant("no DDP", changed(("DDP(model)", "model")),
-           "✗ 0/2 the same weights on all ranks: ranks 1–3 and rank 0 end with different weights; train DDP(model)"),
-    Mutant("past DDP", changed(("loss_of(parallel, batch", "loss_of(model, batch")),
-           "train DDP(model), called as a func"),
-    Mutant("the whole batch", changed((SHARE, "t")),
-           "✗ 0/3 trains as one process with the whole batch does: step 0: the ranks' forward passes had 48 rows in a"),
-    Mutant("the first rows", changed((SHARE, "t[:3]")),
-           "the weights are not those of one process; each rank takes its"),
-    Mutant("four ranks", changed((SHARE, "t[rank::4]")),
-           "✗ 0/2 runs on any number of ranks, as torchrun may start it: on 3 ranks: step 0: the ranks' forward passe"),
-    Mutant("float32", changed(("with torch.autocast(device.type, dtype=torch.bfloat16):", "if True:")),
-           "✗ 0/1 forward passes in bfloat16: the model is called outside torch.autocast(device.type, dtype="),
-    Mutant("float16", changed(("torch.bfloat16", "torch.float16")), "autocast's dtype is float16"),
-    Mutant("no clipping", changed((CLIP, "")), "✗ 0/1 gradients clipped: a step was taken with gradients of norm"),
-    Mutant("clips before backward",
-           changed((CLIP, ""), ("        loss.backward()\n", CLIP + "        loss.backward()\n")),
-           "✗ 0/1 gradients clipped: a step was taken"),
-    Mutant("clips to half", changed(("(), 1.0)", "(), 0.5)")),
-           "clip once, after backward() has averaged the gradients"),
-    Mutant("no warm-up", changed((" * min(1, (step + 1) / 10)", "")),
-           "✗ 0/1 the learning rate warms up: rank 0, step 0, learning rate: expected 0.001, got 0.01"),
-    Mutant("begins with 0", changed(("(step + 1) / 10)", "step / 10)")), "step 0, learning rate: expected 0.001,"),
-    Mutant("all ranks log",
-           changed(("            if rank == 0:\n", "            print('done')\n            if rank == 0:\n")),
-           "✗ 0/1 only rank 0 logs, and logs the loss of the whole batch: ranks 1–3 printed too"),
-    Mutant("its own loss", changed(("            dist.all_reduce(mean)\n", "            mean *= world_size\n")),
-           "loss printed, loss of the whole batch: "),
-    Mutant("another step", changed(("step {step + 1}:", "step {step}:")),
-           "steps that rank 0 named: expected 10, 20, got 9, 19"),
-    Mutant("silent", changed(("print(f", "str(f")), "that rank 0 printed: expected 2, one every 10 steps, got 0"),
-    Mutant("its own rows", changed(("return (sums[0] / sums[1]).item()", "return loss.item()")),
-           "✗ 0/2 unbiased evaluation: rank 0, returned loss: expected"),
-    Mutant("mean of means", changed(("[loss.item() * rows, rows]", "[loss.item(), 1]")),
-           "sum losses × rows and rows over"),
-    Mutant("no return", changed(("return (sums[0]", "(sums[0]")), "rank 0 returned None; return the mean loss over"),
-    Mutant("no checkpoint", changed((SAVED, "pass")),
-           "no file in folder after 13 steps; write a checkpoint after every 10"),
-    Mutant("weights alone", changed(('optimizer.load_state_dict(state["optimizer"])', "pass")),
-           "✗ 0/3 continues from its checkpoint: the final weights differ from the undisturbed run"),
-    Mutant("from the start", changed(('first = state["step"]', "pass")),
-           "rank 0 continued at step 0; the last checkpoint"),
-    Mutant("the step that was", changed(('"step": step + 1', '"step": step')), "rank 0 continued at step 9; the last"),
-    Mutant("in place", changed((SAVED, "torch.save(state, path)")), "the checkpoint is written over the last good one"),
-    Mutant("names with module.", changed(('"model": model.state_dict()', '"model": parallel.state_dict()')),
-           "✗ 0/3 continues from its checkpoint: restarted: a rank raised RuntimeError: Error(s) in loading"),
-    Mutant("raises", changed(("    for step in range", "    raise ValueError('no idea')\n    for step in range")),
-           "0 of 16 points | ✗ 0/2 the same weights on all ranks: a rank raised ValueError: no idea"),
-    Mutant("one more on rank 0",
-           changed(("    return (sums", "    if rank == 0:\n        dist.all_reduce(sums)\n    return (sums")),
-           "0 of 16 points | ✗ 0/2 the same weights on all ranks: deadlock: rank 0 waits in all_reduce"),
-    Mutant("dies", changed(("    for step in range", "    os.kill(os.getpid(), 9)\n    for step in range")),
-           "0 of 16 points"),
-    Mutant("not implemented", "def capstone(*args):\n    raise NotImplementedError", "still to be written"),
-]  # fmt: skip
-
-
-ALWAYS = ("no DDP",)
-
-
-@pytest.mark.parametrize(
-    "mutant", [m if m.name in ALWAYS else pytest.param(m, marks=pytest.mark.mutants) for m in WRONG], ids=str
-)
-def test_what_is_wrong_costs_its_line(pool: nbddp.Pool, mutant: Mutant) -> None:
-    mutant.meets(check.capstone)
-
-
-def test_the_solution_has_all_points_and_an_unwritten_one_none(pool: nbddp.Pool) -> None:
-    answer = check.capstone(solution("18", "capstone"))
-    assert answer, answer.line
-    assert answer.verified.startswith("16 of 16 points, on real ranks")
-    unwritten = check.capstone(exercise("18", "capstone"))
-    assert unwritten.line.startswith("0 of 16 points")
-    assert "capstone returned None: it is still to be written" in unwritten.line
-
-
-def test_one_missing_part_costs_its_own_points_alone(pool: nbddp.Pool) -> None:
-    line = check.capstone(defined(changed(("torch.bfloat16", "torch.float16")), "capstone")).line
-    assert [part[:5] for part in lines_of(line)[:-1]].count("✗ 0/1") >= 1
-    assert "✓ 3/3 continues from its checkpoint" in lines_of(line)
-
-
-def test_a_checks_words_have_a_line_for_each_mark(pool: nbddp.Pool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_missing_part_costs_its_own_points_alone_and_each_mark_has_a_line(
+    pool: nbddp.Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
     answer = check.capstone(defined(changed(("print(f", "str(f")), "capstone"), hint=True)
     shown = capsys.readouterr().out.splitlines()
     assert shown[: len(ASKS)] == lines_of(answer.line)[:-1]
+    assert [mark[0] for mark in shown[: len(ASKS)]].count("✗") == 1
     assert shown[len(ASKS)] == "15 of 16 points"
     assert shown[-1].startswith("hint 1 of 3: ")
 
@@ -223,7 +131,6 @@ def test_the_words_follow_the_steps_and_the_figure_shows_them() -> None:
         made = simulate_training(ranks, mistake, fails, time)
         texts = draw_training(made).figure.axes[0].texts
         assert {line.found for line in made.lines()} <= {t.get_text() for t in texts}
-        assert all(t.get_fontsize() >= 7.5 for t in texts)
 
 
 @pytest.mark.more

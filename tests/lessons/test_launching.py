@@ -25,8 +25,7 @@ from nbddp.export import C10D, SRUN, STATIC, Launch, sbatch_script, script, torc
 from nbddp.lessons.l11_launching.exercise import RIGHT, TASKS, judged
 from nbddp.lessons.l11_launching.figure import draw_launching
 from nbddp.lessons.l11_launching.simulation import GLOO, plan_launch
-from nbddp.teach import check
-from tests.lessons.answers import NOTEBOOKS, Mutant, cells, defined, exercise, solution
+from tests.lessons.answers import NOTEBOOKS, cells
 from tests.unit.test_launching import directives, words
 
 AWKWARD = (
@@ -234,75 +233,6 @@ def test_the_figure_has_the_commands_and_the_words_of_the_plan() -> None:
     assert made.lines()[1][1] in texts
     assert "on node 1" in texts
     assert shown.words == made.words()
-    assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
-
-
-VARIABLES = """
-def variables_of(slurm, hosts):
-    port = str(20000 + int(slurm["SLURM_JOB_ID"]) % 10000)
-    found = dict(RANK=slurm["SLURM_PROCID"], LOCAL_RANK=slurm["SLURM_LOCALID"], WORLD_SIZE=slurm["SLURM_NTASKS"],
-                 MASTER_ADDR=hosts[0], MASTER_PORT=port)
-    {}
-    return found
-"""
-
-
-def wrong(name: str, change: str, says: str) -> Mutant:
-    return Mutant(name, VARIABLES.format(change), says)
-
-
-WRONG_VARIABLES = [
-    wrong("local rank", "found['RANK'] = slurm['SLURM_LOCALID']", "expected '4', got '0'; that is the task's number"),
-    wrong("node id", "found['RANK'] = slurm['SLURM_NODEID']", "it is torchrun's --node-rank"),
-    wrong("from one", "found['RANK'] = str(int(slurm['SLURM_PROCID']) + 1)", "counted from 0"),
-    wrong("global", "found['LOCAL_RANK'] = slurm['SLURM_PROCID']", "the second node has no such GPU"),
-    wrong("local by node", "found['LOCAL_RANK'] = slurm['SLURM_NODEID']", "would take the same GPU"),
-    wrong("nodes", "found['WORLD_SIZE'] = slurm['SLURM_NNODES']", "number of nodes; ranks are processes"),
-    wrong("local size", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) // len(hosts))", "the local world size"),
-    wrong("one less", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) - 1)", "one more"),
-    wrong("own node", "found['MASTER_ADDR'] = slurm['SLURMD_NODENAME']", "would wait at itself for all ranks"),
-    wrong("last node", "found['MASTER_ADDR'] = hosts[-1]", "runs on the first node"),
-    wrong("the list", "found['MASTER_ADDR'] = slurm['SLURM_JOB_NODELIST']", "return one host's name"),
-    wrong("localhost", "found['MASTER_ADDR'] = 'localhost'", "its own localhost"),
-    wrong("own port", "found['MASTER_PORT'] = str(20000 + int(slurm['SLURM_PROCID']))", "differs from task 0's"),
-    wrong("random port", "import random; found['MASTER_PORT'] = str(random.randint(2000, 60000))", "differs from"),
-    wrong("job id", "found['MASTER_PORT'] = slurm['SLURM_JOB_ID'][:3]", "from 1024 to 65535"),
-    wrong("numbers", "found['RANK'] = int(found['RANK'])", "RANK is 0; an environment variable is a string: '0'"),
-    wrong("left out", "del found['MASTER_PORT']", "MASTER_PORT is missing in the dict"),
-    wrong("pairs", "found = list(found.items())", "return a dict of"),
-    wrong("own environment", "import os; found['RANK'] = os.environ['SLURM_PROCID']", "task 0 of 8 on gpu01: it"),
-    wrong("its own", "import os; found['MASTER_PORT'] = '1' + os.environ['RANK'] * 4", "use only the arguments"),
-    wrong("own rank", "import os; found['RANK'] = os.environ['RANK']", "different answers for RANK"),
-    wrong("torch's", "import torch.distributed as d; found['RANK'] = str(d.get_rank())", "contain everything"),
-    wrong("all hosts", "found['MASTER_ADDR'] = ','.join(hosts)", "the name of the one where"),
-    wrong("a list", "found['MASTER_ADDR'] = hosts", "an environment variable is one string"),
-    wrong("with its port", "found['MASTER_ADDR'] += ':29500'", "the port belongs in MASTER_PORT"),
-    wrong("always 8", "found['WORLD_SIZE'] = '8'", "the same for every task of every job"),
-    wrong("times nodes", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) * len(hosts))", "all nodes already"),
-    wrong("nodes by tasks", "found['RANK'] = str(int(slurm['SLURM_NODEID']) * int(slurm['SLURM_NTASKS']) + "
-          "int(slurm['SLURM_LOCALID']))", "SLURM_NTASKS counts the tasks of all nodes; a node has"),
-    Mutant("unwritten", "def variables_of(slurm, hosts): ...", "still to be written"),
-]  # fmt: skip
-RIGHT_VARIABLES = [
-    VARIABLES.format("import os\n    found = {**os.environ, **found}"),  # the rest is the rank's own
-    VARIABLES.format("found['MASTER_PORT'] = '23456'"),
-    VARIABLES.format(
-        "each = int(slurm['SLURM_NTASKS']) // len(hosts)\n"
-        "    found['RANK'] = str(int(slurm['SLURM_NODEID']) * each + int(slurm['SLURM_LOCALID']))"
-    ),
-]
-
-
-@pytest.mark.parametrize("mutant", WRONG_VARIABLES, ids=str)
-def test_wrong_variables_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
-    mutant.meets(check.variables_of)
-
-
-def test_right_variables_pass(pool: nbddp.Pool) -> None:
-    assert check.variables_of(solution("11", "variables_of"))
-    for source in RIGHT_VARIABLES:
-        assert check.variables_of(defined(source, "variables_of")), source
-    assert "still to be written" in check.variables_of(exercise("11", "variables_of")).line
 
 
 def test_the_right_table_is_what_torchrun_would_say() -> None:
@@ -316,67 +246,3 @@ def test_the_right_table_is_what_torchrun_would_say() -> None:
         assert slurm["SLURM_NODEID"] == str(worker.node)
     answers = [("value", {**{n: r(*t) for n, r in RIGHT.items()}, "MASTER_PORT": "2000"}) for t in TASKS]
     assert judged({0: answers}) == "ok"
-
-
-NODES = "def nodes_of(text):\n    "
-SPELL = """
-def nodes_of(text):
-    name, bracket, rest = text.partition("[")
-    if not bracket:
-        return {alone}
-    found = []
-    for part in rest.rstrip("]").split(","):
-        a, _, b = part.partition("-")
-        found += [{each} for n in range(int(a), int(b or a) + 1)]
-    return {whole}
-"""
-
-
-def spelled(alone: str = "[text]", each: str = "f'{name}{n:0{len(a)}d}'", whole: str = "found") -> str:
-    return SPELL.replace("{alone}", alone).replace("{each}", each).replace("{whole}", whole)
-
-
-WRONG_NODES = [
-    Mutant("as it came", NODES + "return [text]", "that is the list as Slurm writes it"),
-    Mutant("no zeros", spelled(each="f'{name}{n}'"), "there is a gpu01 and no gpu1"),
-    Mutant("end left out", spelled().replace("int(b or a) + 1", "int(b or int(a) + 1)"), "the range ends with its"),
-    Mutant("commas", NODES + "return text.split(',')", "separates numbers, not hosts"),
-    Mutant("numbers", spelled(each="f'{n:0{len(a)}d}'"), "each needs the name in front"),
-    Mutant("first", spelled(whole="found[:1]"), "the first host alone"),
-    Mutant("a text", spelled(alone="text"), "return a list of names"),
-    Mutant("raises", spelled().replace("int(b or a)", "int(b)"), "nodes_of('gpu[01-03,07]') raised ValueError"),
-    Mutant("unwritten", NODES + "...", "still to be written"),
-    Mutant("letters", spelled(each="n").replace("[n for n in range(int(a), int(b or a) + 1)]", "name + part"),
-           "adds its letters one by one"),
-    Mutant("two digits", spelled(each="f'{name}{n:02d}'"), "keep the leading zeros"),
-    Mutant("early return", spelled().replace("    return found", "        return found"), "a return inside the loop"),
-    Mutant("ends", spelled().replace("for n in range(int(a), int(b or a) + 1)", "for n in map(int, part.split('-'))"),
-           "the numbers between its ends"),
-    Mutant("a set", spelled(whole="set(found)"), "got {'gpu1', 'gpu2', 'gpu3'}"),
-    Mutant("yields", NODES + "yield text", "got <generator object nodes_of>"),
-    Mutant("prints", spelled(alone="[text]", whole="print(found)"), "without a value to return"),
-]  # fmt: skip
-RIGHT_NODES = [
-    spelled(each="name + str(n).zfill(len(a))"),
-    """
-    import re
-    def nodes_of(text):
-        found = re.fullmatch(r"(.*?)(?:\\[(.*)\\])?", text)
-        if found[2] is None:
-            return (text,)
-        spans = [(p.split("-") * 2)[:2] for p in found[2].split(",")]
-        return [found[1] + str(n).rjust(len(a), "0") for a, b in spans for n in range(int(a), 1 + int(b))]
-    """,
-]
-
-
-@pytest.mark.parametrize("mutant", WRONG_NODES, ids=str)
-def test_wrong_hosts_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
-    mutant.meets(check.nodes_of)
-
-
-def test_right_hosts_pass(pool: nbddp.Pool) -> None:
-    assert check.nodes_of(solution("11", "nodes_of"))
-    for source in RIGHT_NODES:
-        assert check.nodes_of(defined(source, "nodes_of")), source
-    assert "still to be written" in check.nodes_of(exercise("11", "nodes_of")).line

@@ -23,8 +23,8 @@ from nbddp.figures.html import PICTURE
 from nbddp.lessons.framework import run_check
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
 from nbddp.lessons.framework.on_rank import tabulate
-from nbddp.lessons.framework.plain_values import Strange, plain
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.plain_values import Strange, plain
 from nbddp.teach import explore, predict
 from tests.kernels import Kernel
 from tests.lessons.answers import NOTEBOOKS, SOURCES, defined, is_ok, pool_of, text_of
@@ -329,13 +329,12 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
 
 # -- explorers -------------------------------------------------------------------------------
 
-EXPLORERS = [getattr(explore, name) for name in explore.__all__ if name != "measured_buckets"]  # which has no controls
+EXPLORERS = {name: getattr(explore, name) for name in explore.__all__ if name != "measured_buckets"}  # no controls
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
-def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explorer]) -> None:
-    made = make()
+@pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
+def test_an_explorer_without_widgets_is_two_pictures_with_words(made: Explorer) -> None:
     bundle, metadata = made._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain", "image/png"}
     page = unescape(bundle["text/html"])
@@ -352,9 +351,8 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explo
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
-def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) -> None:
-    made = make()
+@pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
+def test_an_explorers_controls_change_picture_and_words(made: Explorer) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # also of what ipywidgets 7 does not know, where warnings are left out
         box = made.widget()
@@ -433,14 +431,13 @@ def test_a_lessons_minutes_count_words_cells_questions_and_lines_to_write() -> N
     assert counted.whole == counted.words / 120 + 3 + 1.5 + counted.writing
 
 
-@pytest.mark.parametrize("name", sorted(set(explore.__all__) - {"measured_buckets"}))
-def test_no_explorer_offers_nobody_or_shows_the_words_that_were_edited(name: str) -> None:
-    explorer = getattr(explore, name)()
-    offered = [
-        c.shown(o[1] if isinstance(o, tuple) else o) for c in explorer.controls for o in getattr(c, "options", ())
-    ]
-    text = "\n".join([explorer.words(), *offered, *(c.label for c in explorer.controls)])
+@pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
+def test_no_explorer_offers_nobody_has_small_text_or_shows_the_words_that_were_edited(made: Explorer) -> None:
+    offered = [c.shown(o[1] if isinstance(o, tuple) else o) for c in made.controls for o in getattr(c, "options", ())]
+    shown = [made.show(**setting) for setting in made.settings]
+    text = "\n".join([*(figure.words for figure in shown), *offered, *(c.label for c in made.controls)])
     assert not re.search(r"nobody|and no more|anew|put in place|does steps|as large as they are", text), text
+    assert min(t.get_fontsize() for figure in shown for axes in figure.figure.axes for t in axes.texts) >= 6.5
 
 
 BOOKS = sorted([*NOTEBOOKS.glob("*.ipynb"), *NOTEBOOKS.glob("solutions/*.ipynb")])

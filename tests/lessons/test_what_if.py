@@ -6,13 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nbddp
 from nbddp.capabilities.forecast.cost import COSTS, Link
 from nbddp.launch.units import speed
 from nbddp.lessons.l12_what_if.figure import draw_what_if
 from nbddp.lessons.l12_what_if.simulation import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, simulate_what_if
-from nbddp.teach import check, predict
-from tests.lessons.answers import Mutant, defined, exercise, solution
+from nbddp.teach import predict
 
 # -- what if ---------------------------------------------------------------------------------
 
@@ -104,35 +102,3 @@ def test_the_step_is_drawn_to_scale() -> None:
     assert list(curve.get_ydata()) == [100 * p.efficiency for p in made.curve]
     assert list(mark.get_ydata()) == [100 * made.chosen.efficiency]
     assert shown.words == made.words()
-    assert all(t.get_fontsize() >= 6.5 for t in [*left.texts, *right.texts, *left.get_legend().get_texts()])
-
-
-# -- all_reduce_seconds ----------------------------------------------------------------------
-
-SECONDS = "def all_reduce_seconds(ranks, size, latency, bandwidth):\n    n, m, a, b = ranks, size, latency, bandwidth\n"
-SECONDS += "    return "
-WRONG_SECONDS = [
-    Mutant("one half", SECONDS + "(n - 1) * (a + m / n / b)", "that is one half, the reduce-scatter"),
-    Mutant("whole buffers", SECONDS + "2 * (n - 1) * (a + m / b)", "has 1/n of the buffer"),
-    Mutant("no latency", SECONDS + "2 * (n - 1) * m / n / b", "the latency is missing"),
-    Mutant("one latency", SECONDS + "a + 2 * (n - 1) * m / n / b", "the latency is paid by every message"),
-    Mutant("no bytes", SECONDS + "2 * (n - 1) * a", "the time to move the bytes is missing"),
-    Mutant("one message", SECONDS + "a + m / b", "that is one message"),
-    Mutant("n steps", SECONDS + "2 * n * (a + m / n / b)", "n - 1 steps in each half"),
-    Mutant("times the bandwidth", SECONDS + "2 * (n - 1) * (a + m / n * b)", "bytes are divided by the bandwidth"),
-    Mutant("milliseconds", SECONDS + "2e3 * (n - 1) * (a + m / n / b)", "that is in milliseconds"),
-    Mutant("words", SECONDS + "'1 s'", "return a number of seconds"),
-    Mutant("unwritten", SECONDS + "None", "still to be written"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("mutant", WRONG_SECONDS, ids=str)
-def test_wrong_seconds_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
-    mutant.meets(check.all_reduce_seconds)
-
-
-def test_right_seconds_pass(pool: nbddp.Pool) -> None:
-    assert check.all_reduce_seconds(solution("12", "all_reduce_seconds"))
-    closed = SECONDS + "2 * (n - 1) * a + 2 * (n - 1) / n * m / b"
-    assert check.all_reduce_seconds(defined(closed, "all_reduce_seconds"))
-    assert "still to be written" in check.all_reduce_seconds(exercise("12", "all_reduce_seconds")).line

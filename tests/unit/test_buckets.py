@@ -10,7 +10,7 @@ from nbddp.analysis.overlap import exposed as exposed_of_step
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.capabilities.forecast.cost import Link, seconds
 from nbddp.errors import BadInput
-from nbddp.lessons.l08_buckets_and_overlap.exercise import EXPOSED, EXPOSED_CASES, PACK, exposed_time
+from nbddp.lessons.l08_buckets_and_overlap.exercise import EXPOSED_CASES, exposed_time
 from nbddp.lessons.l08_buckets_and_overlap.simulation import (
     DEFAULT,
     LINKS,
@@ -77,10 +77,3 @@ def test_exposed_is_what_timings_call_so(end: int, spans: list[tuple[int, int]])
     last = max([end, *(done for _, done in spans)])
     assert exposed_of_step(Step(0, (0, 0), (0, end, last), None, buckets)) == exposed_time(end, spans)
     assert all(sent <= end for sent, _ in spans), "no bucket is sent after backward"
-
-
-@pytest.mark.parametrize("table", [PACK, EXPOSED], ids=lambda t: t.name)
-def test_no_two_mistakes_look_the_same_to_the_check(table: object) -> None:
-    given = [tuple(repr(m.would(*c)) for c in table.cases) for m in table.mistakes]  # type: ignore[attr-defined]
-    given.append(tuple(repr(table.right(*c)) for c in table.cases))  # type: ignore[attr-defined]
-    assert len(set(given)) == len(given)

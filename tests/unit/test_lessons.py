@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from nbddp.lessons.framework import run_check
+from nbddp.lessons.framework import folders, run_check
 from nbddp.lessons.framework.answer import Exercise, Wrong, mismatch
 from nbddp.lessons.framework.on_rank import tabulate
-from nbddp.lessons.framework.tables import Mistake, TableExercise
+from nbddp.lessons.framework.tables import TableExercise
 from nbddp.output.table import Table
 from tests.lessons.answers import builder, script
 
 build, minutes = builder(), script("minutes")
+TABLES = [
+    value
+    for folder in folders.lessons()
+    for part in sorted(folder.glob("*.py"))
+    if part.stem not in ("__init__", "explorer", "figure", "figure_collectives", "on_rank")
+    for value in vars(import_module(f"nbddp.lessons.{folder.name}.{part.stem}")).values()
+    if isinstance(value, TableExercise)
+]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,7 @@ def test_hints_come_one_by_one_and_the_last_stays(capsys: pytest.CaptureFixture[
     capsys.readouterr()
 
 
-HALF = TableExercise("half", [(2,), (4,)], lambda n: n // 2, [Mistake("that is the double", lambda n: 2 * n)])
+HALF = TableExercise("half", [(2,), (4,)], lambda n: n // 2, {"that is the double": lambda n: 2 * n})
 
 
 def test_a_table_tells_the_mistake_or_the_first_difference() -> None:
@@ -75,6 +84,14 @@ def test_a_table_tells_the_mistake_or_the_first_difference() -> None:
     assert judged(lambda n: 1 // 0).startswith("half(2) raised ZeroDivisionError: ")
     both = {0: tabulate(lambda n: n // 2, HALF.cases), 1: tabulate(lambda n: n, HALF.cases)}
     assert "on rank 0 and is 2 on rank 1" in HALF.judge(both)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda t: t.name)
+def test_each_known_mistake_is_wrong_and_gets_its_own_words(table: TableExercise) -> None:
+    assert table.mistakes
+    for words, would in table.mistakes.items():
+        outcomes = [("value", would(*case)) for case in table.cases]
+        assert table.judge({0: outcomes, 1: outcomes}).endswith(f"; {words}")
 
 
 def test_heads_of_a_table_stand_over_their_columns() -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.l13_mean_of_means import rates
 from nbddp.lessons.l13_mean_of_means.gradients import combination, common_multiple
 from nbddp.lessons.l13_mean_of_means.simulation import ALL, weighed
 
@@ -52,9 +51,3 @@ def test_multiples_are_found_with_one_factor_for_all() -> None:
     assert common_multiple({"w": [0.0, 0.0], "b": [0.0]}, of) == pytest.approx(0)
     assert common_multiple({"w": [float("nan"), 0.0], "b": [0.0]}, of) is None
     assert combination([of, of], of) is None, "parts that cannot be told apart"
-
-
-def test_each_known_mistake_gives_another_table() -> None:
-    tables = [tuple(m.would(*c) for c in rates.CASES) for m in rates.RATES.mistakes]
-    tables.append(tuple(rates.right_rate(*c) for c in rates.CASES))
-    assert len(set(tables)) == len(tables)

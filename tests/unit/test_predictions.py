@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from nbddp.errors import BadInput
+from nbddp.lessons.framework import folders
 from nbddp.lessons.framework.prompt import AskedQuestion
-from nbddp.lessons.framework.question import EXAMPLE, Question
-from nbddp.teach import predict
+from nbddp.lessons.framework.question import EXAMPLE, Question, questions
+from nbddp.teach import check, explore, predict
+from tests.lessons.answers import SOURCES
 
 TYPED = Question("size", "What is the world size?", came="4")
 WORD = Question("backend", "Which backend is used?", came="gloo")
@@ -52,6 +55,25 @@ def test_a_question_that_is_not_there_is_an_error_that_names_near_ones() -> None
     with pytest.raises(AttributeError, match="no question 'local_rnk'; did you mean local_rank"):
         predict.local_rnk  # noqa: B018
     assert "local_rank" in dir(predict)
+    with pytest.raises(AttributeError, match="check has no exercise 'gpu_of'; did you mean gpus_of"):
+        check.gpu_of  # noqa: B018
+    with pytest.raises(AttributeError, match="explore has no explorer 'layouts'; did you mean layout"):
+        explore.layouts  # noqa: B018
+
+
+def test_every_lesson_has_a_folder_with_questions() -> None:
+    found = [folder.name[1:3] for folder in folders.lessons()]
+    assert found == [source.name[:2] for source in SOURCES]
+    assert all(questions(folder / "predictions.ini") for folder in folders.lessons())
+
+
+def test_a_section_of_a_file_is_a_question(tmp_path: Path) -> None:
+    (tmp_path / "some.ini").write_text(
+        "[who]\nasks = Who?\noptions = rank 0 | a = b\ncame = a = b\nexplored = yes\nseen = %d\\n"
+    )
+    assert questions(tmp_path / "some.ini") == [
+        Question("who", "Who?", came="a = b", options=["rank 0", "a = b"], explored=True, seen=r"%d\n")
+    ]
 
 
 def test_a_word_typed_where_a_number_is_asked_for_is_answered_and_the_question_stays_open() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.lessons.framework.answer import Wrong
-from nbddp.lessons.l03_finding_each_other import simulation as finding_each_other_simulation
+from nbddp.lessons.l03_finding_each_other import simulation
 from nbddp.lessons.l03_finding_each_other.exercise import processes_of
 
 # -- on paper --------------------------------------------------------------------------------
@@ -17,38 +17,34 @@ from nbddp.lessons.l03_finding_each_other.exercise import processes_of
 def test_all_meet_when_the_last_has_come_and_not_before(nodes: int, per_node: int, last_first: bool) -> None:
     size = nodes * per_node
     for arrived in range(1, size + 1):
-        made = finding_each_other_simulation.arrival(nodes, per_node, arrived, last_first)
+        made = simulation.arrival(nodes, per_node, arrived, last_first)
         assert made.met == (arrived == size)
-        assert [p.state == finding_each_other_simulation.MEETS for p in made.places] == [arrived == size] * arrived
+        assert [p.state == simulation.MEETS for p in made.places] == [arrived == size] * arrived
 
 
-@given(
-    nodes=st.integers(2, 4), per_node=st.integers(1, 4), fault=st.sampled_from(finding_each_other_simulation.FAULTS[1:])
-)
+@given(nodes=st.integers(2, 4), per_node=st.integers(1, 4), fault=st.sampled_from(simulation.FAULTS[1:]))
 def test_every_fault_stops_every_process(nodes: int, per_node: int, fault: str) -> None:
-    made = finding_each_other_simulation.meeting(finding_each_other_simulation.faulty(nodes, per_node, fault))
-    assert not any(p.state == finding_each_other_simulation.MEETS for p in made.places)
-    assert finding_each_other_simulation.differs(finding_each_other_simulation.faulty(nodes, per_node, fault))
+    made = simulation.meeting(simulation.faulty(nodes, per_node, fault))
+    assert not any(p.state == simulation.MEETS for p in made.places)
+    assert simulation.differs(simulation.faulty(nodes, per_node, fault))
 
 
 @given(
     per_node=st.integers(1, 4),
-    fault=st.sampled_from(
-        [finding_each_other_simulation.OWN, finding_each_other_simulation.TWICE, finding_each_other_simulation.PORTS]
-    ),
+    fault=st.sampled_from([simulation.OWN, simulation.TWICE, simulation.PORTS]),
 )
 def test_some_faults_do_not_show_on_one_node(per_node: int, fault: str) -> None:
-    assert finding_each_other_simulation.meeting(finding_each_other_simulation.faulty(1, per_node, fault)).met
+    assert simulation.meeting(simulation.faulty(1, per_node, fault)).met
 
 
 def test_who_waits_for_whom_in_words() -> None:
-    assert finding_each_other_simulation.arrival(arrived=3).words() == (
+    assert simulation.arrival(arrived=3).words() == (
         "3 of 4 processes have started: init_process_group blocks on each of them until all have started or it times"
         " out\n  rank 0 on node0: hosts the store, waits: for rank 3\n  rank 1 on node0: waits: for rank 3\n"
         "  rank 2 on node1: waits: for rank 3"
     )
     assert "rank 3 on node1: finds no store: rank 0 hosts none at node0:29400" in (
-        finding_each_other_simulation.arrival(arrived=2, last_first=True).words()
+        simulation.arrival(arrived=2, last_first=True).words()
     )
 
 

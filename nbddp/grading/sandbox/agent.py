@@ -20,10 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, orphans, runtime_dir, server, warning_filters
+from nbddp.agent import children, orphans, rlimits, runtime_dir, server, warning_filters
 from nbddp.agent.server import CONTROLLER, STORE, WORKER
 from nbddp.compat import system
-from nbddp.grading.sandbox import rlimits
 from nbddp.protocol.jsonl import encode
 
 EVERY = 0.1  # seconds between two counts

@@ -1,16 +1,15 @@
 """Explorers: sliders over a figure and its words. `from nbddp.teach import explore; explore.layout()`.
 
-An explorer ties three things together: a pure function of `nbddp.teach`, its figure in `nbddp.figures`, and plain
-ipywidgets, each with its label and usable by keyboard. Nothing is computed in a front end, nothing changes but what
-the reader changes. A saved notebook, and a place without widgets, has a still picture and the words of two
-settings instead.
+An explorer ties three things together: a lesson's simulation, its figure, and plain ipywidgets, each with its label and
+usable by keyboard. Nothing is computed in a front end, and nothing changes but what the reader changes. A saved
+notebook, and a place without widgets, has two still pictures and their words instead.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from nbddp.errors import BadInput
@@ -31,17 +30,26 @@ LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider wi
 
 
 @dataclass(frozen=True)
-class Slider:
-    """Whole numbers from `low` to `high`, by `step`."""
+class Control:
+    """What a reader sets of an explorer. at: where it stands at the beginning, and in the second still."""
 
     name: str
     label: str
+    _: KW_ONLY
+    at: tuple[Any, Any]
+
+    def shown(self, value: Any) -> str:
+        """What the reader sees for a value."""
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Slider(Control):
+    """Whole numbers from `low` to `high`, by `step`."""
+
     low: int
     high: int
     step: int = 1
-
-    def shown(self, value: Any) -> str:
-        return str(value)
 
 
 @dataclass(frozen=True)
@@ -56,30 +64,40 @@ class Steps(Slider):
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Control):
     """One of some values; pairs of (what is shown, value), or values that show themselves."""
 
-    name: str
-    label: str
     options: Sequence[Any]
 
     def shown(self, value: Any) -> str:
-        """What the reader sees for a value."""
         names = {v: text for text, v in (o for o in self.options if isinstance(o, tuple))}
         return str(names.get(value, value))
 
 
 class Explorer:
-    """show: the controls' values, by name → the figure with its words; it may raise BadInput, whose sentence is
-    shown instead. settings: two sets of values; the first is where the controls stand at the beginning."""
+    """An idea under controls, whose values `simulate` takes by name; `draw` makes a figure with words of the result.
+
+    If `simulate` raises BadInput, its sentence is shown instead. settings: the values at the beginning, and those of
+    the second still.
+    """
 
     def __init__(
         self,
-        show: Callable[..., DescribedFigure],
-        controls: Sequence[Slider | Choice],
-        settings: Sequence[Mapping[str, Any]],
+        about: str | None,
+        simulate: Callable[..., Any],
+        draw: Callable[[Any], DescribedFigure],
+        *controls: Slider | Choice,
     ):
-        self.show, self.controls, self.settings = show, tuple(controls), tuple(dict(s) for s in settings)
+        self.__doc__ = about
+        self.simulate, self.draw, self.controls = simulate, draw, controls
+        self.settings = tuple({c.name: c.at[still] for c in controls} for still in range(2))
+
+    def __call__(self) -> Explorer:
+        return self
+
+    def show(self, **chosen: Any) -> DescribedFigure:
+        """The figure for some values of the controls."""
+        return self.draw(self.simulate(**chosen))
 
     def caption(self, setting: Mapping[str, Any]) -> str:
         """`nodes: 2 · GPUs per node: 4`."""

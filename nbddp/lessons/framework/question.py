@@ -1,15 +1,17 @@
 """A question that a lesson asks before it shows the answer, and what a learner predicted. Pure.
 
-A lesson's questions are in its `predictions.py`; `nbddp.teach.predict` has them all, `lessons.framework.prompt` shows
-them.
+A lesson's questions are in its `predictions.ini`, a section each. `nbddp.teach.predict` has them all, and
+`lessons.framework.prompt` shows them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from configparser import ConfigParser
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 
 from nbddp.errors import BadInput
 
@@ -18,7 +20,7 @@ EXAMPLE = 8  # the answer to no question of the lessons
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and what came.
+    """What is asked, and what came: a section of `predictions.ini`, which has options on one line, with | between them.
 
     name: under which it is in `predict`. asks: the question, a sentence that ends with "?".
     came: what is seen when the next cell has run, written as one of the options or as what would be typed.
@@ -89,6 +91,19 @@ class Question:
     def compared(self, answer: str) -> str:
         """The question, and its verdict."""
         return f"{self.asks}\n{self.verdict(answer)}"
+
+
+def questions(path: Path) -> list[Question]:
+    """The questions in a file."""
+    parser = ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+    parser.read_string(path.read_text(encoding="utf-8"), str(path))
+    return [_question(name, dict(parser[name])) for name in parser.sections()]
+
+
+def _question(name: str, lines: dict[str, str]) -> Question:
+    options = lines.pop("options", "")
+    explored = lines.pop("explored", "no") == "yes"
+    return Question(name, options=options.split(" | ") if options else (), explored=explored, **lines)
 
 
 def _number(text: str) -> float | None:

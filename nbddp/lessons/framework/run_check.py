@@ -19,11 +19,11 @@ from nbddp.launch.machine import listed
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.lessons.framework import lost_names
-from nbddp.lessons.framework.answer import Answer, Wrong, shown_by, watched_by
+from nbddp.lessons.framework.answer import OK, Answer, Wrong, shown_by, watched_by
 from nbddp.lessons.framework.closure import refuse_unsendable
 from nbddp.lessons.framework.exceptions import explained
 from nbddp.lessons.framework.on_rank import enter, leave, seeded, tabulate
-from nbddp.lessons.framework.tables import TableExercise
+from nbddp.lessons.framework.tables import Case, Outcome, TableExercise
 from nbddp.lessons.framework.worlds import end_worlds, make_world, within
 from nbddp.output.screens import NullScreen, Screen, for_shell
 from nbddp.pool.pool import Pool
@@ -231,14 +231,34 @@ def knowing(references: Mapping[str, Any] | None) -> Iterator[None]:
         _known.clear()
 
 
+def tabulated(
+    cases: Sequence[Case], judge: Callable[[Mapping[int, Sequence[Outcome]]], str], ranks: Sequence[int] | None = None
+) -> Callable[[Any], str]:
+    """The judge of a function by what it gives for all cases, on every rank or on `ranks`."""
+    return lambda function: judge(on_ranks(tabulate, function, cases, ranks=ranks).by_rank())
+
+
 def judged_by(table: TableExercise) -> Callable[[Any], str]:
     """The judge that has a table worked out on every rank."""
+    return tabulated(table.cases, table.judge)
 
-    def judge(function: Callable[..., Any]) -> str:
-        found = on_ranks(tabulate, function, table.cases)
-        return table.judge(found.by_rank())
 
-    return judge
+def in_both_worlds(name: str, words: Callable[[int], str], judge: Callable[[int, Screen], str]) -> str:
+    """Judge in the world of all ranks and in that of one less, inside a group.
+
+    The line says in which world, unless it begins with the function's name. Prints are seen once.
+    """
+    screen = this_screen()
+    with grouped():
+        for world in world_sizes():
+            try:
+                line = judge(world, screen)
+            except Wrong as wrong:
+                raise Wrong(f"{words(world)}: {wrong}") from wrong
+            if line != OK:
+                return line if line.startswith(name) else f"{words(world)}: {line}"
+            screen = NullScreen()
+    return OK
 
 
 def this_screen() -> Screen:

@@ -7,7 +7,7 @@ the first case that differs. Pure: imports only the standard library and `nbddp.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.lessons.framework.answer import OK, mismatch, not_written
@@ -22,15 +22,8 @@ ADVICE = {  # what Python says → what to do about it
     "but 3 were given": "keep the arguments as the lesson has them",
 }
 Case = tuple[Any, ...]
+Mistakes = Mapping[str, Callable[..., Any]]  # what to say → what a wrong way to do it gives for a case
 Outcome = tuple[str, Any]  # ("value", plain data), ("unwritten", None) or ("raised", "ValueError: text")
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """A wrong way to do it: `would(*case)` is what it gives, `words` what to say to who did it."""
-
-    words: str
-    would: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ class TableExercise:
     name: str
     cases: Sequence[Case]
     right: Callable[..., Any]
-    mistakes: Sequence[Mistake] = ()
+    mistakes: Mistakes = field(default_factory=dict)
     why_wrong: Callable[[Case, Any], str] = lambda case, answer: ""
     exact: bool = True
 
@@ -49,9 +42,7 @@ class TableExercise:
         """The line for what every rank answered; one outcome per case."""
         ranks = sorted(by_rank)
         first = by_rank[ranks[0]]
-        if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in first):
-            return not_written(self.name, first[0][0] == "unwritten")
-        return depends(self.name, self.cases, by_rank) or self._line(first)
+        return unwritten(self.name, first) or depends(self.name, self.cases, by_rank) or self._line(first)
 
     def _line(self, outcomes: Sequence[Outcome]) -> str:
         for case, outcome in zip(self.cases, outcomes, strict=True):
@@ -65,13 +56,20 @@ class TableExercise:
         return OK
 
     def _mistake(self, outcomes: Sequence[Outcome]) -> str:
-        for mistake in self.mistakes:
-            if all(k == "value" and same(v, mistake.would(*c)) for c, (k, v) in zip(self.cases, outcomes, strict=True)):
-                return mistake.words
+        for words, would in self.mistakes.items():
+            if all(k == "value" and same(v, would(*c)) for c, (k, v) in zip(self.cases, outcomes, strict=True)):
+                return words
         return ""
 
     def call(self, case: Case) -> str:
         return call(self.name, case)
+
+
+def unwritten(name: str, outcomes: Sequence[Outcome]) -> str:
+    """The line for a function that answers no case; empty if it answers one."""
+    if all(kind != "raised" and value is None for kind, value in outcomes):
+        return not_written(name, outcomes[0][0] == "unwritten")
+    return ""
 
 
 def call(name: str, case: Case) -> str:

@@ -5,54 +5,48 @@ Any way to share is right that leaves nothing out, does nothing twice, and gives
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.launch.topology import counted, rank_words
-from nbddp.lessons.framework.answer import OK, Exercise, not_written
-from nbddp.lessons.framework.on_rank import tabulate
-from nbddp.lessons.framework.run_check import on_ranks
-from nbddp.lessons.framework.tables import Mistake, Outcome, call, depends, nothing, raised
+from nbddp.lessons.framework.answer import OK, Exercise
+from nbddp.lessons.framework.run_check import tabulated
+from nbddp.lessons.framework.tables import Mistakes, Outcome, call, depends, nothing, raised, unwritten
 
 NAME = "share_of"
 JOBS = ((8, 4), (7, 3), (11, 4), (2, 3), (5, 1))  # items, ranks
 CASES = tuple((list("abcdefghijkl"[:items]), rank, size) for items, size in JOBS for rank in range(size))
-MISTAKES = (
-    Mistake("that is right for 4 ranks only; use world_size", lambda items, rank, size: items[rank::4]),
-    Mistake(
-        "that is two items per rank; the number follows from len(items) and world_size",
-        lambda items, rank, size: items[2 * rank : 2 * rank + 2],
+MISTAKES: Mistakes = {
+    "that is right for 4 ranks only; use world_size": lambda items, rank, size: items[rank::4],
+    "that is two items per rank; the number follows from len(items) and world_size": lambda items, rank, size: items[
+        2 * rank : 2 * rank + 2
+    ],
+    "a share does not have world_size items; it has about len(items) / world_size": lambda items, rank, size: items[
+        rank * size : (rank + 1) * size
+    ],
+    "items[a:b] is a range from a up to b; items[a::step], with two colons, is every step-th item from a on": (
+        lambda items, rank, size: items[rank:size]
     ),
-    Mistake(
-        "a share does not have world_size items; it has about len(items) / world_size",
-        lambda items, rank, size: items[rank * size : (rank + 1) * size],
-    ),
-    Mistake(
-        "items[a:b] is a range from a up to b; items[a::step], with two colons, is every step-th item from a on",
-        lambda items, rank, size: items[rank:size],
-    ),
-)
+}
 
 
 def line(by_rank: Mapping[int, Sequence[Outcome]]) -> str:
     """The answer's line, from what the function gave for CASES on every rank of the pool."""
     first = by_rank[min(by_rank)]
-    if all(kind != "raised" and value is None for kind, value in first):
-        return not_written(NAME, first[0][0] == "unwritten")
-    other = depends(NAME, CASES, by_rank)
-    if other:
-        return other
+    early = unwritten(NAME, first) or depends(NAME, CASES, by_rank)
+    if early:
+        return early
     for items, size in JOBS:
         some = [(c, o) for c, o in zip(CASES, first, strict=True) if (len(c[0]), c[2]) == (items, size)]
         why = strange(some) or unfair(some[0][0][0], [o[1] for _, o in some])
         if why:
-            known = next((m.words for m in MISTAKES if _is(m, first)), "")
+            known = next((words for words, would in MISTAKES.items() if _is(would, first)), "")
             return f"{why}; {known}" if known else why
     return OK
 
 
-def _is(mistake: Mistake, outcomes: Sequence[Outcome]) -> bool:
-    return all(value == mistake.would(*case) for case, (_, value) in zip(CASES, outcomes, strict=True))
+def _is(would: Callable[..., Any], outcomes: Sequence[Outcome]) -> bool:
+    return all(value == would(*case) for case, (_, value) in zip(CASES, outcomes, strict=True))
 
 
 def strange(some: Sequence[tuple[tuple[Any, ...], Outcome]]) -> str:
@@ -105,14 +99,9 @@ def _and(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]} twice" if len(set(ranks)) == 1 else rank_words(ranks)
 
 
-def judge(function: Any) -> str:
-    found = on_ranks(tabulate, function, CASES)
-    return line(found.by_rank())
-
-
 share_of = Exercise(
     NAME,
-    judge,
+    tabulated(CASES, line),
     (
         "deal the items like cards: who gets the first, the second, and the one after the last rank's?",
         "rank r takes the items at r, r + world_size, r + 2 × world_size and so on",

@@ -12,7 +12,7 @@ from nbddp.launch.machine import several
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
+from nbddp.lessons.framework.tables import Case, TableExercise
 from nbddp.lessons.l02_ranks_and_devices.simulation import block
 
 NODES = 2
@@ -62,84 +62,65 @@ def why_not_there(case: Case, answer: Any) -> str:
     return "the node is the number of full nodes before this rank; a full node has nproc_per_node ranks"
 
 
-def for_always(local: int) -> Mistake:
-    return Mistake(
-        f"that is right for {local} processes per node only; use nproc_per_node",
-        lambda rank, _: [rank // local, rank % local],
-    )
-
-
 GPUS = TableExercise(
     "gpus_of",
     GPU_CASES,
     lambda rank, local, own: block(rank % local, own),
-    (
-        Mistake(
-            "that counts GPUs over all nodes, by the global rank; device indices begin at 0 on every node, so use "
-            "the local rank",
-            lambda rank, local, own: block(rank, own),
+    {
+        "that counts GPUs over all nodes, by the global rank; device indices begin at 0 on every node, so use "
+        "the local rank": lambda rank, local, own: block(rank, own),
+        "the global rank is not a device index; indices begin at 0 on every node, and a process owns "
+        "gpus_per_proc GPUs": lambda rank, local, own: [rank],
+        "the blocks overlap: local rank 1's GPUs begin where local rank 0's end, at 1 × gpus_per_proc": (
+            lambda rank, local, own: list(range(rank % local, rank % local + own))
         ),
-        Mistake(
-            "the global rank is not a device index; indices begin at 0 on every node, and a process owns "
-            "gpus_per_proc GPUs",
-            lambda rank, local, own: [rank],
+        "that is only the first GPU of the process; it owns gpus_per_proc GPUs": lambda rank, local, own: [
+            rank % local * own
+        ],
+        "that is the local rank; it is the device index only if every process owns one GPU": lambda rank, local, own: [
+            rank % local
+        ],
+        "no GPU is taken twice, but a process owns consecutive GPUs": lambda rank, local, own: [
+            rank % local + k * local for k in range(own)
+        ],
+        "rank // nproc_per_node is the node; the remainder, rank % nproc_per_node, is the local rank": (
+            lambda rank, local, own: block(rank // local, own)
         ),
-        Mistake(
-            "the blocks overlap: local rank 1's GPUs begin where local rank 0's end, at 1 × gpus_per_proc",
-            lambda rank, local, own: list(range(rank % local, rank % local + own)),
+        "the local rank is rank % nproc_per_node, not rank % gpus_per_proc": lambda rank, local, own: block(
+            rank % own, own
         ),
-        Mistake(
-            "that is only the first GPU of the process; it owns gpus_per_proc GPUs",
-            lambda rank, local, own: [rank % local * own],
-        ),
-        Mistake(
-            "that is the local rank; it is the device index only if every process owns one GPU",
-            lambda rank, local, own: [rank % local],
-        ),
-        Mistake(
-            "no GPU is taken twice, but a process owns consecutive GPUs",
-            lambda rank, local, own: [rank % local + k * local for k in range(own)],
-        ),
-        Mistake(
-            "rank // nproc_per_node is the node; the remainder, rank % nproc_per_node, is the local rank",
-            lambda rank, local, own: block(rank // local, own),
-        ),
-        Mistake(
-            "the local rank is rank % nproc_per_node, not rank % gpus_per_proc",
-            lambda rank, local, own: block(rank % own, own),
-        ),
-    ),
+    },
     why_not_these,
 )
 PLACES = TableExercise(
     "place_of",
     PLACE_CASES,
     lambda rank, local: [rank // local, rank % local],
-    (
-        Mistake(
-            "the two are swapped: return the node first, then the local rank",
-            lambda rank, local: [rank % local, rank // local],
-        ),
-        Mistake(
-            "nodes and local ranks are numbered from 0, as ranks are",
-            lambda rank, local: [rank // local + 1, rank % local + 1],
-        ),
-        Mistake("nodes are numbered from 0, as ranks are", lambda rank, local: [rank // local + 1, rank % local]),
-        Mistake(
-            "the second number is the global rank; local ranks begin at 0 on every node",
-            lambda rank, local: [rank // local, rank],
-        ),
-        Mistake(
-            "that deals the ranks to the nodes in turn; torchrun fills node 0 first, then node 1",
-            lambda rank, local: [rank % 3, rank // 3],
-        ),
-        for_always(2),
-        for_always(4),
-        Mistake(
-            "/ gives a float; // gives the number of full nodes before this rank",
-            lambda rank, local: [rank / local, rank % local],
-        ),
-    ),
+    {
+        "the two are swapped: return the node first, then the local rank": lambda rank, local: [
+            rank % local,
+            rank // local,
+        ],
+        "nodes and local ranks are numbered from 0, as ranks are": lambda rank, local: [
+            rank // local + 1,
+            rank % local + 1,
+        ],
+        "nodes are numbered from 0, as ranks are": lambda rank, local: [rank // local + 1, rank % local],
+        "the second number is the global rank; local ranks begin at 0 on every node": lambda rank, local: [
+            rank // local,
+            rank,
+        ],
+        "that deals the ranks to the nodes in turn; torchrun fills node 0 first, then node 1": lambda rank, local: [
+            rank % 3,
+            rank // 3,
+        ],
+        "that is right for 2 processes per node only; use nproc_per_node": lambda rank, _: [rank // 2, rank % 2],
+        "that is right for 4 processes per node only; use nproc_per_node": lambda rank, _: [rank // 4, rank % 4],
+        "/ gives a float; // gives the number of full nodes before this rank": lambda rank, local: [
+            rank / local,
+            rank % local,
+        ],
+    },
     why_not_there,
 )
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.agent.controller import quiet_ports
-from nbddp.lessons.framework.answer import OK, Exercise, Wrong, not_written
+from nbddp.lessons.framework.answer import OK, Exercise, Wrong
 from nbddp.lessons.framework.on_rank import meet, tabulate
 from nbddp.lessons.framework.run_check import on_ranks
-from nbddp.lessons.framework.tables import nothing, raised
+from nbddp.lessons.framework.tables import nothing, raised, unwritten
 from nbddp.lessons.l03_finding_each_other.simulation import (
     ADDR,
     NAMES,
@@ -38,8 +38,9 @@ PATIENCE, SHORT = 15.0, 1.0  # seconds to find each other; where it is known tha
 
 def processes_of(name: str, outcomes: Sequence[tuple[str, Any]]) -> list[PlannedProcess]:
     """The processes, from what the function gave for each of PLACES. Raises Wrong for what is no environment."""
-    if all(kind != "raised" and value is None for kind, value in outcomes):
-        raise Wrong(not_written(name, outcomes[0][0] == "unwritten"))
+    early = unwritten(name, outcomes)
+    if early:
+        raise Wrong(early)
     made = []
     for (node, local), (kind, value) in zip(PLACES, outcomes, strict=True):
         call = f"{name}({node}, {local})"

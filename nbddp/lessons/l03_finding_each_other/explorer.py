@@ -6,18 +6,11 @@ from nbddp.lessons.framework.explorer import Choice, Explorer, Steps
 from nbddp.lessons.l03_finding_each_other.figure import arrivals
 from nbddp.lessons.l03_finding_each_other.simulation import FAULTS, NOTHING, OWN, arrival
 
-
-def arrived() -> Explorer:
-    """Lesson 03: four processes on two nodes look for each other; who has arrived, and who waits for whom."""
-    return Explorer(
-        lambda **chosen: arrivals(arrival(**chosen)),
-        (
-            Steps("arrived", "processes started", 1, 4),
-            Choice("last_first", "who starts first", (("node 0", False), ("the last node", True))),
-            Choice("fault", "mistake", FAULTS),
-        ),
-        (
-            {"arrived": 4, "last_first": False, "fault": NOTHING},
-            {"arrived": 4, "last_first": False, "fault": OWN},
-        ),
-    )
+arrived = Explorer(
+    __doc__,
+    arrival,
+    arrivals,
+    Steps("arrived", "processes started", 1, 4, at=(4, 4)),
+    Choice("last_first", "who starts first", (("node 0", False), ("the last node", True)), at=(False, False)),
+    Choice("fault", "mistake", FAULTS, at=(NOTHING, OWN)),
+)

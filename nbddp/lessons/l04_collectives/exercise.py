@@ -18,9 +18,9 @@ from nbddp.errors import RankStatus, RunHung, WorkerFailed
 from nbddp.launch.topology import counted, rank_words
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.framework.async_work import Misused
-from nbddp.lessons.framework.on_rank import seeded, tabulate
-from nbddp.lessons.framework.run_check import grouped, on_ranks
-from nbddp.lessons.framework.tables import nothing, raised
+from nbddp.lessons.framework.on_rank import seeded
+from nbddp.lessons.framework.run_check import grouped, on_ranks, tabulated
+from nbddp.lessons.framework.tables import Outcome, nothing, raised, unwritten
 from nbddp.lessons.framework.worlds import make_world
 from nbddp.lessons.l04_collectives.on_rank import BASE, all_reduced
 from nbddp.lessons.l04_collectives.simulation import (
@@ -55,10 +55,11 @@ RULES: Mapping[str, Callable[[int, int, int], int]] = {
 STILL = next(iter(RULES))
 
 
-def judge_schedule(outcomes: Sequence[tuple[str, Any]]) -> str:
+def judge_schedule(outcomes: Sequence[Outcome]) -> str:
     """The line for the outcome of each of CASES."""
-    if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in outcomes):
-        return not_written("chunk_to_send", outcomes[0][0] == "unwritten")
+    early = unwritten("chunk_to_send", outcomes)
+    if early:
+        return early
     table = {}
     for case, (kind, value) in zip(CASES, outcomes, strict=True):
         if kind != "value":
@@ -105,14 +106,9 @@ def _fails(n: int, rule: Callable[[int, int, int], int]) -> str:
     return f"on {n} ranks, chunk {chunk} is incomplete at the end on {rank_words(ranks)}: {what}"
 
 
-def chunk_judge(function: Callable[..., Any]) -> str:
-    found = on_ranks(tabulate, function, CASES, ranks=[0])
-    return judge_schedule(found[0])
-
-
 chunk_to_send = Exercise(
     "chunk_to_send",
-    chunk_judge,
+    tabulated(CASES, lambda found: judge_schedule(found[0]), ranks=[0]),
     (
         "in step 0 rank r sends chunk r, its own; so its right neighbour receives the chunk before its own",
         "in every later step a rank sends the chunk that arrived in the step before, so the number goes down by one",

@@ -8,33 +8,20 @@ from nbddp.lessons.l04_collectives.figure import draw_ring
 from nbddp.lessons.l04_collectives.figure_collectives import draw_before_after
 from nbddp.lessons.l04_collectives.simulation import PROGRAMS, RING, SHORT, simulate_ring
 
-
-def before_after() -> Explorer:
-    """Lesson 04: what each rank has before and after a collective."""
-    return Explorer(
-        lambda **chosen: draw_before_after(collective(**chosen)),
-        (
-            Choice("name", "collective", COLLECTIVES),
-            Slider("ranks", "ranks", 2, 4),
-        ),
-        (
-            {"name": BROADCAST, "ranks": 4},
-            {"name": REDUCE_SCATTER, "ranks": 4},
-        ),
-    )
+before_after = Explorer(
+    "Lesson 04: what each rank has before and after a collective.",
+    collective,
+    draw_before_after,
+    Choice("name", "collective", COLLECTIVES, at=(BROADCAST, REDUCE_SCATTER)),
+    Slider("ranks", "ranks", 2, 4, at=(4, 4)),
+)
 
 
-def ring() -> Explorer:
-    """Lesson 04: which rank's part is in which chunk after some steps of the ring, and of three broken ones."""
-    return Explorer(
-        lambda **chosen: draw_ring(simulate_ring(**chosen)),
-        (
-            Slider("ranks", "ranks", 2, 5),
-            Steps("step", "steps taken", 0, 8),
-            Choice("program", "program", PROGRAMS),
-        ),
-        (
-            {"ranks": 4, "step": 0, "program": RING},
-            {"ranks": 4, "step": 5, "program": SHORT},
-        ),
-    )
+ring = Explorer(
+    "Lesson 04: which rank's part is in which chunk after some steps of the ring, and of three broken ones.",
+    simulate_ring,
+    draw_ring,
+    Slider("ranks", "ranks", 2, 5, at=(4, 4)),
+    Steps("step", "steps taken", 0, 8, at=(0, 5)),
+    Choice("program", "program", PROGRAMS, at=(RING, SHORT)),
+)

@@ -6,19 +6,12 @@ from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
 from nbddp.lessons.l07_batch_norm.figure import draw_moments
 from nbddp.lessons.l07_batch_norm.simulation import EQUAL, UNEQUAL, sharded
 
-
-def statistics() -> Explorer:
-    """Lesson 07: means and variances of shards against those of the whole batch."""
-    return Explorer(
-        lambda **chosen: draw_moments(sharded(**chosen)),
-        (
-            Slider("per_rank", "samples per rank", 2, 32),
-            Slider("ranks", "ranks", 1, 4),
-            Slider("shift", "shift from rank to rank, in tenths", 0, 40, 5),
-            Choice("sizes", "shards", (EQUAL, UNEQUAL)),
-        ),
-        (
-            {"per_rank": 8, "ranks": 1, "shift": 0, "sizes": EQUAL},
-            {"per_rank": 8, "ranks": 2, "shift": 20, "sizes": UNEQUAL},
-        ),
-    )
+statistics = Explorer(
+    __doc__,
+    sharded,
+    draw_moments,
+    Slider("per_rank", "samples per rank", 2, 32, at=(8, 8)),
+    Slider("ranks", "ranks", 1, 4, at=(1, 2)),
+    Slider("shift", "shift from rank to rank, in tenths", 0, 40, 5, at=(0, 20)),
+    Choice("sizes", "shards", (EQUAL, UNEQUAL), at=(EQUAL, UNEQUAL)),
+)

@@ -292,22 +292,6 @@ def over_all_by_own(slope: Slope, terms: Columns) -> float:
     return sum(map(sum, terms)) / len(terms[slope.rank])
 
 
-def over_all_by_ranks(slope: Slope, terms: Columns) -> float:
-    return over_all(slope, terms) / len(terms)
-
-
-def over_own_by_ranks(slope: Slope, terms: Columns) -> float:
-    return over_own(slope, terms) / len(terms)
-
-
-def over_all_too_often(slope: Slope, terms: Columns) -> float:
-    return over_all(slope, terms) * len(terms)
-
-
-def over_own_too_often(slope: Slope, terms: Columns) -> float:
-    return over_own(slope, terms) * len(terms)
-
-
 THROUGH = "the gradient must go through the statistics too: "
 GRADIENTS: tuple[tuple[str, float, float, Callable[[Slope, Columns], float]], ...] = (
     ("", 1, 1, over_all),
@@ -330,13 +314,19 @@ GRADIENTS: tuple[tuple[str, float, float, Callable[[Slope, Columns], float]], ..
     ("the sums over all ranks are divided by the rank's own count, not by the whole batch's", 1, 1, over_all_by_own),
     (
         "the contribution through the statistics is divided by the world size: in backward the gradients of all ranks "
-        "are added up, not averaged", 1, 1, over_all_by_ranks,
+        "are added up, not averaged", 1, 1, lambda slope, terms: over_all(slope, terms) / len(terms),
     ),
-    ("the contribution through the statistics is the rank's own, over the world size", 1, 1, over_own_by_ranks),
-    ("the contribution through the statistics is world size × too large: it is summed twice", 1, 1, over_all_too_often),
+    (
+        "the contribution through the statistics is the rank's own, over the world size",
+        1, 1, lambda slope, terms: over_own(slope, terms) / len(terms),
+    ),
+    (
+        "the contribution through the statistics is world size × too large: it is summed twice",
+        1, 1, lambda slope, terms: over_all(slope, terms) * len(terms),
+    ),
     (
         "the contribution through the statistics is the rank's own times the world size: add up all ranks' instead",
-        1, 1, over_own_too_often,
+        1, 1, lambda slope, terms: over_own(slope, terms) * len(terms),
     ),
 )  # fmt: skip
 

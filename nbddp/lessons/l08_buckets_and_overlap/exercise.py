@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
+from nbddp.lessons.framework.tables import Case, TableExercise
 from nbddp.lessons.l08_buckets_and_overlap import simulation
 
 Spans = Sequence[tuple[int, int]]
@@ -135,78 +135,56 @@ PACK = TableExercise(
     "pack",
     PACK_CASES,
     packed,
-    (
-        Mistake(
-            "these buckets go from the first parameter to the last; backward starts at the loss, so the gradient "
-            "of the last parameter comes first",
-            lambda sizes, first, cap: cut(sizes, first, cap, range(len(sizes)), lambda held, limit: held >= limit),
+    {
+        "these buckets go from the first parameter to the last; backward starts at the loss, so the gradient "
+        "of the last parameter comes first": lambda sizes, first, cap: cut(
+            sizes, first, cap, range(len(sizes)), lambda held, limit: held >= limit
         ),
-        Mistake(
-            "the buckets are right, but the positions are counted in the reversed list; position 0 is the first of "
-            "sizes",
-            lambda sizes, first, cap: simulation.pack(list(reversed(sizes)), first, cap),
+        "the buckets are right, but the positions are counted in the reversed list; position 0 is the first of "
+        "sizes": lambda sizes, first, cap: simulation.pack(list(reversed(sizes)), first, cap),
+        "the buckets are right, but within a bucket the gradient of the later parameter comes first": (
+            lambda sizes, first, cap: [sorted(some) for some in packed(sizes, first, cap)]
         ),
-        Mistake(
-            "the buckets are right, but within a bucket the gradient of the later parameter comes first",
-            lambda sizes, first, cap: [sorted(some) for some in packed(sizes, first, cap)],
+        "the buckets are right, but in reverse order; the bucket that is sent first comes first": (
+            lambda sizes, first, cap: packed(sizes, first, cap)[::-1]
         ),
-        Mistake(
-            "the buckets are right, but in reverse order; the bucket that is sent first comes first",
-            lambda sizes, first, cap: packed(sizes, first, cap)[::-1],
+        "this counts gradients; the limit applies to the sum of their sizes": lambda sizes, first, cap: packed(
+            [1] * len(sizes), first, cap
         ),
-        Mistake(
-            "this counts gradients; the limit applies to the sum of their sizes",
-            lambda sizes, first, cap: packed([1] * len(sizes), first, cap),
+        "this adds positions; the limit applies to the sum of the sizes": lambda sizes, first, cap: packed(
+            range(len(sizes)), first, cap
         ),
-        Mistake(
-            "this adds positions; the limit applies to the sum of the sizes",
-            lambda sizes, first, cap: packed(range(len(sizes)), first, cap),
+        "a bucket that exceeds its limit is full too: >=, not ==": lambda sizes, first, cap: cut(
+            sizes, first, cap, _backwards(sizes), lambda held, limit: held == limit
         ),
-        Mistake(
-            "a bucket that exceeds its limit is full too: >=, not ==",
-            lambda sizes, first, cap: cut(sizes, first, cap, _backwards(sizes), lambda held, limit: held == limit),
+        "this adds cap to the limit with every bucket; from the second bucket on the limit is cap": (
+            lambda sizes, first, cap: growing(sizes, first, cap)
         ),
-        Mistake(
-            "this adds cap to the limit with every bucket; from the second bucket on the limit is cap",
-            lambda sizes, first, cap: growing(sizes, first, cap),
+        "these buckets never exceed their limit, and one may be empty; DDP closes a bucket after the gradient that "
+        "reaches the limit": lambda sizes, first, cap: never_over(sizes, first, cap, empty=True),
+        "these buckets never exceed their limit; DDP closes a bucket after the gradient that reaches the limit, "
+        "and that gradient may exceed it": never_over,
+        "a bucket that holds exactly its limit is full: >=, not >": lambda sizes, first, cap: cut(
+            sizes, first, cap, _backwards(sizes), lambda held, limit: held > limit
         ),
-        Mistake(
-            "these buckets never exceed their limit, and one may be empty; DDP closes a bucket after the gradient that "
-            "reaches the limit",
-            lambda sizes, first, cap: never_over(sizes, first, cap, empty=True),
+        "the limit is `first` for every bucket here; from the second bucket on it is cap": lambda sizes, first, cap: (
+            packed(sizes, first, first)
         ),
-        Mistake(
-            "these buckets never exceed their limit; DDP closes a bucket after the gradient that reaches the limit, "
-            "and that gradient may exceed it",
-            never_over,
+        "the limit is `cap` for the first bucket too; the first bucket's limit is `first`": lambda sizes, first, cap: (
+            packed(sizes, cap, cap)
         ),
-        Mistake(
-            "a bucket that holds exactly its limit is full: >=, not >",
-            lambda sizes, first, cap: cut(sizes, first, cap, _backwards(sizes), lambda held, limit: held > limit),
+        "the last gradients are in no bucket: a bucket that never fills is sent too, when backward is over": (
+            without_the_rest
         ),
-        Mistake(
-            "the limit is `first` for every bucket here; from the second bucket on it is cap",
-            lambda sizes, first, cap: packed(sizes, first, first),
-        ),
-        Mistake(
-            "the limit is `cap` for the first bucket too; the first bucket's limit is `first`",
-            lambda sizes, first, cap: packed(sizes, cap, cap),
-        ),
-        Mistake(
-            "the last gradients are in no bucket: a bucket that never fills is sent too, when backward is over",
-            without_the_rest,
-        ),
-        Mistake("the last bucket is empty; open a bucket only when there is a gradient for it", with_an_empty_one),
-        Mistake("reset the running sum to 0 when you open a new bucket", never_reset),
-        Mistake(
-            "this is one bucket per gradient, as if the limits were 0",
-            lambda sizes, first, cap: [[i] for i in _backwards(sizes)],
-        ),
-        Mistake(
-            "this is one bucket for all gradients; a bucket closes when it reaches its limit",
-            lambda sizes, first, cap: [_backwards(sizes)],
-        ),
-    ),
+        "the last bucket is empty; open a bucket only when there is a gradient for it": with_an_empty_one,
+        "reset the running sum to 0 when you open a new bucket": never_reset,
+        "this is one bucket per gradient, as if the limits were 0": lambda sizes, first, cap: [
+            [i] for i in _backwards(sizes)
+        ],
+        "this is one bucket for all gradients; a bucket closes when it reaches its limit": lambda sizes, first, cap: [
+            _backwards(sizes)
+        ],
+    },
     why_not_these_buckets,
 )
 
@@ -257,64 +235,50 @@ EXPOSED = TableExercise(
     "exposed",
     EXPOSED_CASES,
     exposed_time,
-    (
-        Mistake(
-            "buckets in flight at the same time are counted twice; the step waits for them together",
-            lambda end, spans: sum(max(0, done - end) for _, done in spans),
+    {
+        "buckets in flight at the same time are counted twice; the step waits for them together": lambda end, spans: (
+            sum(max(0, done - end) for _, done in spans)
         ),
-        Mistake(
-            "that is the end of the bucket that was sent last; the step waits until all are done",
-            lambda end, spans: max(0, spans[-1][1] - end) if spans else 0,
+        "that is the end of the bucket that was sent last; the step waits until all are done": lambda end, spans: (
+            max(0, spans[-1][1] - end) if spans else 0
         ),
-        Mistake(
-            "that is the end of the first bucket that ends after backward; the step waits until all are done",
-            lambda end, spans: next((done - end for _, done in spans if done > end), 0),
+        "that is the end of the first bucket that ends after backward; the step waits until all are done": (
+            lambda end, spans: next((done - end for _, done in spans if done > end), 0)
         ),
-        Mistake(
-            "that is the first bucket alone; is there a return inside the loop?",
-            lambda end, spans: max(0, spans[0][1] - end) if spans else None,
+        "that is the first bucket alone; is there a return inside the loop?": lambda end, spans: (
+            max(0, spans[0][1] - end) if spans else None
         ),
-        Mistake(
-            "that is the end of the bucket that is done first; the step waits until all are done",
-            lambda end, spans: max(0, min((done for _, done in spans), default=0) - end),
+        "that is the end of the bucket that is done first; the step waits until all are done": lambda end, spans: max(
+            0, min((done for _, done in spans), default=0) - end
         ),
-        Mistake(
-            "that counts only buckets that were sent after backward; one that was sent earlier may still be in flight",
-            lambda end, spans: sum(done - sent for sent, done in spans if sent >= end),
+        "that counts only buckets that were sent after backward; one that was sent earlier may still be in flight": (
+            lambda end, spans: sum(done - sent for sent, done in spans if sent >= end)
         ),
-        Mistake(
-            "that is the longest bucket's time; what backward hides of it costs no time",
-            lambda end, spans: max((done - sent for sent, done in spans), default=0),
+        "that is the longest bucket's time; what backward hides of it costs no time": lambda end, spans: max(
+            (done - sent for sent, done in spans), default=0
         ),
-        Mistake(
-            "that counts from when the first bucket was sent; what backward hides costs no time",
-            lambda end, spans: max((d for _, d in spans), default=0) - min((s for s, _ in spans), default=0),
+        "that counts from when the first bucket was sent; what backward hides costs no time": lambda end, spans: (
+            max((d for _, d in spans), default=0) - min((s for s, _ in spans), default=0)
         ),
-        Mistake(
-            "it is negative when all buckets are done before backward ends; nothing is exposed then",
-            lambda end, spans: max([done - end for _, done in spans], default=0),
+        "it is negative when all buckets are done before backward ends; nothing is exposed then": lambda end, spans: (
+            max([done - end for _, done in spans], default=0)
         ),
-        Mistake(
-            "that is all the time with a bucket in flight; the part before backward ends costs no time",
-            lambda end, spans: _whole(spans),
+        "that is all the time with a bucket in flight; the part before backward ends costs no time": (
+            lambda end, spans: _whole(spans)
         ),
-        Mistake(
-            "that is the sum of the buckets' times; what backward hides costs no time",
-            lambda end, spans: sum(done - sent for sent, done in spans),
+        "that is the sum of the buckets' times; what backward hides costs no time": lambda end, spans: sum(
+            done - sent for sent, done in spans
         ),
-        Mistake(
-            "that is the hidden part; the exposed part is what remains after backward",
-            lambda end, spans: _whole(spans) - exposed_time(end, spans),
+        "that is the hidden part; the exposed part is what remains after backward": lambda end, spans: (
+            _whole(spans) - exposed_time(end, spans)
         ),
-        Mistake(
-            "that counts a bucket that ends after backward from its start; the step waits only from backward_end on",
-            lambda end, spans: sum(done - sent for sent, done in spans if done > end),
+        "that counts a bucket that ends after backward from its start; the step waits only from backward_end on": (
+            lambda end, spans: sum(done - sent for sent, done in spans if done > end)
         ),
-        Mistake(
-            "that is when the last bucket is done; the step waits from backward_end on",
-            lambda end, spans: max([done for _, done in spans], default=0),
+        "that is when the last bucket is done; the step waits from backward_end on": lambda end, spans: max(
+            [done for _, done in spans], default=0
         ),
-    ),
+    },
     why_not_this_time,
     exact=False,
 )

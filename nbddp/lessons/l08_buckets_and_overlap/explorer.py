@@ -12,25 +12,18 @@ from nbddp.lessons.l08_buckets_and_overlap import figure, simulation
 MOST = 24  # buckets: a layer each
 
 
-def buckets() -> Explorer:
-    """Lesson 08: which gradients share a bucket, and how much of the exchange backward hides, on paper."""
-    start = {
-        "layers": 8, "width": 1024, "cap_mb": 4, "backward": 20, "ranks": 8, "link": "100 Gb/s InfiniBand",
-        "sent": MOST,
-    }  # fmt: skip
-    return Explorer(
-        lambda **chosen: figure.exchange(simulation.exchange(**chosen)),
-        (
-            Slider("layers", "layers", 1, 24),
-            Choice("width", "width of a layer", (512, 1024, 2048)),
-            Choice("cap_mb", "bucket_cap_mb", (simulation.DEFAULT, 1, 2, 4, 8, 16, 25, 100)),
-            Slider("backward", "backward, ms", 5, 100, 5),
-            Choice("ranks", "ranks", (2, 8, 64, 512)),
-            Choice("link", "link", tuple(simulation.LINKS)),
-            Steps("sent", "buckets exchanged", 0, MOST, to_all=True),
-        ),
-        ({**start, "layers": 1, "width": 512, "ranks": 2}, start),
-    )
+buckets = Explorer(
+    __doc__,
+    simulation.exchange,
+    figure.exchange,
+    Slider("layers", "layers", 1, 24, at=(1, 8)),
+    Choice("width", "width of a layer", (512, 1024, 2048), at=(512, 1024)),
+    Choice("cap_mb", "bucket_cap_mb", (simulation.DEFAULT, 1, 2, 4, 8, 16, 25, 100), at=(4, 4)),
+    Slider("backward", "backward, ms", 5, 100, 5, at=(20, 20)),
+    Choice("ranks", "ranks", (2, 8, 64, 512), at=(2, 8)),
+    Choice("link", "link", tuple(simulation.LINKS), at=("100 Gb/s InfiniBand", "100 Gb/s InfiniBand")),
+    Steps("sent", "buckets exchanged", 0, MOST, to_all=True, at=(MOST, MOST)),
+)
 
 
 def measured_buckets(model: Sequence[tuple[str, int]], cap_mb: float | str = simulation.DEFAULT) -> DescribedFigure:

@@ -14,7 +14,7 @@ from nbddp.launch.topology import rank_words
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong
 from nbddp.lessons.framework.on_rank import seeded
 from nbddp.lessons.framework.run_check import grouped, judged_by, on_ranks, pool
-from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
+from nbddp.lessons.framework.tables import Case, TableExercise
 from nbddp.lessons.l09_hangs.on_rank import Batch, trained
 
 START = (0.3, -0.2, 0.1)  # two weights and the bias
@@ -234,34 +234,26 @@ LOGS = TableExercise(
     "missing_ranks",
     LOG_CASES,
     missing,
-    (
-        Mistake(
-            "those are the ranks that wait; return the ranks that they wait for",
-            lambda log: _of(log, lambda low, high: [low + 1, _ranks(log, lambda n: n > low)]),
+    {
+        "those are the ranks that wait; return the ranks that they wait for": lambda log: _of(
+            log, lambda low, high: [low + 1, _ranks(log, lambda n: n > low)]
         ),
-        Mistake(
-            "that names every rank that is behind; a rank may have called this collective and miss only a later one",
-            lambda log: _of(log, lambda low, high: [low + 1, _ranks(log, lambda n: n < high)]),
+        "that names every rank that is behind; a rank may have called this collective and miss only a later one": (
+            lambda log: _of(log, lambda low, high: [low + 1, _ranks(log, lambda n: n < high)])
         ),
-        Mistake(
-            "that is the last collective that any rank called; the ranks wait in the first that not all have called",
-            lambda log: _of(log, lambda low, high: [high, _ranks(log, lambda n: n < high)]),
+        "that is the last collective that any rank called; the ranks wait in the first that not all have called": (
+            lambda log: _of(log, lambda low, high: [high, _ranks(log, lambda n: n < high)])
         ),
-        Mistake(
-            "that is the last collective that all have called; the next one is where they wait",
-            lambda log: _of(log, lambda low, high: [low, _ranks(log, lambda n: n == low)]),
+        "that is the last collective that all have called; the next one is where they wait": lambda log: _of(
+            log, lambda low, high: [low, _ranks(log, lambda n: n == low)]
         ),
-        Mistake(
-            "only one of the missing ranks is named",
-            lambda log: _of(log, lambda low, high: [low + 1, _ranks(log, lambda n: n == low)[:1]]),
+        "only one of the missing ranks is named": lambda log: _of(
+            log, lambda low, high: [low + 1, _ranks(log, lambda n: n == low)[:1]]
         ),
-        Mistake(
-            "those are positions in the log, not ranks: a group may have ranks other than 0, 1, 2",
-            lambda log: _of(
-                log, lambda low, high: [low + 1, [i for i, calls in enumerate(log.values()) if len(calls) == low]]
-            ),
+        "those are positions in the log, not ranks: a group may have ranks other than 0, 1, 2": lambda log: _of(
+            log, lambda low, high: [low + 1, [i for i, calls in enumerate(log.values()) if len(calls) == low]]
         ),
-    ),
+    },
     why_not_this,
 )
 

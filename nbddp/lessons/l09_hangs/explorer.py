@@ -6,18 +6,11 @@ from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
 from nbddp.lessons.l09_hangs import simulation
 from nbddp.lessons.l09_hangs.figure import draw_collectives
 
-
-def collectives() -> Explorer:
-    """Lesson 09: what every rank of a small program has called after some moves, and who waits for whom."""
-    return Explorer(
-        lambda **chosen: draw_collectives(simulation.log(**chosen)),
-        (
-            Choice("program", "program", tuple(simulation.PROGRAMS)),
-            Slider("ranks", "ranks", 2, 6),
-            Steps("moves", "moves", 0, 12),
-        ),
-        (
-            {"program": simulation.ORDERED, "ranks": 4, "moves": 2},
-            {"program": simulation.UNEVEN, "ranks": 4, "moves": 3},
-        ),
-    )
+collectives = Explorer(
+    __doc__,
+    simulation.log,
+    draw_collectives,
+    Choice("program", "program", tuple(simulation.PROGRAMS), at=(simulation.ORDERED, simulation.UNEVEN)),
+    Slider("ranks", "ranks", 2, 6, at=(4, 4)),
+    Steps("moves", "moves", 0, 12, at=(2, 3)),
+)

@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbddp.lessons.framework.answer import OK, Exercise, mismatch, not_written
-from nbddp.lessons.framework.on_rank import tabulate
-from nbddp.lessons.framework.run_check import on_ranks
-from nbddp.lessons.framework.tables import Case, Mistake, Outcome, TableExercise, raised
+from nbddp.lessons.framework.answer import OK, Exercise, mismatch
+from nbddp.lessons.framework.run_check import judged_by, tabulated
+from nbddp.lessons.framework.tables import Case, Mistakes, Outcome, TableExercise, raised, unwritten
 
 Task = tuple[dict[str, str], list[str]]  # the task's variables, and the hosts of the job in order
 WANTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -67,78 +66,58 @@ RIGHT: Mapping[str, Callable[[dict[str, str], list[str]], str]] = {
     "WORLD_SIZE": lambda slurm, hosts: slurm["SLURM_NTASKS"],
     "MASTER_ADDR": lambda slurm, hosts: hosts[0],
 }
-MISTAKES: Mapping[str, Sequence[Mistake]] = {
-    "RANK": (
-        Mistake(
-            "that is the task's number on its own node, which restarts at 0 on every node; two processes would "
-            "both be rank 0",
-            lambda slurm, hosts: slurm["SLURM_LOCALID"],
+MISTAKES: Mapping[str, Mistakes] = {
+    "RANK": {
+        "that is the task's number on its own node, which restarts at 0 on every node; two processes would "
+        "both be rank 0": lambda slurm, hosts: slurm["SLURM_LOCALID"],
+        "that is the node's number, the same for all of its processes; it is torchrun's --node-rank": (
+            lambda slurm, hosts: slurm["SLURM_NODEID"]
         ),
-        Mistake(
-            "that is the node's number, the same for all of its processes; it is torchrun's --node-rank",
-            lambda slurm, hosts: slurm["SLURM_NODEID"],
-        ),
-        Mistake(
-            "ranks are counted from 0, as SLURM_PROCID is",
-            lambda slurm, hosts: str(int(slurm["SLURM_PROCID"]) + 1),
-        ),
-        Mistake(
-            "SLURM_NTASKS counts the tasks of all nodes; a node has SLURM_NTASKS // SLURM_NNODES of them",
+        "ranks are counted from 0, as SLURM_PROCID is": lambda slurm, hosts: str(int(slurm["SLURM_PROCID"]) + 1),
+        "SLURM_NTASKS counts the tasks of all nodes; a node has SLURM_NTASKS // SLURM_NNODES of them": (
             lambda slurm, hosts: str(
                 int(slurm["SLURM_NODEID"]) * int(slurm["SLURM_NTASKS"]) + int(slurm["SLURM_LOCALID"])
-            ),
+            )
         ),
-    ),
-    "LOCAL_RANK": (
-        Mistake(
-            "that is the task's number in the whole job; the second node has no such GPU",
-            lambda slurm, hosts: slurm["SLURM_PROCID"],
+    },
+    "LOCAL_RANK": {
+        "that is the task's number in the whole job; the second node has no such GPU": (
+            lambda slurm, hosts: slurm["SLURM_PROCID"]
         ),
-        Mistake(
-            "that is the node's number; all processes of a node would take the same GPU",
-            lambda slurm, hosts: slurm["SLURM_NODEID"],
+        "that is the node's number; all processes of a node would take the same GPU": (
+            lambda slurm, hosts: slurm["SLURM_NODEID"]
         ),
-    ),
-    "WORLD_SIZE": (
-        Mistake("that is the number of nodes; ranks are processes", lambda slurm, hosts: slurm["SLURM_NNODES"]),
-        Mistake(
-            "that is the number of processes on one node, the local world size",
-            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) // len(hosts)),
+    },
+    "WORLD_SIZE": {
+        "that is the number of nodes; ranks are processes": lambda slurm, hosts: slurm["SLURM_NNODES"],
+        "that is the number of processes on one node, the local world size": (
+            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) // len(hosts))
         ),
-        Mistake(
-            "that is the highest rank; the world size is one more",
-            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) - 1),
+        "that is the highest rank; the world size is one more": lambda slurm, hosts: str(
+            int(slurm["SLURM_NTASKS"]) - 1
         ),
-        Mistake(
-            "SLURM_NTASKS counts the tasks of all nodes already",
-            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) * int(slurm["SLURM_NNODES"])),
+        "SLURM_NTASKS counts the tasks of all nodes already": (
+            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) * int(slurm["SLURM_NNODES"]))
         ),
-    ),
-    "MASTER_ADDR": (
-        Mistake(
-            "that is the task's own node: each node would wait at itself for all ranks, forever",
-            lambda slurm, hosts: slurm["SLURMD_NODENAME"],
+    },
+    "MASTER_ADDR": {
+        "that is the task's own node: each node would wait at itself for all ranks, forever": (
+            lambda slurm, hosts: slurm["SLURMD_NODENAME"]
         ),
-        Mistake("rank 0 opens the store, and it runs on the first node, not the last", lambda slurm, hosts: hosts[-1]),
-        Mistake(
-            "that is the list as Slurm writes it; return one host's name",
-            lambda slurm, hosts: slurm["SLURM_JOB_NODELIST"],
-        ),
-        Mistake("those are all hosts; return the name of the one where the ranks meet",
-                lambda slurm, hosts: ",".join(hosts)),
-        Mistake("every node is its own localhost: they would never meet", lambda slurm, hosts: "localhost"),
-        Mistake("every node is its own 127.0.0.1: they would never meet", lambda slurm, hosts: "127.0.0.1"),
-    ),
-}  # fmt: skip
+        "rank 0 opens the store, and it runs on the first node, not the last": lambda slurm, hosts: hosts[-1],
+        "that is the list as Slurm writes it; return one host's name": lambda slurm, hosts: slurm["SLURM_JOB_NODELIST"],
+        "those are all hosts; return the name of the one where the ranks meet": lambda slurm, hosts: ",".join(hosts),
+        "every node is its own localhost: they would never meet": lambda slurm, hosts: "localhost",
+        "every node is its own 127.0.0.1: they would never meet": lambda slurm, hosts: "127.0.0.1",
+    },
+}
 
 
 def judged(by_rank: Mapping[int, Sequence[Outcome]], tasks: Sequence[Task] = TASKS) -> str:
     """The line for what every rank made of all tasks."""
     ranks = sorted(by_rank)
     first = list(by_rank[ranks[0]])
-    if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in first):
-        return not_written("variables_of")
-    line = _shape(first, tasks)
+    line = unwritten("variables_of", first) or _shape(first, tasks)
     if line:
         return line
     for rank in ranks[1:]:
@@ -191,7 +170,9 @@ def _values(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
         got = [value[name] for _, value in outcomes]
         wrong = next((i for i, task in enumerate(tasks) if got[i] != right(*task)), None)
         if wrong is not None:
-            why = next((m.words for m in MISTAKES[name] if got == [m.would(*task) for task in tasks]), "")
+            why = next(
+                (words for words, would in MISTAKES[name].items() if got == [would(*task) for task in tasks]), ""
+            )
             why = why or _why(name, got, tasks[wrong])
             return f"{_task(tasks[wrong])}, {name}: {mismatch(repr(right(*tasks[wrong])), repr(got[wrong]), why)}"
     return ""
@@ -221,15 +202,9 @@ def _ports(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
     return ""
 
 
-def judge_variables(function: Callable[..., Any]) -> str:
-    """Work all tasks out on every rank, and judge it."""
-    found = on_ranks(tabulate, function, TASKS)
-    return judged(found.by_rank())
-
-
 variables_of = Exercise(
     "variables_of",
-    judge_variables,
+    tabulated(TASKS, judged),
     (
         "Slurm calls a process a task: SLURM_PROCID counts tasks in the job, SLURM_LOCALID on the node",
         "the world size is SLURM_NTASKS; rank 0 runs on the first host, hosts[0], so the store is there",
@@ -278,31 +253,24 @@ HOSTS = TableExercise(
     "nodes_of",
     tuple((nodelist,) for nodelist in NODELISTS),
     hosts_of,
-    (
-        Mistake("that is the list as Slurm writes it; return every host's name", lambda text: [text]),
-        Mistake("the range ends with its last number: 1-3 is 1, 2, 3", lambda text: _ranges(text, last=0)),
-        Mistake(
-            "leading zeros are part of the name: there is a gpu01 and no gpu1",
-            lambda text: _ranges(text, keep=False),
+    {
+        "that is the list as Slurm writes it; return every host's name": lambda text: [text],
+        "the range ends with its last number: 1-3 is 1, 2, 3": lambda text: _ranges(text, last=0),
+        "leading zeros are part of the name: there is a gpu01 and no gpu1": lambda text: _ranges(text, keep=False),
+        "the comma inside the brackets separates numbers, not hosts": lambda text: text.split(","),
+        "these are the numbers; each needs the name in front of the bracket": (
+            lambda text: [h.removeprefix(text.split("[")[0]) if "[" in text else h for h in hosts_of(text)]
         ),
-        Mistake("the comma inside the brackets separates numbers, not hosts", lambda text: text.split(",")),
-        Mistake("these are the numbers; each needs the name in front of the bracket",
-                lambda text: [h.removeprefix(text.split("[")[0]) if "[" in text else h for h in hosts_of(text)]),
-        Mistake("that is the first host alone; return all", lambda text: hosts_of(text)[:1]),
-        Mistake("a range includes the numbers between its ends", lambda text: _ends(text)),
-    ),
+        "that is the first host alone; return all": lambda text: hosts_of(text)[:1],
+        "a range includes the numbers between its ends": lambda text: _ends(text),
+    },
     why_not_these,
-)  # fmt: skip
-
-
-def judge_hosts(function: Callable[..., Any]) -> str:
-    found = on_ranks(tabulate, function, HOSTS.cases)
-    return HOSTS.judge(found.by_rank())
+)
 
 
 nodes_of = Exercise(
     "nodes_of",
-    judge_hosts,
+    judged_by(HOSTS),
     (
         "name, bracket, rest = nodelist.partition('['): without a bracket the list is one host",
         "inside the brackets every part between commas is a number, or first-last; range() leaves the last one out",

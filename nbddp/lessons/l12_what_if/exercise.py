@@ -9,7 +9,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
+from nbddp.lessons.framework.tables import Case, TableExercise
 
 SETTINGS = ((2.0**28, 2.0**-14, 2.0**33), (2**4, 2.0**-12, 2.0**12), (2.0**20, 2.0**-16, 2.0**35))
 CASES = tuple((ranks, *setting) for setting in SETTINGS for ranks in (8, 2, 64, 1))
@@ -33,22 +33,18 @@ def _both(n: int) -> int:
     return 2 * (n - 1)
 
 
-MISTAKES = (
-    Mistake("that is one half, the reduce-scatter; an all-gather of as many messages follows", _as(lambda n: n - 1)),
-    Mistake("each of the 2 (n - 1) messages has 1/n of the buffer, not all of it",
-            _as(_both, moves=lambda n, m, b: m / b)),
-    Mistake("the latency is missing: every message pays it", _as(_both, waits=lambda a: 0.0)),
-    Mistake("the latency is paid by every message, not once",
-            lambda n, m, a, b: a + _both(n) * m / n / b if n > 1 else 0.0),
-    Mistake("the latency is paid by every message, not once, and one rank sends none",
-            lambda n, m, a, b: a + _both(n) * m / n / b),
-    Mistake("the time to move the bytes is missing", _as(_both, moves=lambda n, m, b: 0.0)),
-    Mistake("that is one message; a ring sends 2 (n - 1) one after another",
-            _as(lambda n: 1, moves=lambda n, m, b: m / b)),
-    Mistake("there are n - 1 steps in each half, not n", _as(lambda n: 2 * n)),
-    Mistake("both halves have n - 1 messages", _as(lambda n: 2 * n - 1)),
-    Mistake("bytes are divided by the bandwidth", _as(_both, moves=lambda n, m, b: m / n * b)),
-)  # fmt: skip
+MISTAKES = {
+"that is one half, the reduce-scatter; an all-gather of as many messages follows": _as(lambda n: n - 1),
+"each of the 2 (n - 1) messages has 1/n of the buffer, not all of it": _as(_both, moves=lambda n, m, b: m / b),
+"the latency is missing: every message pays it": _as(_both, waits=lambda a: 0.0),
+"the latency is paid by every message, not once": lambda n, m, a, b: a + _both(n) * m / n / b if n > 1 else 0.0,
+"the latency is paid by every message, not once, and one rank sends none": lambda n, m, a, b: a + _both(n) * m / n / b,
+"the time to move the bytes is missing": _as(_both, moves=lambda n, m, b: 0.0),
+"that is one message; a ring sends 2 (n - 1) one after another": _as(lambda n: 1, moves=lambda n, m, b: m / b),
+"there are n - 1 steps in each half, not n": _as(lambda n: 2 * n),
+"both halves have n - 1 messages": _as(lambda n: 2 * n - 1),
+"bytes are divided by the bandwidth": _as(_both, moves=lambda n, m, b: m / n * b),
+}  # fmt: skip
 
 
 def why_not(case: Case, answer: Any) -> str:
@@ -62,9 +58,10 @@ def why_not(case: Case, answer: Any) -> str:
     return next((words for by, words in ratios.items() if right and abs(answer / right / by - 1) < 1e-9), "")
 
 
+SECONDS = TableExercise("all_reduce_seconds", CASES, right_seconds, MISTAKES, why_not, exact=False)
 all_reduce_seconds = Exercise(
     "all_reduce_seconds",
-    judged_by(TableExercise("all_reduce_seconds", CASES, right_seconds, MISTAKES, why_not, exact=False)),
+    judged_by(SECONDS),
     (
         "count the messages that follow one another, then what one of them costs",
         "a reduce-scatter and an all-gather take ranks - 1 messages each, of size / ranks bytes",

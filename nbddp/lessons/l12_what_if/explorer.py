@@ -6,20 +6,13 @@ from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
 from nbddp.lessons.l12_what_if.figure import draw_what_if
 from nbddp.lessons.l12_what_if.simulation import DELAYS, MODELS, MOST_NODES, SPEEDS, simulate_what_if
 
-
-def what_if() -> Explorer:
-    """Lesson 12: a step on more nodes, with another network, model, and number of micro-batches per exchange."""
-    return Explorer(
-        lambda **chosen: draw_what_if(simulate_what_if(**chosen)),
-        (
-            Slider("nodes", "nodes", 1, MOST_NODES),
-            Choice("link", "link of a node", SPEEDS),
-            Choice("latency", "latency", DELAYS),
-            Choice("model", "parameters", tuple(MODELS)),
-            Slider("micro_batches", "micro-batches", 1, 16),
-        ),
-        (
-            {"nodes": 1, "link": "400Gb/s", "latency": "10us", "model": "100 M", "micro_batches": 1},
-            {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B", "micro_batches": 1},
-        ),
-    )
+what_if = Explorer(
+    __doc__,
+    simulate_what_if,
+    draw_what_if,
+    Slider("nodes", "nodes", 1, MOST_NODES, at=(1, 8)),
+    Choice("link", "link of a node", SPEEDS, at=("400Gb/s", "100Gb/s")),
+    Choice("latency", "latency", DELAYS, at=("10us", "10us")),
+    Choice("model", "parameters", tuple(MODELS), at=("100 M", "1 B")),
+    Slider("micro_batches", "micro-batches", 1, 16, at=(1, 1)),
+)

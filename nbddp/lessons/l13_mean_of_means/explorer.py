@@ -9,19 +9,13 @@ from nbddp.lessons.l13_mean_of_means.simulation import MEANS, RULES, weighed
 MOST = 16  # tokens of a micro-batch
 
 
-def weights() -> Explorer:
-    """Lesson 13: what a token counts in the gradient, by the sizes of micro-batches and by what losses are divided."""
-    return Explorer(
-        lambda **chosen: draw_weights(weighed(**chosen)),
-        (
-            Slider("first", "rank 0, first", 1, MOST),
-            Slider("second", "rank 0, second", 1, MOST),
-            Slider("other_first", "rank 1, first", 1, MOST),
-            Slider("other_second", "rank 1, second", 1, MOST),
-            Choice("rule", "loss divided by", RULES),
-        ),
-        (
-            {"first": 8, "second": 8, "other_first": 8, "other_second": 8, "rule": MEANS},
-            {"first": 12, "second": 4, "other_first": 2, "other_second": 6, "rule": MEANS},
-        ),
-    )
+weights = Explorer(
+    __doc__,
+    weighed,
+    draw_weights,
+    Slider("first", "rank 0, first", 1, MOST, at=(8, 12)),
+    Slider("second", "rank 0, second", 1, MOST, at=(8, 4)),
+    Slider("other_first", "rank 1, first", 1, MOST, at=(8, 2)),
+    Slider("other_second", "rank 1, second", 1, MOST, at=(8, 6)),
+    Choice("rule", "loss divided by", RULES, at=(MEANS, MEANS)),
+)

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
+from nbddp.lessons.framework.tables import Case, TableExercise
 
 SETTINGS = (  # warmup, base, base_batch, ranks, batch, micro_batches
     (4, 0.5, 8, 4, 8, 2),
@@ -64,31 +64,38 @@ RATES = TableExercise(
     "learning_rate",
     CASES,
     right_rate,
-    (
-        Mistake("that is the learning rate of the small batch; the effective batch is ranks × batch × micro_batches",
-                by(lambda base, *of: base)),
-        Mistake("the effective batch includes the micro-batches of a step as well",
-                by(lambda base, small, ranks, batch, micro: base * ranks * batch / small)),
-        Mistake("the effective batch includes all ranks: each has its own samples",
-                by(lambda base, small, ranks, batch, micro: base * micro * batch / small)),
-        Mistake("ranks × micro_batches is how many batches there are; how many times base_batch that is depends on "
-                "batch", by(lambda base, small, ranks, batch, micro: base * ranks * micro)),
-        Mistake("that divides where it should multiply: a larger batch gets a larger learning rate",
-                by(lambda base, *of: base * base / linear(base, *of))),
-        Mistake("that grows with the square root of the batch; use the linear rule",
-                by(lambda base, *of: base * (linear(base, *of) / base) ** 0.5)),
-        Mistake("there is no warm-up", by(part=lambda step, warmup: 1.0)),
-        Mistake("that begins at 0; this warm-up begins at base, which is known to work", by(start=lambda a, b: 0.0)),
-        Mistake("that is one step ahead: step 0 has base, and step `warmup` is the first one with the full rate",
-                by(part=_ramp(1))),
-        Mistake("that keeps growing after the warm-up",
-                by(part=lambda step, warmup: step / warmup if warmup else 1.0)),
-        Mistake("that stays at base until the warm-up is over; grow by the same amount at each step",
-                by(part=lambda step, warmup: float(step >= warmup))),
-    ),
+    {
+        "that is the learning rate of the small batch; the effective batch is ranks × batch × micro_batches": (
+            by(lambda base, *of: base)
+        ),
+        "the effective batch includes the micro-batches of a step as well": (
+            by(lambda base, small, ranks, batch, micro: base * ranks * batch / small)
+        ),
+        "the effective batch includes all ranks: each has its own samples": (
+            by(lambda base, small, ranks, batch, micro: base * micro * batch / small)
+        ),
+        "ranks × micro_batches is how many batches there are; how many times base_batch that is depends on batch": by(
+            lambda base, small, ranks, batch, micro: base * ranks * micro
+        ),
+        "that divides where it should multiply: a larger batch gets a larger learning rate": (
+            by(lambda base, *of: base * base / linear(base, *of))
+        ),
+        "that grows with the square root of the batch; use the linear rule": (
+            by(lambda base, *of: base * (linear(base, *of) / base) ** 0.5)
+        ),
+        "there is no warm-up": by(part=lambda step, warmup: 1.0),
+        "that begins at 0; this warm-up begins at base, which is known to work": by(start=lambda a, b: 0.0),
+        "that is one step ahead: step 0 has base, and step `warmup` is the first one with the full rate": by(
+            part=_ramp(1)
+        ),
+        "that keeps growing after the warm-up": by(part=lambda step, warmup: step / warmup if warmup else 1.0),
+        "that stays at base until the warm-up is over; grow by the same amount at each step": (
+            by(part=lambda step, warmup: float(step >= warmup))
+        ),
+    },
     why_not_that,
     exact=False,
-)  # fmt: skip
+)
 
 learning_rate = Exercise(
     "learning_rate",

@@ -6,19 +6,12 @@ from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
 from nbddp.lessons.l14_precision.figure import draw_loss_scale
 from nbddp.lessons.l14_precision.simulation import ALONE, AVERAGED, STEPS, WHERE, scaled
 
-
-def loss_scale() -> Explorer:
-    """Lesson 14: the loss scale of each rank, and who skips which step, by where ranks look for inf."""
-    return Explorer(
-        lambda **chosen: draw_loss_scale(scaled(**chosen)),
-        (
-            Choice("where", "inf is looked for in", WHERE),
-            Slider("first", "first scale, power of 2", 10, 20),
-            Slider("interval", "growth interval, steps", 2, 8),
-            Steps("step", "steps", 0, STEPS),
-        ),
-        (
-            {"where": AVERAGED, "first": 16, "interval": 4, "step": 3},
-            {"where": ALONE, "first": 18, "interval": 4, "step": STEPS},
-        ),
-    )
+loss_scale = Explorer(
+    __doc__,
+    scaled,
+    draw_loss_scale,
+    Choice("where", "inf is looked for in", WHERE, at=(AVERAGED, ALONE)),
+    Slider("first", "first scale, power of 2", 10, 20, at=(16, 18)),
+    Slider("interval", "growth interval, steps", 2, 8, at=(4, 4)),
+    Steps("step", "steps", 0, STEPS, at=(3, STEPS)),
+)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from nbddp.lessons.framework.async_work import waited
-from nbddp.lessons.framework.plain_values import plain
 from nbddp.lessons.l14_precision.plan import (
     MOMENTUM,
     RATE,
@@ -23,6 +22,7 @@ from nbddp.lessons.l14_precision.plan import (
     parameters_of,
     shard,
 )
+from nbddp.protocol.plain_values import plain
 
 _groups: dict[int, list[Any]] = {}  # shards → the groups of the ranks that hold one copy
 

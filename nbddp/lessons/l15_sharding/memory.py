@@ -8,7 +8,7 @@ from typing import Any
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.on_rank import tabulate
 from nbddp.lessons.framework.run_check import on_ranks
-from nbddp.lessons.framework.tables import Case, Mistake, Outcome, TableExercise
+from nbddp.lessons.framework.tables import Case, Outcome, TableExercise
 from nbddp.lessons.l15_sharding.simulation import share
 
 CLOSE = 1e-6  # relative
@@ -50,41 +50,43 @@ BYTES = TableExercise(
     "bytes_per_rank",
     BYTES_CASES,
     right_bytes,
-    (
-        Mistake(
-            "mixed precision keeps a float32 copy of the parameters for the optimizer as well: 4 + 4 + 4 bytes, not 8",
-            _as((2, 2, 8)),
+    {
+        "mixed precision keeps a float32 copy of the parameters for the optimizer as well: 4 + 4 + 4 bytes, not 8": (
+            _as((2, 2, 8))
         ),
-        Mistake(
-            "that is float32 throughout, 4 + 4 + 8; in mixed precision it is 2 + 2 + 12: the sum is the same, but a "
-            "stage shards other bytes",
-            _as((4, 4, 8)),
+        "that is float32 throughout, 4 + 4 + 8; in mixed precision it is 2 + 2 + 12: the sum is the same, but a "
+        "stage shards other bytes": _as((4, 4, 8)),
+        "that shards everything at every stage; stage 0 shards nothing, stage 1 the optimizer's state alone": (
+            _as((2, 2, 12), (0, 0, 0))
         ),
-        Mistake("that shards everything at every stage; stage 0 shards nothing, stage 1 the optimizer's state alone",
-                _as((2, 2, 12), (0, 0, 0))),
-        Mistake("that shards everything from stage 1 on; stage 1 shards the optimizer's state alone",
-                _as((2, 2, 12), (1, 1, 1))),
-        Mistake("that is one stage too far: stage 1 shards the optimizer's state alone, stage 2 gradients too, stage 3 "
-                "parameters too", _as((2, 2, 12), (2, 1, 0))),
-        Mistake("that is one stage behind: stage 1 shards the optimizer's state already", _as((2, 2, 12), (4, 3, 2))),
-        Mistake("stage 3 shards the parameters too", _as((2, 2, 12), (4, 2, 1))),
-        Mistake("the order is wrong: first the optimizer's state, then gradients, then parameters",
-                _as((2, 2, 12), (1, 2, 3))),
-        Mistake("that shards nothing at any stage", _as((2, 2, 12), (4, 4, 4))),
-        Mistake("that shards one part at each stage; a stage shards what the one before it does, and one part more",
-                lambda stage, parameters, ranks: sum(
-                    b * parameters // (ranks if stage == s else 1) for b, s in ((2, 3), (2, 2), (12, 1)))),
-        Mistake("the number of ranks is an argument; that is always 64", lambda stage, parameters, ranks:
-                right_bytes(stage, parameters, 64)),
-        Mistake("the float32 copy is among the optimizer's 12 bytes already; a parameter and its gradient take 2 "
-                "each", _as((4, 4, 12))),
-        Mistake("that is the optimizer's state alone; parameters and gradients are held too", _as((0, 0, 12))),
-        Mistake("those are the parameters alone", lambda stage, parameters, ranks: 2 * parameters),
-        Mistake("that is what all ranks hold together; return what one rank holds",
-                lambda stage, parameters, ranks: ranks * right_bytes(stage, parameters, ranks)),
-    ),
+        "that shards everything from stage 1 on; stage 1 shards the optimizer's state alone": _as(
+            (2, 2, 12), (1, 1, 1)
+        ),
+        "that is one stage too far: stage 1 shards the optimizer's state alone, stage 2 gradients too, stage 3 "
+        "parameters too": _as((2, 2, 12), (2, 1, 0)),
+        "that is one stage behind: stage 1 shards the optimizer's state already": _as((2, 2, 12), (4, 3, 2)),
+        "stage 3 shards the parameters too": _as((2, 2, 12), (4, 2, 1)),
+        "the order is wrong: first the optimizer's state, then gradients, then parameters": _as((2, 2, 12), (1, 2, 3)),
+        "that shards nothing at any stage": _as((2, 2, 12), (4, 4, 4)),
+        "that shards one part at each stage; a stage shards what the one before it does, and one part more": (
+            lambda stage, parameters, ranks: sum(
+                b * parameters // (ranks if stage == s else 1) for b, s in ((2, 3), (2, 2), (12, 1))
+            )
+        ),
+        "the number of ranks is an argument; that is always 64": lambda stage, parameters, ranks: right_bytes(
+            stage, parameters, 64
+        ),
+        "the float32 copy is among the optimizer's 12 bytes already; a parameter and its gradient take 2 each": _as(
+            (4, 4, 12)
+        ),
+        "that is the optimizer's state alone; parameters and gradients are held too": _as((0, 0, 12)),
+        "those are the parameters alone": lambda stage, parameters, ranks: 2 * parameters,
+        "that is what all ranks hold together; return what one rank holds": (
+            lambda stage, parameters, ranks: ranks * right_bytes(stage, parameters, ranks)
+        ),
+    },
     why_not_so_many,
-)  # fmt: skip
+)
 
 
 def whole(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbddp.lessons.framework.answer import OK, Exercise, not_written
-from nbddp.lessons.framework.on_rank import tabulate
-from nbddp.lessons.framework.run_check import on_ranks
-from nbddp.lessons.framework.tables import Outcome, call, depends, nothing, raised
+from nbddp.lessons.framework.answer import OK, Exercise
+from nbddp.lessons.framework.run_check import tabulated
+from nbddp.lessons.framework.tables import Outcome, call, depends, nothing, raised, unwritten
 
 NAME = "rest_of_epoch"
 ORDERS = {n: [(7 * i + 3) % n + 100 for i in range(n)] for n in (16, 13, 10)}  # 7 divides none of them
@@ -67,8 +66,9 @@ RULES: Mapping[str, Rule] = {
 
 def judge_positions(outcomes: Sequence[Outcome]) -> str:
     """The line for the outcome of each of CASES."""
-    if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in outcomes):
-        return not_written(NAME, outcomes[0][0] == "unwritten")
+    early = unwritten(NAME, outcomes)
+    if early:
+        return early
     for case, (kind, value) in zip(CASES, outcomes, strict=True):
         if kind != "value":
             return f"{_call(case)} {raised(value)}"
@@ -120,14 +120,13 @@ def _listed(values: Sequence[int]) -> str:
     return ", ".join(map(str, values)) if values else "nothing"
 
 
-def _judge(function: Any) -> str:
-    found = on_ranks(tabulate, function, CASES).by_rank()
+def _judge(found: Mapping[int, Sequence[Outcome]]) -> str:
     return depends(NAME, CASES, found) or judge_positions(found[min(found)])
 
 
 rest_of_epoch = Exercise(
     NAME,
-    _judge,
+    tabulated(CASES, _judge),
     (
         "first leave out the seen samples, then share out the rest; the old world size does not matter",
         "the remaining samples begin at order[seen]; rank r takes every world_size-th of them, beginning with the r-th",

@@ -13,10 +13,10 @@ from random import Random
 from typing import Any
 
 from nbddp.launch.topology import counted
-from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch
-from nbddp.lessons.framework.run_check import grouped, in_world, this_screen, world_sizes
+from nbddp.lessons.framework.answer import OK, Exercise, mismatch
+from nbddp.lessons.framework.run_check import in_both_worlds, in_world
 from nbddp.lessons.l15_sharding.on_rank import GATHER, LR, SCATTER, SHAPES, stepped
-from nbddp.output.screens import NullScreen
+from nbddp.output.screens import Screen
 
 COUNT = sum(map(prod, SHAPES))  # 25: neither 4 nor 3 nor 2 ranks divide it
 STEPS, BETA = 3, 0.9
@@ -204,26 +204,12 @@ def _moved(called: Sequence[Sequence[Any]], world: int) -> str:
 
 
 def _judge(function: Any) -> str:
-    first, screen = True, this_screen()
-    with grouped():
-        for world in world_sizes():
-            question = asked(world)
-            try:
-                found = in_world(
-                    world,
-                    stepped,
-                    function,
-                    question.begin,
-                    question.gradients,
-                    screen=screen if first else NullScreen(),
-                )
-            except Wrong as wrong:
-                raise Wrong(f"{_where(world)}: {wrong}") from wrong
-            line = judge_steps(question, found)
-            if line != OK:
-                return line if line.startswith("sharded_step") else f"{_where(world)}: {line}"
-            first = False
-    return OK
+    def in_one(world: int, screen: Screen) -> str:
+        question = asked(world)
+        found = in_world(world, stepped, function, question.begin, question.gradients, screen=screen)
+        return judge_steps(question, found)
+
+    return in_both_worlds("sharded_step", _where, in_one)
 
 
 def _where(world: int) -> str:

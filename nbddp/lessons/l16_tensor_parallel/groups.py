@@ -7,7 +7,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
+from nbddp.lessons.framework.tables import Case, TableExercise
 
 MESHES = ((2, 3), (2, 2), (4, 2), (1, 4), (3, 1))  # data × tensor; the first is not square
 CASES = tuple((rank, data, tensor) for data, tensor in MESHES for rank in range(data * tensor))
@@ -29,18 +29,20 @@ def _of(change: Callable[[Pair, int, int], Any]) -> Any:
     return lambda rank, data, tensor: change(right_groups(rank, data, tensor), rank, tensor)
 
 
-MISTAKES = (
-    Mistake("the two lists are swapped: first the ranks that see the same samples, then those with the same shard",
-            _of(lambda p, r, t: p[::-1])),
-    Mistake("that mesh has data ranks side by side; here tensor ranks are: rank = data index × tensor + tensor index",
-            _turned),
-    Mistake("that mesh has data ranks side by side, and the two lists are swapped",
-            lambda rank, data, tensor: _turned(rank, data, tensor)[::-1]),
-    Mistake("a rank is a member of both of its groups", _of(lambda p, r, t: [[k for k in g if k != r] for g in p])),
-    Mistake("those are coordinates; return the ranks of the two groups", _of(lambda p, r, t: [r // t, r % t])),
-    Mistake("those are the groups of rank 0; return the groups of the given rank",
-            lambda rank, data, tensor: right_groups(0, data, tensor)),
-)  # fmt: skip
+MISTAKES = {
+    "the two lists are swapped: first the ranks that see the same samples, then those with the same shard": (
+        _of(lambda p, r, t: p[::-1])
+    ),
+    "that mesh has data ranks side by side; here tensor ranks are: rank = data index × tensor + tensor index": _turned,
+    "that mesh has data ranks side by side, and the two lists are swapped": (
+        lambda rank, data, tensor: _turned(rank, data, tensor)[::-1]
+    ),
+    "a rank is a member of both of its groups": _of(lambda p, r, t: [[k for k in g if k != r] for g in p]),
+    "those are coordinates; return the ranks of the two groups": _of(lambda p, r, t: [r // t, r % t]),
+    "those are the groups of rank 0; return the groups of the given rank": (
+        lambda rank, data, tensor: right_groups(0, data, tensor)
+    ),
+}
 
 
 def why_not(case: Case, answer: Any) -> str:
@@ -54,9 +56,10 @@ def why_not(case: Case, answer: Any) -> str:
     return f"look at the list of the {wrong[0]}" if len(wrong) == 1 else ""
 
 
+GROUPS = TableExercise("groups_of", CASES, right_groups, MISTAKES, why_not)
 groups_of = Exercise(
     "groups_of",
-    judged_by(TableExercise("groups_of", CASES, right_groups, MISTAKES, why_not)),
+    judged_by(GROUPS),
     (
         "write the ranks down in rows of `tensor`: a row sees the same samples, a column holds the same shard",
         "the row of a rank begins at rank // tensor * tensor; its column is every tensor-th rank, beginning with "

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbddp.launch.topology import counted
-from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch, not_written
+from nbddp.lessons.framework.answer import OK, Exercise, mismatch, not_written
 from nbddp.lessons.framework.closeness import is_near
-from nbddp.lessons.framework.run_check import Reference, grouped, in_world, this_screen, world_sizes
+from nbddp.lessons.framework.run_check import Reference, grouped, in_both_worlds, in_world
 from nbddp.lessons.l16_tensor_parallel.on_rank import HIDDEN, PARTS, computed, expected
-from nbddp.output.screens import NullScreen
 
 CLOSE = 1e-4
 Rows = Sequence[Sequence[float]]
@@ -111,19 +110,13 @@ def _times(table: Rows, by: float) -> list[list[float]]:
 
 
 def _judge(function: Any) -> str:
-    screen: Any = this_screen()
     with grouped():
         right = RIGHT.by_rank()[0]
-        for world in world_sizes():
-            try:
-                found = in_world(world, computed, function, screen=screen)
-            except Wrong as wrong:
-                raise Wrong(f"{counted(world, 'rank')}: {wrong}") from wrong
-            line = judge_layers(right, found)
-            if line != OK:
-                return line if line.startswith("column_then_row") else f"{counted(world, 'rank')}: {line}"
-            screen = NullScreen()
-    return OK
+        return in_both_worlds(
+            "column_then_row",
+            lambda world: counted(world, "rank"),
+            lambda world, screen: judge_layers(right, in_world(world, computed, function, screen=screen)),
+        )
 
 
 column_then_row = Exercise(

@@ -17,9 +17,9 @@ from nbddp.launch.topology import counted, rank_words
 from nbddp.lessons.framework import run_check
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong, not_written
 from nbddp.lessons.framework.async_work import Misused
-from nbddp.lessons.framework.on_rank import seeded, tabulate
-from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks
-from nbddp.lessons.framework.tables import nothing, raised
+from nbddp.lessons.framework.on_rank import seeded
+from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks, tabulated
+from nbddp.lessons.framework.tables import Outcome, nothing, raised, unwritten
 from nbddp.lessons.framework.worlds import make_world
 from nbddp.lessons.l17_pipelines.on_rank import ROWS, WIDTH, step_taken, worked_out
 from nbddp.lessons.l17_pipelines.simulation import (
@@ -43,10 +43,11 @@ PIPELINES = ((4, 8), (3, 5), (2, 6), (4, 2), (5, 5), (1, 3))  # stages, micro-ba
 CASES = tuple((stage, p, m) for p, m in PIPELINES for stage in range(p))
 
 
-def judge_schedule(outcomes: Sequence[tuple[str, Any]]) -> str:
+def judge_schedule(outcomes: Sequence[Outcome]) -> str:
     """The line for the outcome of each of CASES."""
-    if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in outcomes):
-        return not_written("schedule_1f1b", outcomes[0][0] == "unwritten")
+    early = unwritten("schedule_1f1b", outcomes)
+    if early:
+        return early
     table: dict[tuple[int, int, int], list[Step]] = {}
     for case, (kind, value) in zip(CASES, outcomes, strict=True):
         call = f"schedule_1f1b{case}"
@@ -129,14 +130,9 @@ def _stuck(stuck: Mapping[int, Step], stages: int, done: Sequence[Any]) -> str:
     )
 
 
-def schedule_judge(function: Callable[..., Any]) -> str:
-    found = on_ranks(tabulate, function, CASES, ranks=[0])
-    return judge_schedule(found[0])
-
-
 schedule_1f1b = Exercise(
     "schedule_1f1b",
-    schedule_judge,
+    tabulated(CASES, lambda found: judge_schedule(found[0]), ranks=[0]),
     (
         "the last stage can do the backward pass of a micro-batch right after its forward pass: F0 B0 F1 B1 ...; how "
         "many forward passes does the stage before it run before B0?",

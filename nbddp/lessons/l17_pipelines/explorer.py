@@ -10,18 +10,12 @@ STAGES, MICRO_BATCHES = 6, 16  # the most
 LONGEST = 3 * (STAGES + MICRO_BATCHES - 1)  # ticks
 
 
-def pipeline() -> Explorer:
-    """Lesson 17: what each stage of a pipeline does over time, under two schedules."""
-    return Explorer(
-        lambda **chosen: draw_pipeline(simulate_pipeline(**chosen)),
-        (
-            Slider("stages", "stages", 1, STAGES),
-            Slider("micro_batches", "micro-batches", 1, MICRO_BATCHES),
-            Choice("schedule", "schedule", tuple(SCHEDULES)),
-            Steps("time", "ticks", 0, LONGEST),
-        ),
-        (
-            {"stages": 2, "micro_batches": 2, "schedule": GPIPE, "time": 3},
-            {"stages": 4, "micro_batches": 8, "schedule": ONE_F_ONE_B, "time": LONGEST},
-        ),
-    )
+pipeline = Explorer(
+    __doc__,
+    simulate_pipeline,
+    draw_pipeline,
+    Slider("stages", "stages", 1, STAGES, at=(2, 4)),
+    Slider("micro_batches", "micro-batches", 1, MICRO_BATCHES, at=(2, 8)),
+    Choice("schedule", "schedule", tuple(SCHEDULES), at=(GPIPE, ONE_F_ONE_B)),
+    Steps("time", "ticks", 0, LONGEST, at=(3, LONGEST)),
+)

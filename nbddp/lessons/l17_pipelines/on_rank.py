@@ -89,7 +89,7 @@ def step_taken(function: Callable[..., Any], schedule: str, stages: int, micro_b
     """
     import torch.distributed as dist
 
-    from nbddp.lessons.framework.plain_values import plain
+    from nbddp.protocol.plain_values import plain
 
     with world_of(stages) as mine:
         if not mine:

@@ -9,18 +9,12 @@ from nbddp.lessons.l18_capstone.simulation import MISTAKES, NO_OPTIMIZER, NONE, 
 LONGEST = 2 * STEPS - 1  # steps taken, where all are taken again
 
 
-def training() -> Explorer:
-    """Lesson 18: what one mistake does to a training, and which lines of the rubric find it."""
-    return Explorer(
-        lambda **chosen: draw_training(simulate_training(**chosen)),
-        (
-            Choice("mistake", "mistake", MISTAKES),
-            Slider("ranks", "ranks", 1, RANKS),
-            Slider("fails", "failure in step (0: none)", 0, STEPS),
-            Steps("time", "steps taken", 0, LONGEST, to_all=True),
-        ),
-        (
-            {"mistake": NONE, "ranks": 2, "fails": 0, "time": 8},
-            {"mistake": NO_OPTIMIZER, "ranks": 4, "fails": 25, "time": LONGEST},
-        ),
-    )
+training = Explorer(
+    __doc__,
+    simulate_training,
+    draw_training,
+    Choice("mistake", "mistake", MISTAKES, at=(NONE, NO_OPTIMIZER)),
+    Slider("ranks", "ranks", 1, RANKS, at=(2, 4)),
+    Slider("fails", "failure in step (0: none)", 0, STEPS, at=(0, 25)),
+    Steps("time", "steps taken", 0, LONGEST, to_all=True, at=(8, LONGEST)),
+)

@@ -1,0 +1,37 @@
+"""The lessons are the folders of `nbddp.lessons` with a number: whatever lists them finds them here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+LESSONS = Path(__file__).parents[1]
+
+
+def lessons() -> list[Path]:
+    """The folder of each lesson, in order."""
+    return sorted(folder for folder in LESSONS.iterdir() if re.fullmatch(r"l\d\d_\w+", folder.name))
+
+
+def defined(part: str, kind: type | tuple[type, ...]) -> dict[str, Any]:
+    """Public names of one kind that the lessons' modules of a name, such as `exercise`, define or gather."""
+    return {name: value for module in _modules(part) for name, value in module.items() if _is_public(name, value, kind)}
+
+
+def _modules(part: str) -> Iterator[dict[str, Any]]:
+    for folder in lessons():
+        yield vars(import_module(f"nbddp.lessons.{folder.name}.{part}"))
+
+
+def _is_public(name: str, value: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(value, kind) and not name.startswith("_")
+
+
+def missing(module: str, what: str, name: str, known: Mapping[str, Any]) -> AttributeError:
+    """The error for a name that no lesson defines: it names near ones."""
+    near = get_close_matches(name, known, 3)
+    return AttributeError(f"{module} has no {what} {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
