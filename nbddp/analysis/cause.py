@@ -1,7 +1,8 @@
 """Why a rank is late: in which part of a step it takes longer than the others.
 
-That it is late has been shown before (`evidence`). A table of times, rank → part → nanoseconds, of what each rank does
-by itself, without waiting for others. The late rank's time in each part is compared with the median of the others':
+`analysis.significance` has shown that it is late. The input is a table of times, rank → part → nanoseconds, of what
+each rank does by itself, without waiting for others. The late rank's time in each part is compared with the median of
+the others':
 
 - forward and backward take longer, and the rank's inputs have more elements: more work. Up to the square of the inputs'
   ratio is explained so, which is what attention takes for longer sequences;
