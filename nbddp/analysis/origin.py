@@ -39,3 +39,9 @@ def none_since(found: Origin | None) -> str:
         return ""
     named = "the last cell" if found.last == found.cell else f"the last cell, In[{found.last}],"
     return f"{named} recorded none"
+
+
+def recorded_from(what: str, found: Origin | None) -> str:
+    """`step 3 of Net from In[3]; the last cell, In[5], recorded none`; `what` alone if it is the last cell's."""
+    since = none_since(found)
+    return f"{what}{whence(found)}" + (f"; {since}" if since else "")

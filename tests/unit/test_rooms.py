@@ -36,7 +36,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/panel": "curves output page plan rows state style text",
     "capabilities/scripts": "command failures grammar launch log_dir logs torchrun",
     "capabilities/slurm": "command commands job_states",
-    "capabilities/timings": "command rank_time text",
+    "capabilities/timings": "analysis command rank_time text",
     "capabilities/topology": "command",
     "capabilities/trace": "command merge",
     "capabilities/widgets": "*",

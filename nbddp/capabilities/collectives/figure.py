@@ -15,7 +15,7 @@ from nbddp.analysis.row_limit import note
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.program import MOST_KINDS, Breakdown
 from nbddp.figures.figure import DescribedFigure, remade
-from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
+from nbddp.figures.palette import FILLS, INK, MOVES, MUTED, PAPER, RC, TINTS, WAITS
 
 WIDTH, ROW, CELL = 9.2, 0.3, 0.24  # inches; ROW of a rank's bar, CELL of a row of the lower table
 LEFT, RIGHT, TITLE, AXIS, BETWEEN, LINE = 1.5, 1.1, 0.55, 0.45, 0.3, 0.17  # inches
@@ -23,8 +23,8 @@ LETTERS, SMALL = 100, 130  # in a line of the title, and of what stands under it
 LETTER = 0.072  # inches
 PARTS: tuple[tuple[str, str, str, str], ...] = (  # name, fill, hatch, ink
     ("compute", FILLS[2], "", PAPER),
-    ("waits for a later rank", "#fbeede", "", INK),
-    ("other exposed communication", "#f0c9a0", "////", INK),
+    ("waits for a later rank", WAITS, "", INK),
+    ("other exposed communication", MOVES, "////", INK),
     ("copies", FILLS[0], "", PAPER),
     ("idle", PAPER, "", INK),
 )

@@ -18,10 +18,10 @@ from nbddp.analysis.quantities import duration, percent
 from nbddp.capabilities.forecast.scale import Forecast, Predicted
 from nbddp.capabilities.forecast.text import COLUMNS, knee, rows, sentences
 from nbddp.figures.figure import DescribedFigure, remade
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.figures.palette import FILLS, FRAME, INK, MOVES, MUTED, PAPER, RC
 from nbddp.output.table import Table
 
-COMPUTE, EXPOSED = "#c9dccd", "#f0c9a0"
+COMPUTE = "#c9dccd"
 WEAK, STRONG = FILLS[0], FILLS[1]
 WIDTH, HEIGHT = 9.2, 3.5
 SOLID, WEAK_DASHES, STRONG_DASHES = "-", (0, (5, 2)), (0, (1.2, 1.6))
@@ -52,7 +52,7 @@ def _parts(axes: Any, some: Forecast) -> None:
     ranks = [p.ranks for p in told]
     compute, step = ([per * t for t in ts] for ts in ([p.compute for p in told], [p.step for p in told]))
     axes.fill_between(ranks, 0, compute, fc=COMPUTE, lw=0)
-    axes.fill_between(ranks, compute, step, fc=EXPOSED, ec=MUTED, hatch="////", lw=0)
+    axes.fill_between(ranks, compute, step, fc=MOVES, ec=MUTED, hatch="////", lw=0)
     _line(axes, some, ranks, compute, INK, 0.9, WEAK_DASHES)
     _line(axes, some, ranks, step, INK, 1.6, WEAK_DASHES)
     what = some.profile
@@ -62,7 +62,7 @@ def _parts(axes: Any, some: Forecast) -> None:
     batch = "each rank keeps its batch" if some.about == "weak" else "all ranks share one batch"
     axes.set_title(f"{some.about} scaling: {batch}", loc="left", size=9)
     handles = [
-        Patch(fc=EXPOSED, ec=MUTED, hatch="////", lw=0.5, label="exposed communication"),
+        Patch(fc=MOVES, ec=MUTED, hatch="////", lw=0.5, label="exposed communication"),
         Patch(fc=COMPUTE, ec=MUTED, lw=0.5, label="compute"),
         Line2D(
             [], [], marker="D", ls="", ms=6, mfc=PAPER, mec=INK, mew=1.3, label=f"measured {duration(what.measured)}"

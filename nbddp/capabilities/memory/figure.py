@@ -21,7 +21,7 @@ from nbddp.capabilities.memory.parts import (
     unit,
 )
 from nbddp.figures.figure import DescribedFigure, remade
-from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC
+from nbddp.figures.palette import FILLS, INK, MOVES, MUTED, PAPER, RC
 from nbddp.output.table import Table
 
 WIDTH, BAR = 9.2, 0.62  # inches; BAR is a bar's share of its row
@@ -29,7 +29,6 @@ LEFT, RIGHT, BOTTOM, LEGEND = 0.75, 0.95, 0.5, 0.42  # inches: names, totals, ax
 EDGE, LINE = 0.1, 0.17  # inches: left of texts; a line of text
 LETTER = 0.075  # inches that a letter of a label takes
 LETTERS = 135  # in a line under the title
-REST = "#f0c9a0"
 STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, ink
     "parameters": (FILLS[0], "", FILLS[0], PAPER),
     "module buffers": ("#d5e3f0", "...", MUTED, INK),
@@ -38,7 +37,7 @@ STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, 
     "DDP buckets": (FILLS[1], "|||", "#c58a52", PAPER),
 }
 SMALL, BETWEEN = 0.1, 0.95  # share of the bar below which the parts get axes of their own; inches between the two
-OTHER = (REST, "////", "#8a6a45", INK)
+OTHER = (MOVES, "////", "#8a6a45", INK)
 
 
 def table(ranks: Sequence[RankMemory]) -> Table:

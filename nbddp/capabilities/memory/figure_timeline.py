@@ -22,9 +22,8 @@ from nbddp.capabilities.memory.timeline import (
     heading,
     sentences,
 )
-from nbddp.capabilities.timings.figure import BACKWARD, FORWARD, OPTIMIZER
 from nbddp.figures.figure import DescribedFigure, remade
-from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
+from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, INK, MUTED, OPTIMIZER, PAPER, RC, TINTS
 from nbddp.output.table import Table
 
 WIDTH = 9.2  # inches, as all below

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.origin import Origin, none_since, whence
+from nbddp.analysis.origin import Origin, none_since, recorded_from
 from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import drawn, note
 from nbddp.launch.topology import counted
@@ -146,10 +146,9 @@ def _rest(ranks: Sequence[RankMemory]) -> str:
 def _trained(ranks: Sequence[RankMemory]) -> list[str]:
     """That the peak is not of the cell that trained, where that is so."""
     found = ranks[0].trained
-    since = none_since(found)
-    return (
-        [f"the last recorded step is{whence(found)}; {since}, so this peak may not be that of a step"] if since else []
-    )
+    if not none_since(found):
+        return []
+    return [f"{recorded_from('the last recorded step is', found)}, so this peak may not be that of a step"]
 
 
 def _span(ranks: Sequence[RankMemory], of: Callable[[RankMemory], int]) -> str:

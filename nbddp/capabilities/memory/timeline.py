@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.analysis.origin import Origin, none_since, whence
+from nbddp.analysis.origin import Origin, recorded_from
 from nbddp.analysis.quantities import duration, size
 from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Phase, Place, Window
 from nbddp.launch.topology import rank_words
@@ -134,8 +134,7 @@ def heading(found: Allocations) -> str:
     """What is shown: `allocations over step 3 of Net`."""
     of = f" of {found.model}" if found.model and found.step is not None else ""
     what = "the cell" if found.step is None else f"step {found.step}{of}"
-    since = none_since(found.origin)
-    return f"allocations over {what}{whence(found.origin)}" + (f"; {since}" if since else "")
+    return recorded_from(f"allocations over {what}", found.origin)
 
 
 def extremes(found: Allocations) -> tuple[RankAllocations, RankAllocations]:
