@@ -13,6 +13,8 @@ RC = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
     "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
 }

@@ -288,6 +288,6 @@ def test_several_tables_stand_below_the_words_once() -> None:
     from nbddp.figures.html import page
 
     one, two = Table(("a",), [(1,)]), Table(("b",), [(2,)])
-    html = page(b"\x89PNG" + bytes(30), 10, "\n".join(["words", "", repr(one), "", repr(two)]), [one, two])
+    html = page(b"\x89PNG" + bytes(30), 10, "words", [one, two])
     assert html.count("<table>") == 2
     assert html.split("<pre")[1].split("</pre>")[0].endswith(">words")

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from nbddp.analysis.quantities import duration, size, speed
 from nbddp.capabilities.bench.result import Measured
+from nbddp.figures.axes import WIDTH, powers_of_two
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, MUTED, RC
 from nbddp.launch.topology import counted
@@ -23,15 +24,16 @@ FORMATS = {
 }  # fmt: skip
 LINES = ("-", "--", ":", "-.")
 MARKS = "osD^vP*Xh"
-WIDTH, HEIGHT = 9.2, 3.6
+HEIGHT = 3.6
+MOST_TICKS = 9
 NAMES_IN_A_LINE = 5  # of the legend
 
 
 class Bench(DescribedFigure):
     """The figure; `table` has the numbers, in bytes, seconds and bytes per second, and `measured` all repetitions."""
 
-    def __init__(self, figure: Figure, words: str, table: Table, measured: Sequence[Measured]):
-        super().__init__(figure, words, table)
+    def __init__(self, figure: Figure, text: Sequence[str], table: Table, measured: Sequence[Measured]):
+        super().__init__(figure, text, [table])
         self.table, self.measured = table, list(measured)
 
 
@@ -48,8 +50,6 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
     """Latency and bus bandwidth by size; with `axes`, a pair, they are drawn there. Raises ValueError without data."""
     if not measured:
         raise ValueError("nothing was measured")
-    rows = table(measured)
-    text = "\n".join([*sentences(measured), "", repr(rows)])
     own_figure = None
     with rc_context(RC):
         if axes is None:
@@ -71,8 +71,8 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
         if len(names) > 1:
             handles, labels = left.get_legend_handles_labels()
             place = {"loc": "outside lower left", "ncols": NAMES_IN_A_LINE} if own_figure else {"loc": "upper left"}
-            (own_figure or left).legend(handles, labels, frameon=False, fontsize=7.5, **place)
-        return Bench(left.figure, text, rows, measured)
+            (own_figure or left).legend(handles, labels, **place)
+        return Bench(left.figure, sentences(measured), table(measured), measured)
 
 
 def sentences(measured: Sequence[Measured]) -> list[str]:
@@ -137,15 +137,10 @@ def round_numbers(low: float, high: float, most: int = 8) -> list[float]:
 
 
 def _finish(axes: Any, label: str, measured: Sequence[Measured]) -> None:
-    axes.set_xscale("log", base=2)
-    ticks = sorted({m.bytes for m in measured})
-    every = max(1, -(-len(ticks) // 9))
-    axes.set_xticks(ticks[::every], [size(t).replace(".0", "") for t in ticks[::every]], size=7.5)
-    axes.set_xticks([], minor=True)
+    powers_of_two(axes, sorted({m.bytes for m in measured}), lambda t: size(t).replace(".0", ""), MOST_TICKS, size=7.5)
     axes.set_xlabel("size of the buffer")
     axes.set_title(label, loc="left", size=9)
     axes.grid(axis="y", color="#dddddd", lw=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", labelsize=8, colors=MUTED)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)

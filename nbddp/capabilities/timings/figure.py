@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nbddp.analysis.quantities import duration, size
@@ -16,12 +16,13 @@ from nbddp.analysis.steps import Recording
 from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import RankView, StepView, analysed
 from nbddp.capabilities.timings.text import folded, heading, of_bucket, of_rank, of_step, sentences, table, when
+from nbddp.figures.axes import WIDTH, key, legend_above, rows
 from nbddp.figures.bar_labels import Inside
 from nbddp.figures.figure import Area, DescribedFigure, remade
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, INK, MOVES, MUTED, OPTIMIZER, PAPER, RC, WAITS
 
 PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
-LANE, WIDTH = 0.34, 9.2
+LANE = 0.34
 BELOW, NOTE = 0.1, 0.18  # of a lane's units: from the lanes to what is said below them, and the height of that
 LETTERS = 120  # in a line of the title
 CURVES_FROM = 4  # steps
@@ -33,11 +34,11 @@ MOST_COLUMNS = 200  # of the curves that say what they are
 def draw_step(view: StepView, axes: Any = None) -> DescribedFigure:
     """The figure of a step and of the curves; with `axes` only the step's timeline is drawn, into them."""
     named, said, buckets = heading(view), sentences(view), table(view)
-    words = "\n".join([named, *said, "", repr(buckets)])
+    text = [named, *said]
     with rc_context(RC):
         if axes is not None:
             _timeline(axes, view)
-            return DescribedFigure(axes.figure, words, buckets)
+            return DescribedFigure(axes.figure, text, [buckets])
         extra = 1.6 if len(view.curves) >= CURVES_FROM else 0.0
         height = _height(view)
         figure = Figure(figsize=(WIDTH, 1.2 + height + extra), layout="constrained")
@@ -47,7 +48,7 @@ def draw_step(view: StepView, axes: Any = None) -> DescribedFigure:
         top.set_title("\n".join(textwrap.wrap(f"{named}: {said[0]}", LETTERS)), loc="left", size=9, pad=22)
         if extra:
             areas += _curves(figure.add_subplot(grid[1]), view.curves, view.number)
-    return DescribedFigure(figure, words, buckets, areas)
+    return DescribedFigure(figure, text, [buckets], areas)
 
 
 def draw_timings(recording: Recording, number: int, axes: Any = None) -> DescribedFigure:
@@ -74,14 +75,11 @@ def _timeline(axes: Any, view: StepView) -> list[Area]:
         axes.text(length * 1.01, y - height / 2, hidden, va="center", size=8, color=INK)
         ticks.append((y - height / 2, f"rank {mine.rank}"))
         y -= height + 0.25
-    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
+    rows(axes, *zip(*ticks, strict=True))
     axes.set_ylim(y + 0.1, 0.02)
     _legend(axes)
     axes.text(1.0, 1.0, folded(view), transform=axes.transAxes, ha="right", va="bottom", size=8)
     axes.set_xlabel("milliseconds since the first rank began")
-    axes.tick_params(left=False)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
     return areas
 
 
@@ -130,9 +128,8 @@ def _legend(axes: Any) -> None:
         ("forward", FORWARD, ""), ("backward", BACKWARD, ""), ("optimizer", OPTIMIZER, ""),
         ("bucket waits for the slowest rank", WAITS, ""), ("bucket moves", MOVES, "////"),
     )  # fmt: skip
-    handles = [Patch(fc=fill, ec=INK, lw=0.5, hatch=hatch or None, label=name) for name, fill, hatch in kinds]
-    axes.legend(handles=handles, ncols=5, frameon=False, fontsize=7.5, loc="lower left", bbox_to_anchor=(-0.01, 1.0),
-                borderaxespad=0.3, columnspacing=1.2, handlelength=1.6)  # fmt: skip
+    keys = [key(*kind) for kind in kinds]
+    legend_above(axes, keys, -0.01, len(kinds), borderaxespad=0.3, columnspacing=1.2, handlelength=1.6)
 
 
 def _curves(axes: Any, some: Sequence[CurvePoint], number: int) -> list[Area]:
@@ -146,9 +143,8 @@ def _curves(axes: Any, some: Sequence[CurvePoint], number: int) -> list[Area]:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("ms")
-    axes.legend(ncols=3, frameon=False, fontsize=7.5, loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    legend_above(axes, None, -0.01, 3, borderaxespad=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
     each, height = -(-len(some) // MOST_COLUMNS), axes.get_ylim()[1]
     groups = [some[i : i + each] for i in range(0, len(some), each)]
     return [
