@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
 
 from nbddp.figures.palette import INK, MUTED
 
@@ -74,3 +75,44 @@ def key(name: str, fill: str, hatch: str = "", edge: str = INK, width: float = 0
 def legend_above(axes: Any, keys: Sequence[Patch] | None, left: float, ncols: int, **spacing: float) -> None:
     """A legend in one line above the axes, which begins at `left` of their width. keys: None for those of its lines."""
     axes.legend(handles=keys, ncols=ncols, loc="lower left", bbox_to_anchor=(left, 1.0), **spacing)
+
+
+class Inside(Text):
+    """A label in the middle of `bar`. texts: what it may say, the best first; ink and fill: its colour and its box's,
+    which is the bar's own.
+
+    How large a bar is on paper is known only when the figure is laid out, so a label chooses its text and its size each
+    time that it is drawn: the first text that fits, smaller print in a low bar, nothing where that is too small.
+    """
+
+    LARGEST, SMALLEST = 7.0, 5.0  # points
+    HIGH = 1.3  # height of a line of print to its size
+    PAD = 0.6  # points around the print
+    END = 1.0  # points at each end of a bar: its outline, and print that is moved to whole pixels
+
+    def __init__(self, axes: Any, bar: Rectangle, texts: Sequence[str], ink: str, fill: str):
+        x, y = bar.get_x() + bar.get_width() / 2, bar.get_y() + bar.get_height() / 2
+        super().__init__(x, y, "", color=ink, ha="center", va="center", size=self.LARGEST)
+        self.set_bbox({"fc": fill, "ec": "none", "pad": self.PAD})
+        self.bar, self.texts = bar, tuple(texts)
+        self.set_in_layout(False)  # it is never outside of its bar
+        axes.add_artist(self)
+
+    def draw(self, renderer: Any) -> None:
+        self.fit(renderer)
+        if self.get_text():
+            super().draw(renderer)
+
+    def fit(self, renderer: Any) -> None:
+        """Take the text and the size that the bar has room for."""
+        room = self.bar.get_window_extent(renderer)
+        point = renderer.points_to_pixels(1.0)
+        size = min(self.LARGEST, (room.height / point - 2 * self.PAD) / self.HIGH)
+        self.set_fontsize(max(size, self.SMALLEST))
+        self.set_text(next((t for t in self.texts if size >= self.SMALLEST and self._fits(renderer, t, room)), ""))
+
+    def _fits(self, renderer: Any, text: str, room: Any) -> bool:
+        self.set_text(text)
+        own, point = self.get_window_extent(renderer), renderer.points_to_pixels(1.0)
+        across, up = own.width + 2 * (self.PAD + self.END) * point, own.height + 2 * self.PAD * point
+        return bool(across <= room.width and up <= room.height)

@@ -34,7 +34,7 @@ from nbddp.capabilities.forecast import figure as forecast_figure
 from nbddp.capabilities.memory import figure as memory_figure
 from nbddp.capabilities.timings import figure as timings_figure
 from nbddp.capabilities.topology.figure import LOOKS, draw_topology
-from nbddp.figures.bar_labels import Inside
+from nbddp.figures.axes import Inside
 from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.html import PICTURE, POINTED, STYLE
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, FRAME, INK, MOVES, MUTED, OPTIMIZER, PAPER, TINTS, WAITS

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.analysis.activity import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER, activities
+from nbddp.analysis.activity import activities
+from nbddp.analysis.cause import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER
 from nbddp.analysis.overlap import length, minus
 from nbddp.analysis.steps import Span
 from nbddp.capabilities.collectives.breakdown import Split

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.origin import Origin, none_since, recorded_from
 from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import drawn, note
+from nbddp.analysis.steps import Origin, none_since, recorded_from
 from nbddp.launch.topology import counted
 
 PARTS = ("parameters", "module buffers", "gradients", "optimizer state", "DDP buckets")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.analysis.origin import Origin, recorded_from
 from nbddp.analysis.quantities import duration, size
+from nbddp.analysis.steps import Origin, recorded_from
 from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Phase, Place, Window
 from nbddp.launch.topology import rank_words
 

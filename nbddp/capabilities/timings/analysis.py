@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.origin import Origin
 from nbddp.analysis.overlap import communication, lanes, split
 from nbddp.analysis.row_limit import drawn
-from nbddp.analysis.steps import Bucket, Recording, Span, Step
+from nbddp.analysis.steps import Bucket, Origin, Recording, Span, Step
 from nbddp.analysis.wait_time import CurvePoint, Straggler, Transfer, curves, duration, straggler, transfers
 from nbddp.capabilities.timings.rank_time import Slow, SlowRankVerdict, verdict
 

@@ -16,8 +16,7 @@ from nbddp.analysis.steps import Recording
 from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import RankView, StepView, analysed
 from nbddp.capabilities.timings.text import folded, heading, of_bucket, of_rank, of_step, sentences, table, when
-from nbddp.figures.axes import WIDTH, key, legend_above, rows
-from nbddp.figures.bar_labels import Inside
+from nbddp.figures.axes import WIDTH, Inside, key, legend_above, rows
 from nbddp.figures.figure import Area, DescribedFigure, remade
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, INK, MOVES, MUTED, OPTIMIZER, PAPER, RC, WAITS
 

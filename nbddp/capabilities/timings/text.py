@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.analysis.clocks import clocks_agree
-from nbddp.analysis.origin import recorded_from
 from nbddp.analysis.quantities import duration, size, speed
 from nbddp.analysis.row_limit import note
-from nbddp.analysis.steps import Bucket
+from nbddp.analysis.steps import Bucket, recorded_from
 from nbddp.analysis.wait_time import CurvePoint, Straggler
 from nbddp.capabilities.timings.analysis import BucketView, RankView, StepView
 from nbddp.launch.topology import counted, rank_words
