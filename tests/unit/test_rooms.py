@@ -23,7 +23,7 @@ PURE = {  # folder → its modules that import nothing of that
     "agent": "last_error stop version_diff warning_filters",
     "analysis": "*",
     "capabilities": "__init__",
-    "capabilities/bench": "command result",
+    "capabilities/bench": "command result text",
     "capabilities/collectives": "breakdown command from_flight_recorder instances longest program",
     "capabilities/compare": "command exchange replicas report",
     "capabilities/debugger": "command postmortem prompt sender stdin transcript",

@@ -9,19 +9,14 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from nbddp.analysis.quantities import duration, size, speed
+from nbddp.analysis.quantities import duration, size
 from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.bench.text import sentences, table, title
 from nbddp.figures.axes import WIDTH, powers_of_two
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, MUTED, RC
-from nbddp.launch.topology import counted
 from nbddp.output.table import Table
 
-COLUMNS = ("collective", "size", "median", "first quartile", "third quartile", "algorithm", "bus", "wrong")
-FORMATS = {
-    "size": size, "median": duration, "first quartile": duration, "third quartile": duration, "algorithm": speed,
-    "bus": speed,
-}  # fmt: skip
 LINES = ("-", "--", ":", "-.")
 MARKS = "osD^vP*Xh"
 HEIGHT = 3.6
@@ -37,14 +32,6 @@ class Bench(DescribedFigure):
         self.table, self.measured = table, list(measured)
 
 
-def table(measured: Sequence[Measured]) -> Table:
-    """One row per collective and size."""
-    rows = [
-        (m.collective, m.bytes, m.median, *m.spread, m.algorithm_bandwidth, m.bus_bandwidth, m.wrong) for m in measured
-    ]
-    return Table(COLUMNS, rows, formats=FORMATS)
-
-
 @remade
 def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) -> Bench:
     """Latency and bus bandwidth by size; with `axes`, a pair, they are drawn there. Raises ValueError without data."""
@@ -55,7 +42,7 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
         if axes is None:
             figure = own_figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
             axes = figure.subplots(1, 2)
-            figure.suptitle(_title(measured), x=0.01, ha="left", size=10, weight="bold")
+            figure.suptitle(title(measured), x=0.01, ha="left", size=10, weight="bold")
         left, right = axes
         names = list(dict.fromkeys(m.collective for m in measured))
         for i, name in enumerate(names):
@@ -73,30 +60,6 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
             place = {"loc": "outside lower left", "ncols": NAMES_IN_A_LINE} if own_figure else {"loc": "upper left"}
             (own_figure or left).legend(handles, labels, **place)
         return Bench(left.figure, sentences(measured), table(measured), measured)
-
-
-def sentences(measured: Sequence[Measured]) -> list[str]:
-    """How fast the smallest and the largest were, and whether all results were right."""
-    lines = [_title(measured)]
-    for name in dict.fromkeys(m.collective for m in measured):
-        own = [m for m in measured if m.collective == name]
-        least, most = min(own, key=lambda m: m.bytes), max(own, key=lambda m: m.bus_bandwidth)
-        lines.append(
-            f"{name}: {duration(least.median)} for {size(least.bytes)}; bus bandwidth reaches "
-            f"{speed(most.bus_bandwidth)} at {size(most.bytes)}"
-        )
-    wrong = [m for m in measured if m.wrong]
-    if wrong:
-        told = ", ".join(f"{m.collective} of {size(m.bytes)} ({counted(m.wrong, 'element')})" for m in wrong)
-        lines.append(f"WRONG results: {told}")
-    else:
-        lines.append("every element of every result was correct")
-    return lines
-
-
-def _title(measured: Sequence[Measured]) -> str:
-    names = ", ".join(dict.fromkeys(m.collective for m in measured))
-    return f"{names} on {counted(measured[0].ranks, 'rank')}"
 
 
 def _curve(axes: Any, own: Sequence[Measured], number: int, values: Sequence[tuple[float, float, float]]) -> None:

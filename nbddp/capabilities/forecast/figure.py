@@ -15,11 +15,10 @@ from matplotlib.lines import Line2D
 
 from nbddp.analysis.quantities import duration, percent
 from nbddp.capabilities.forecast.scale import Forecast, Predicted
-from nbddp.capabilities.forecast.text import COLUMNS, knee, rows, sentences
+from nbddp.capabilities.forecast.text import knee, sentences, table
 from nbddp.figures.axes import WIDTH, key, powers_of_two
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MOVES, MUTED, PAPER, RC
-from nbddp.output.table import Table
 
 COMPUTE = "#c9dccd"
 WEAK, STRONG = FILLS[0], FILLS[1]
@@ -32,7 +31,6 @@ LONG = 1.0  # seconds: a step from here on is drawn in seconds
 @remade
 def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> DescribedFigure:
     """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
-    text = [f"forecast from step {some.number} of {some.model}", *sentences(some)]
     with rc_context(RC):
         if axes is None:
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -41,7 +39,7 @@ def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Describe
         left, right = axes
         _parts(left, some)
         _efficiency(right, some)
-    return DescribedFigure(left.figure, text, [Table(COLUMNS, rows(some))])
+    return DescribedFigure(left.figure, sentences(some), [table(some)])
 
 
 def _parts(axes: Any, some: Forecast) -> None:

@@ -12,17 +12,16 @@ from matplotlib.patches import Rectangle
 from nbddp.analysis.quantities import size
 from nbddp.capabilities.memory.parts import (
     RankMemory,
-    columns_and_rows,
     sentences,
     shown_parts,
     shown_ranks,
     span,
+    table,
     unit,
 )
 from nbddp.figures.axes import EDGE, LINE, WIDTH, key, legend_above, place, rows, titled
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, INK, MOVES, MUTED, PAPER, RC
-from nbddp.output.table import Table
 
 BAR = 0.62  # a bar's share of its row
 LEFT, RIGHT, BOTTOM, LEGEND = 0.75, 0.95, 0.5, 0.42  # inches: names, totals, axis, legend
@@ -37,11 +36,6 @@ STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, 
 }
 SMALL, BETWEEN = 0.1, 0.95  # share of the bar below which the parts get axes of their own; inches between the two
 OTHER = (MOVES, "////", "#8a6a45", INK)
-
-
-def table(ranks: Sequence[RankMemory]) -> Table:
-    """One row per rank, at most 16."""
-    return Table(*columns_and_rows(ranks))
 
 
 @remade

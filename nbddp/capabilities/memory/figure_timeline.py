@@ -12,20 +12,18 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nbddp.analysis.quantities import size
-from nbddp.analysis.row_limit import drawn, note
 from nbddp.capabilities.memory.parts import unit
 from nbddp.capabilities.memory.timeline import (
     Allocations,
     RankAllocations,
-    columns_and_rows,
-    extremes,
     heading,
     sentences,
+    shown_ranks,
+    table,
 )
 from nbddp.figures.axes import LINE, WIDTH, key, place, titled
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, INK, OPTIMIZER, PAPER, RC, TINTS
-from nbddp.output.table import Table
 
 LEFT, RIGHT, BOTTOM, LEGEND, BETWEEN = 0.95, 0.3, 0.5, 0.34, 0.12  # inches, as all below
 LETTERS = 135  # in a line under the title
@@ -38,31 +36,16 @@ PHASES = {  # fill, hatch and its colour
 }
 
 
-def table(found: Allocations) -> Table:
-    """One row per line of the program, at most 8, and one for the rest."""
-    return Table(*columns_and_rows(found))
-
-
 @remade
 def draw_allocations(found: Allocations) -> DescribedFigure:
     """The figure: a row per rank, at most 16, those with the highest and the lowest peak among them."""
-    text = [heading(found), *sentences(found), *_folded(found)]
     with rc_context(RC):
-        return DescribedFigure(_figure(found), text, [table(found)])
-
-
-def _drawn(found: Allocations) -> list[RankAllocations]:
-    chosen = drawn((r.rank for r in found.ranks), [r.rank for r in extremes(found)])
-    return [r for r in found.ranks if r.rank in chosen]
-
-
-def _folded(found: Allocations) -> list[str]:
-    return [*filter(None, [note(len(found.ranks), len(_drawn(found)))])]
+        return DescribedFigure(_figure(found), [heading(found), *sentences(found)], [table(found)])
 
 
 def _figure(found: Allocations) -> Figure:
-    ranks = _drawn(found)
-    texts = [line for text in (*sentences(found), *_folded(found)) for line in textwrap.wrap(text, LETTERS)]
+    ranks = shown_ranks(found)
+    texts = [line for text in sentences(found) for line in textwrap.wrap(text, LETTERS)]
     row = 1.0 if len(ranks) <= 4 else 0.62
     head = 0.38 + LINE * len(texts) + LEGEND
     height = head + len(ranks) * (row + BETWEEN) + BOTTOM
@@ -123,7 +106,7 @@ def _phases(axes: Any, rank: RankAllocations, low: float, strip: float) -> None:
 
 def _legend(figure: Any, head: float, height: float, found: Allocations) -> None:
     """Phases differ by hatch too, never by colour alone."""
-    there = {p.name for r in _drawn(found) if len(r.phases) <= MOST_PHASES for p in r.phases}
+    there = {p.name for r in shown_ranks(found) if len(r.phases) <= MOST_PHASES for p in r.phases}
     use = key("allocated" if not found.sampled else "in use, sampled", TINTS[0], edge=FILLS[0], width=1)
     keys = [use, *(key(name, *look, width=0) for name, look in PHASES.items() if name in there)]
     figure.legend(

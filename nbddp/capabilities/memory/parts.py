@@ -10,6 +10,7 @@ from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import drawn, note
 from nbddp.analysis.steps import Origin, none_since, recorded_from
 from nbddp.launch.topology import counted
+from nbddp.output.table import Table
 
 PARTS = ("parameters", "module buffers", "gradients", "optimizer state", "DDP buckets")
 
@@ -83,7 +84,7 @@ def _extremes(ranks: Sequence[RankMemory]) -> tuple[RankMemory, RankMemory]:
     return min(ranks, key=lambda r: r.total), max(ranks, key=lambda r: r.total)
 
 
-def columns_and_rows(ranks: Sequence[RankMemory]) -> tuple[list[str], list[list[object]]]:
+def table(ranks: Sequence[RankMemory]) -> Table:
     """One row for each of `shown_ranks`."""
     parts = shown_parts(ranks)
     started = any(r.start for r in ranks)
@@ -95,7 +96,7 @@ def columns_and_rows(ranks: Sequence[RankMemory]) -> tuple[list[str], list[list[
         ]
         for i in shown_ranks(ranks)
     ]  # fmt: skip
-    return columns, rows
+    return Table(columns, rows)
 
 
 def sentences(ranks: Sequence[RankMemory]) -> list[str]:
