@@ -11,7 +11,6 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
 from nbddp.analysis.quantities import percent
-from nbddp.analysis.row_limit import note
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.program import MOST_KINDS, Breakdown
 from nbddp.figures.axes import LINE, WIDTH, key, legend_above, place, rows, titled
@@ -42,11 +41,8 @@ def _figure(found: Breakdown) -> Figure:
     ranks = [(r, found.ranks[r]) for r in found.shown] if found.whole else []
     kinds = list(found.kinds)[:MOST_KINDS]
     upper, lower = ROW * max(1, len(ranks)), CELL * (len(kinds) + 1) if kinds else 0.0
-    first, *others = found.sentences()
-    title = textwrap.wrap(first, LETTERS)
-    few = note(len(found.ranks), len(ranks)) if ranks else ""
-    second = [s for s in others if s.startswith(("rank ", "cause: ")) or s == few]
-    late = [line for s in second for line in textwrap.wrap(s, SMALL)]
+    title = textwrap.wrap(found.sentences()[0], LETTERS)
+    late = [line for s in (*found.of_late(), *found.folded()) for line in textwrap.wrap(s, SMALL)]
     top = TITLE + LINE * (len(title) - 1 + len(late))
     height = top + upper + AXIS + (BETWEEN + lower if kinds else 0.0)
     figure = titled(height, "\n".join(title), ["\n".join(late)], 0.12 + LINE * len(title))
