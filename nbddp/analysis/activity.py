@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from nbddp.analysis.cause import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER
 from nbddp.analysis.overlap import common, minus, union
 from nbddp.analysis.steps import Span
 from nbddp.capabilities.trace.merge import CALL, PROCESSES, WAIT
 
 Event = Mapping[str, Any]
 Key = tuple[str, int, int]  # group, sequence number, and which of several inits that gave both anew
-INPUT, COPY, FORWARD, BACKWARD, OPTIMIZER, CODE = (
-    "input (data loader)", "host-to-device copy", "forward", "backward", "optimizer", "Python outside of operations",
-)  # fmt: skip
 COLLECTIVE = re.compile(r"c10d::|_c10d_functional|record_param_comms")
 TRANSFER = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl):")
 NCCL = re.compile(r"nccl", re.IGNORECASE)

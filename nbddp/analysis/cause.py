@@ -1,7 +1,8 @@
 """Why a rank is late: in which part of a step it takes longer than the others.
 
-That it is late has been shown before (`evidence`). A table of times, rank → part → nanoseconds, of what each rank does
-by itself, without waiting for others. The late rank's time in each part is compared with the median of the others':
+`analysis.significance` has shown that it is late. The input is a table of times, rank → part → nanoseconds, of what
+each rank does by itself, without waiting for others. The late rank's time in each part is compared with the median of
+the others':
 
 - forward and backward take longer, and the rank's inputs have more elements: more work. Up to the square of the inputs'
   ratio is explained so, which is what attention takes for longer sequences;
@@ -22,6 +23,10 @@ from dataclasses import dataclass, field, replace
 
 from nbddp.analysis.quantities import digits, duration, percent
 
+# parts of a step
+INPUT, COPY, FORWARD, BACKWARD, OPTIMIZER, CODE = (
+    "input (data loader)", "host-to-device copy", "forward", "backward", "optimizer", "Python outside of operations",
+)  # fmt: skip
 MACHINE, BATCH, EITHER, UNKNOWN = "the machine", "more work", "more work or the machine", "not known"
 MOST = 0.6  # of the extra time: what has more of it is the cause
 SLOWER, ALIKE = 1.04, 3.0  # times as long, at least; and what is more than once differs by this at most
@@ -29,7 +34,7 @@ COUNTS = 0.03  # of the others' time: a part that takes less says nothing about 
 COVER = 0.5  # of the others' time that the parts with a factor must make up
 AS_SLOW = 0.5  # of a factor above 1: an optimizer with so much of forward's and backward's speaks for the machine
 WITHIN = 1.25  # times the square of the inputs' ratio: what is slower than that has another cause too
-WORK = ("forward", "loss", "backward", "optimizer")  # what a slow machine slows, whatever the data are
+WORK = (FORWARD, "loss", BACKWARD, OPTIMIZER)  # what a slow machine slows, whatever the data are
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nbddp.analysis.quantities import duration
 from nbddp.analysis.steps import Recording, Step
 
 
@@ -40,6 +41,11 @@ def clock(pings: Sequence[Ping]) -> ClockOffset:
     """The offset that the quickest round trip tells. Raises ValueError without pings."""
     best = min(pings, key=lambda p: p.took)
     return ClockOffset(best.asked + best.took // 2 - best.read, (best.took + 1) // 2)
+
+
+def clocks_agree(residual: int) -> str:
+    """What is said of an alignment's error in nanoseconds."""
+    return f"The ranks' clocks agree within {duration(residual / 1e9)}."
 
 
 def allowed(reference: Sequence[Step], other: Sequence[Step]) -> tuple[int, int] | None:

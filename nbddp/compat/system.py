@@ -90,16 +90,6 @@ def _mallinfo() -> Any:
     return count
 
 
-def served_by() -> set[int | None]:
-    """Processes of this one's that run for multiprocessing and call no program: the tracker of its resources, and the
-    server that forks."""
-    tracker, forks = (sys.modules.get(f"multiprocessing.{name}") for name in ("resource_tracker", "forkserver"))
-    return {
-        getattr(getattr(tracker, "_resource_tracker", None), "_pid", None),
-        getattr(getattr(forks, "_forkserver", None), "_forkserver_pid", None),
-    }
-
-
 def has_loopback() -> bool:
     """Whether this machine has the loopback of IPv4, at which a pool's processes meet. Nothing is sent."""
     with socket.socket(type=socket.SOCK_DGRAM) as probe:

@@ -45,7 +45,7 @@ class Area:
 
 
 class DescribedFigure:
-    """A matplotlib figure and its content in words, which may end with tables. `str` and `repr` are the words. areas:
+    """A matplotlib figure and its content in words: `text`, and tables below it. `str` and `repr` are both. areas:
     parts of the figure whose words a page shows where the pointer rests.
 
     A notebook keeps what its cells have returned (`Out`), and a figure takes megabytes. So one that can be made again
@@ -55,14 +55,14 @@ class DescribedFigure:
     def __init__(
         self,
         figure: Figure,
-        words: str,
-        table: Table | Sequence[Table] | None = None,
+        text: str | Sequence[str],
+        tables: Sequence[Table] = (),
         areas: Sequence[Area] = (),
     ):
-        self.words = words
+        self._text, self._tables = text if isinstance(text, str) else "\n".join(text), tuple(tables)
+        self.words = "\n".join([self._text, *(line for t in self._tables for line in ("", repr(t)))])
         self._figure: Figure | None = figure
         self._areas = tuple(areas)
-        self._tables = [] if table is None else [table] if isinstance(table, Table) else list(table)
         self._lent = False  # the figure, to somebody who may change it
         self._taken: tuple[bytes, list[Spot]] | None = None
         self._again = b""
@@ -119,7 +119,7 @@ class DescribedFigure:
         data, spots = self._picture()
         width = width_of(data)
         bundle = {
-            "text/html": page(data, width, self.words, self._tables, spots),
+            "text/html": page(data, width, self._text, self._tables, spots),
             "image/png": base64.b64encode(data).decode(),
             "text/plain": self.words,
         }

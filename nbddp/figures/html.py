@@ -77,11 +77,8 @@ def _over(spot: Spot) -> str:
     return f'<span class="{SPOT}" aria-hidden="true" title="{escape(spot.words)}" style="{place}"></span>'
 
 
-def page(png: bytes, width: int, words: str, tables: Sequence[Table] = (), spots: Sequence[Spot] = ()) -> str:
-    """Picture, words, and the tables, if `words` end with them, as ones that scroll by themselves."""
-    alt = words.partition("\n")[0]
-    text = words
-    for table in reversed(tables):
-        text = text.removesuffix(repr(table)).rstrip()
+def page(png: bytes, width: int, text: str, tables: Sequence[Table] = (), spots: Sequence[Spot] = ()) -> str:
+    """Picture, words, and tables that scroll by themselves."""
+    alt = text.partition("\n")[0]
     shown = "".join(SCROLLS.format(table._repr_html_()) for table in tables)
     return picture(png, width, alt, spots=spots) + words_of(text) + shown

@@ -44,6 +44,7 @@ WARM = (
     "ipykernel.zmqshell",
     "torch.nn.parallel",
     "torch.distributed.optim",
+    *folders.modules("exercise"),
 )  # what every examiner, agent and rank needs
 SPARED = (  # what lessons import: imported once and not on every rank
     torch.COMPILER,
@@ -117,6 +118,7 @@ class Examiner:
 
     def _references(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What is right, worked out by ranks that have run no learner's code yet."""
+        exercises()  # which make them
         found = {r.name: r.by_rank() for r in run_check.Reference.every} if self.pool.world_size > 1 else {}
         return {"references": json_values.write(found).decode()}
 

@@ -1,4 +1,4 @@
-"""The output of one rank: kept in order, bounded in memory and on disk (`logfile`).
+"""The output of one rank: kept in order, bounded in memory and on disk (`output.log_file`).
 
 Text goes to a log file as it comes and, as lines, into a head and a tail; what moves the
 cursor within a line is carried out (a progress bar is one line that changes, not a thousand).

@@ -1,7 +1,7 @@
 """Texts that are too long for a notebook: their two ends are shown, and the whole is in a file.
 
 A line of a report, a message, a result or a figure may have any size; a notebook that holds them all cannot be opened.
-The file is bounded too (`logfile`).
+The file is bounded too (`output.log_file`).
 """
 
 from __future__ import annotations

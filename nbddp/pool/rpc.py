@@ -2,7 +2,7 @@
 
 `RankRpc` sends a request to a rank with its metadata and buffers, hears every iopub message
 of it from before the moment it is sent (nothing can be missed), and asks questions over
-the control channel. What it needs of the client's internals is in `ipyparallel_seams`;
+the control channel. What it needs of the client's internals is in `compat.ipyparallel`;
 that the client works is seen to by `connection`.
 """
 

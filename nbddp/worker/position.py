@@ -1,8 +1,8 @@
 """Where this rank is: the user's line, torch's call, and what is known of what that waits for.
 
 Read from outside the main thread, while that is blocked: from its Python frames; from what was noted when the call
-was made (`noted`); and from torch's flight recorder (`flight`), which also knows the collectives that C++ calls, those
-of DDP above all. Plain data out, with what is evidence marked as such; what it means, across ranks, is for
+was made (`call_log`); and from torch's flight recorder (`flight`), which also knows the collectives that C++ calls,
+those of DDP above all. Plain data out, with what is evidence marked as such; what it means, across ranks, is for
 `execution.deadlock` to say.
 """
 

@@ -19,7 +19,7 @@ GATHERS = 2  # of a check, behind the barrier
 
 
 class DetailBarrier(NamedTuple):
-    """The barrier before collective number `sequence` of a group (`key`, as in `noted`)."""
+    """The barrier before collective number `sequence` of a group (`key`, as in `call_log`)."""
 
     group: Any
     key: str

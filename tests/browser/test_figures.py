@@ -34,10 +34,10 @@ from nbddp.capabilities.forecast import figure as forecast_figure
 from nbddp.capabilities.memory import figure as memory_figure
 from nbddp.capabilities.timings import figure as timings_figure
 from nbddp.capabilities.topology.figure import LOOKS, draw_topology
-from nbddp.figures.bar_labels import Inside
+from nbddp.figures.axes import Inside
 from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.html import PICTURE, POINTED, STYLE
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
+from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, FRAME, INK, MOVES, MUTED, OPTIMIZER, PAPER, TINTS, WAITS
 from nbddp.launch.topology import planned
 from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api, until
 from tests.colours import contrast, in_the_dark
@@ -66,16 +66,15 @@ def test_what_can_be_read_in_light_can_be_read_in_the_dark(behind: str) -> None:
         FRAME,
         *FILLS,
         *TINTS,
-        timings_figure.MOVES,
-        timings_figure.WAITS,
-        memory_figure.REST,
+        MOVES,
+        WAITS,
         forecast_figure.COMPUTE,
     }
     fills |= {its.fill for its in LOOKS.values() if its.fill != "none"} | {s[0] for s in memory_figure.STYLES.values()}
     inks = {INK, PAPER, *FILLS, *(its.text for its in LOOKS.values()), *(s[3] for s in memory_figure.STYLES.values())}
     assert min(contrast(ink, PAPER) for ink in inks - {PAPER}) >= 4.5
     seen = [(a, b) for a, b in product(inks, fills) if contrast(a, b) >= 4.6]
-    assert {(INK, FRAME), (MUTED, FRAME), (PAPER, FILLS[1]), (INK, timings_figure.MOVES)} <= set(seen)
+    assert {(INK, FRAME), (MUTED, FRAME), (PAPER, FILLS[1]), (INK, MOVES)} <= set(seen)
     for ink, fill in seen:
         assert contrast(in_the_dark(ink, behind), in_the_dark(fill, behind)) >= 4.5, (ink, fill)
     assert in_the_dark(PAPER, behind) == behind, "no slab"
@@ -106,7 +105,7 @@ def timeline() -> DescribedFigure:
     return timings_figure.draw_timings(gallery(8, 8), 20)
 
 
-PHASES = {"forward": timings_figure.FORWARD, "backward": timings_figure.BACKWARD, "optimizer": timings_figure.OPTIMIZER}
+PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
 def test_every_rank_bucket_and_step_of_a_timeline_has_words() -> None:

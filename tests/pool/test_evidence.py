@@ -193,6 +193,16 @@ def test_waits_of_other_kinds_are_named(two: nbddp.Pool, name: str) -> None:
     two.ensure(LaunchSpec(nproc=2))
 
 
+def test_a_child_of_multiprocessings_server_counts_and_the_server_does_not(two: nbddp.Pool) -> None:
+    code = (
+        "import time\nfrom multiprocessing import get_context\nfrom nbddp.worker import threads\n"
+        "child = get_context('forkserver').Process(target=time.sleep, args=(30,))\nchild.start()\n"
+        "found = threads.children()[0], str(child.pid)\nchild.kill(); child.join()\nfound"
+    )
+    for found, pid in two.run_cell(code, want_value=True, screen=NullScreen()):
+        assert found == [pid]
+
+
 SEEMS = {  # what cannot be proven: the words of the live view, after `hang_after` and a second
     "a call in a thread that the cell awaits": (
         "import asyncio\nif rank: await asyncio.to_thread(dist.barrier)",

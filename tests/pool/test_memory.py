@@ -11,9 +11,9 @@ import pytest
 import nbddp
 from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import MOST
-from nbddp.capabilities.memory.figure import draw_memory, table
+from nbddp.capabilities.memory.figure import draw_memory
 from nbddp.capabilities.memory.on_rank import Memory
-from nbddp.capabilities.memory.parts import RankMemory
+from nbddp.capabilities.memory.parts import RankMemory, table
 from nbddp.errors import PoolNotRunning
 from nbddp.output.screens import NullScreen
 from tests.kernels import Kernel

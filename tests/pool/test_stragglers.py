@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import nbddp
-from nbddp.analysis.activity import BACKWARD, COPY, FORWARD, INPUT, OPTIMIZER
-from nbddp.analysis.cause import BATCH, MACHINE
+from nbddp.analysis.cause import BACKWARD, BATCH, COPY, FORWARD, INPUT, MACHINE, OPTIMIZER
 from nbddp.analysis.wait_time import typical
 from nbddp.capabilities.collectives.from_flight_recorder import OWN
 from nbddp.capabilities.collectives.program import program

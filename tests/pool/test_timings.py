@@ -17,6 +17,7 @@ import nbddp
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.analysis.wait_time import straggler, transfers, typical
 from nbddp.capabilities.timings import on_rank_gpu_clock
+from nbddp.capabilities.timings.analysis import analysed
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.on_rank import RING, Recorder, _Notes
 from nbddp.capabilities.timings.on_rank import now as recorder_now
@@ -367,7 +368,7 @@ def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool)
     shown = draw_timings(found, 0)
     assert "This step was not recorded on rank 0." in shown.words
     pool.run_cell("pass", screen=NullScreen())
-    assert heading(pool.timings(), 0) == "step 0 of Linear from an earlier cell; the last cell recorded none"
+    assert heading(analysed(pool.timings(), 0)) == "step 0 of Linear from an earlier cell; the last cell recorded none"
 
 
 def test_steps_of_a_called_function_are_told_as_such(pool: nbddp.Pool) -> None:
@@ -382,7 +383,7 @@ def test_steps_of_a_called_function_are_told_as_such(pool: nbddp.Pool) -> None:
 
     pool.run_cell(program("plain"), screen=NullScreen())
     pool.call(train)
-    assert heading(pool.timings(), 0) == "step 0 of Linear from a function that Pool.call ran"
+    assert heading(analysed(pool.timings(), 0)) == "step 0 of Linear from a function that Pool.call ran"
 
 
 def test_memory_is_bounded() -> None:

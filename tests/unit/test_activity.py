@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.analysis.activity import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER, activities
+from nbddp.analysis.activity import activities
+from nbddp.analysis.cause import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER
 from nbddp.analysis.overlap import length, minus
 from nbddp.analysis.steps import Span
 from nbddp.capabilities.collectives.breakdown import Split
@@ -288,6 +289,6 @@ def test_several_tables_stand_below_the_words_once() -> None:
     from nbddp.figures.html import page
 
     one, two = Table(("a",), [(1,)]), Table(("b",), [(2,)])
-    html = page(b"\x89PNG" + bytes(30), 10, "\n".join(["words", "", repr(one), "", repr(two)]), [one, two])
+    html = page(b"\x89PNG" + bytes(30), 10, "words", [one, two])
     assert html.count("<table>") == 2
     assert html.split("<pre")[1].split("</pre>")[0].endswith(">words")

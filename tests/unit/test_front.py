@@ -36,8 +36,9 @@ IMAGES = (".svg", ".png")
 PAGES = [
     "README.md",
     "notebooks/INSTRUCTORS.md",
-    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+    *(str(p.relative_to(ROOT)) for p in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/explanation/*.md")]),
     "nbddp/README.md",
+    "nbddp/protocol/README.md",
     "CHANGELOG.md",
 ]
 

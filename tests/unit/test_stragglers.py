@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbddp.analysis.activity import BACKWARD, FORWARD, INPUT, OPTIMIZER
-from nbddp.analysis.cause import BATCH, EITHER, MACHINE, UNKNOWN, cause
+from nbddp.analysis.cause import BACKWARD, BATCH, EITHER, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, cause
 from nbddp.analysis.steps import Bucket, Recording, Span, Step
 from nbddp.capabilities.timings.rank_time import AFTER, BETWEEN, LOSS, own, parts, slow
 

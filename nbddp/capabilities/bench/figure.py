@@ -9,38 +9,27 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from nbddp.analysis.quantities import duration, size, speed
+from nbddp.analysis.quantities import duration, size
 from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.bench.text import sentences, table, title
+from nbddp.figures.axes import WIDTH, powers_of_two
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, MUTED, RC
-from nbddp.launch.topology import counted
 from nbddp.output.table import Table
 
-COLUMNS = ("collective", "size", "median", "first quartile", "third quartile", "algorithm", "bus", "wrong")
-FORMATS = {
-    "size": size, "median": duration, "first quartile": duration, "third quartile": duration, "algorithm": speed,
-    "bus": speed,
-}  # fmt: skip
 LINES = ("-", "--", ":", "-.")
 MARKS = "osD^vP*Xh"
-WIDTH, HEIGHT = 9.2, 3.6
+HEIGHT = 3.6
+MOST_TICKS = 9
 NAMES_IN_A_LINE = 5  # of the legend
 
 
 class Bench(DescribedFigure):
     """The figure; `table` has the numbers, in bytes, seconds and bytes per second, and `measured` all repetitions."""
 
-    def __init__(self, figure: Figure, words: str, table: Table, measured: Sequence[Measured]):
-        super().__init__(figure, words, table)
+    def __init__(self, figure: Figure, text: Sequence[str], table: Table, measured: Sequence[Measured]):
+        super().__init__(figure, text, [table])
         self.table, self.measured = table, list(measured)
-
-
-def table(measured: Sequence[Measured]) -> Table:
-    """One row per collective and size."""
-    rows = [
-        (m.collective, m.bytes, m.median, *m.spread, m.algorithm_bandwidth, m.bus_bandwidth, m.wrong) for m in measured
-    ]
-    return Table(COLUMNS, rows, formats=FORMATS)
 
 
 @remade
@@ -48,14 +37,12 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
     """Latency and bus bandwidth by size; with `axes`, a pair, they are drawn there. Raises ValueError without data."""
     if not measured:
         raise ValueError("nothing was measured")
-    rows = table(measured)
-    text = "\n".join([*sentences(measured), "", repr(rows)])
     own_figure = None
     with rc_context(RC):
         if axes is None:
             figure = own_figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
             axes = figure.subplots(1, 2)
-            figure.suptitle(_title(measured), x=0.01, ha="left", size=10, weight="bold")
+            figure.suptitle(title(measured), x=0.01, ha="left", size=10, weight="bold")
         left, right = axes
         names = list(dict.fromkeys(m.collective for m in measured))
         for i, name in enumerate(names):
@@ -71,32 +58,8 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
         if len(names) > 1:
             handles, labels = left.get_legend_handles_labels()
             place = {"loc": "outside lower left", "ncols": NAMES_IN_A_LINE} if own_figure else {"loc": "upper left"}
-            (own_figure or left).legend(handles, labels, frameon=False, fontsize=7.5, **place)
-        return Bench(left.figure, text, rows, measured)
-
-
-def sentences(measured: Sequence[Measured]) -> list[str]:
-    """How fast the smallest and the largest were, and whether all results were right."""
-    lines = [_title(measured)]
-    for name in dict.fromkeys(m.collective for m in measured):
-        own = [m for m in measured if m.collective == name]
-        least, most = min(own, key=lambda m: m.bytes), max(own, key=lambda m: m.bus_bandwidth)
-        lines.append(
-            f"{name}: {duration(least.median)} for {size(least.bytes)}; bus bandwidth reaches "
-            f"{speed(most.bus_bandwidth)} at {size(most.bytes)}"
-        )
-    wrong = [m for m in measured if m.wrong]
-    if wrong:
-        told = ", ".join(f"{m.collective} of {size(m.bytes)} ({counted(m.wrong, 'element')})" for m in wrong)
-        lines.append(f"WRONG results: {told}")
-    else:
-        lines.append("every element of every result was correct")
-    return lines
-
-
-def _title(measured: Sequence[Measured]) -> str:
-    names = ", ".join(dict.fromkeys(m.collective for m in measured))
-    return f"{names} on {counted(measured[0].ranks, 'rank')}"
+            (own_figure or left).legend(handles, labels, **place)
+        return Bench(left.figure, sentences(measured), table(measured), measured)
 
 
 def _curve(axes: Any, own: Sequence[Measured], number: int, values: Sequence[tuple[float, float, float]]) -> None:
@@ -137,15 +100,10 @@ def round_numbers(low: float, high: float, most: int = 8) -> list[float]:
 
 
 def _finish(axes: Any, label: str, measured: Sequence[Measured]) -> None:
-    axes.set_xscale("log", base=2)
-    ticks = sorted({m.bytes for m in measured})
-    every = max(1, -(-len(ticks) // 9))
-    axes.set_xticks(ticks[::every], [size(t).replace(".0", "") for t in ticks[::every]], size=7.5)
-    axes.set_xticks([], minor=True)
+    powers_of_two(axes, sorted({m.bytes for m in measured}), lambda t: size(t).replace(".0", ""), MOST_TICKS, size=7.5)
     axes.set_xlabel("size of the buffer")
     axes.set_title(label, loc="left", size=9)
     axes.grid(axis="y", color="#dddddd", lw=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", labelsize=8, colors=MUTED)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -7,9 +7,9 @@ float32. Buffers are zero while it is timed, since an in-place sum of anything e
 
 `size` is nccl-tests': bytes of the whole buffer, that is, of all that is gathered or scattered.
 
-The group lives for the measurement alone, as that of `clocks` does: it is a backend that torch's tables and our notes
-of calls do not know, so the user's groups go on counting as if nothing had been. torch's flight recorder has no room
-for both; `flight.making_room` keeps what it held.
+The group lives for the measurement alone, as that of `timings.on_rank_clocks` does. It is a backend that torch's
+tables and our notes of calls do not know, so the user's groups go on counting as if nothing had been. torch's flight
+recorder has no room for both; `flight.making_room` keeps what it held.
 """
 
 from __future__ import annotations

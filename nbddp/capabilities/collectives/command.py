@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nbddp.analysis.answers import clocks, unpacked
 from nbddp.analysis.clocks import ClockOffset
-from nbddp.analysis.origin import origin
+from nbddp.analysis.steps import origin
 from nbddp.capabilities.collectives.from_flight_recorder import cell_from, untraced_program
 from nbddp.capabilities.collectives.program import Breakdown
 from nbddp.errors import BadInput

@@ -7,24 +7,24 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 
 from nbddp.analysis.quantities import percent
-from nbddp.analysis.row_limit import note
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.program import MOST_KINDS, Breakdown
+from nbddp.figures.axes import LINE, WIDTH, key, legend_above, place, rows, titled
 from nbddp.figures.figure import DescribedFigure, remade
-from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
+from nbddp.figures.palette import FILLS, INK, MOVES, MUTED, PAPER, RC, TINTS, WAITS
 
-WIDTH, ROW, CELL = 9.2, 0.3, 0.24  # inches; ROW of a rank's bar, CELL of a row of the lower table
-LEFT, RIGHT, TITLE, AXIS, BETWEEN, LINE = 1.5, 1.1, 0.55, 0.45, 0.3, 0.17  # inches
+ROW, CELL = 0.3, 0.24  # inches; ROW of a rank's bar, CELL of a row of the lower table
+LEFT, RIGHT, TITLE, AXIS, BETWEEN = 1.5, 1.1, 0.55, 0.45, 0.3  # inches
 LETTERS, SMALL = 100, 130  # in a line of the title, and of what stands under it
 LETTER = 0.072  # inches
 PARTS: tuple[tuple[str, str, str, str], ...] = (  # name, fill, hatch, ink
     ("compute", FILLS[2], "", PAPER),
-    ("waits for a later rank", "#fbeede", "", INK),
-    ("other exposed communication", "#f0c9a0", "////", INK),
+    ("waits for a later rank", WAITS, "", INK),
+    ("other exposed communication", MOVES, "////", INK),
     ("copies", FILLS[0], "", PAPER),
     ("idle", PAPER, "", INK),
 )
@@ -33,33 +33,22 @@ PARTS: tuple[tuple[str, str, str, str], ...] = (  # name, fill, hatch, ink
 @remade
 def draw_program(found: Breakdown) -> DescribedFigure:
     """The figure, with words and tables."""
-    tables = found.tables()
-    words = "\n".join([*found.sentences(), *(line for t in tables for line in ("", repr(t)))])
     with rc_context(RC):
-        return DescribedFigure(_figure(found), words, tables)
+        return DescribedFigure(_figure(found), found.sentences(), found.tables())
 
 
 def _figure(found: Breakdown) -> Figure:
     ranks = [(r, found.ranks[r]) for r in found.shown] if found.whole else []
     kinds = list(found.kinds)[:MOST_KINDS]
     upper, lower = ROW * max(1, len(ranks)), CELL * (len(kinds) + 1) if kinds else 0.0
-    first, *others = found.sentences()
-    title = textwrap.wrap(first, LETTERS)
-    few = note(len(found.ranks), len(ranks)) if ranks else ""
-    second = [s for s in others if s.startswith(("rank ", "cause: ")) or s == few]
-    late = [line for s in second for line in textwrap.wrap(s, SMALL)]
+    title = textwrap.wrap(found.sentences()[0], LETTERS)
+    late = [line for s in (*found.of_late(), *found.folded()) for line in textwrap.wrap(s, SMALL)]
     top = TITLE + LINE * (len(title) - 1 + len(late))
     height = top + upper + AXIS + (BETWEEN + lower if kinds else 0.0)
-    figure = Figure(figsize=(WIDTH, height))
-    figure.text(0.1 / WIDTH, 1 - 0.08 / height, "\n".join(title), va="top", size=9.5, weight="bold")
-    under = 1 - (0.12 + LINE * len(title)) / height
-    figure.text(0.1 / WIDTH, under, "\n".join(late), va="top", size=8, color=MUTED)
-    room = (WIDTH - LEFT - RIGHT) / WIDTH
-    axes = figure.add_axes((LEFT / WIDTH, (height - top - upper) / height, room, upper / height))
-    _bars(axes, ranks, found.window)
+    figure = titled(height, "\n".join(title), ["\n".join(late)], 0.12 + LINE * len(title))
+    _bars(place(figure, LEFT, top, WIDTH - LEFT - RIGHT, upper), ranks, found.window)
     if kinds:
-        below = figure.add_axes((LEFT / WIDTH, 0.08 / height, room, lower / height))
-        _last(below, found, kinds)
+        _last(place(figure, LEFT, height - 0.08 - lower, WIDTH - LEFT - RIGHT, lower), found, kinds)
     return figure
 
 
@@ -73,16 +62,12 @@ def _bars(axes: Any, ranks: list[tuple[int, Split]], window: str) -> None:
             left += share
         if s.overlap is not None:
             axes.text(1.015, row, f"{percent(s.overlap)} hidden", va="center", size=8)
-    axes.set_yticks(range(len(ranks)), [f"rank {r}" for r, _ in ranks])
+    rows(axes, range(len(ranks)), [f"rank {r}" for r, _ in ranks])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.set_xlabel(f"of the time {window}", size=8)
-    axes.tick_params(left=False)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    handles = [Patch(fc=fill, ec=INK, lw=0.5, hatch=hatch or None, label=name)
-               for i, (name, fill, hatch, _) in enumerate(PARTS) if any(_parts(s)[i] for _, s in ranks)]  # fmt: skip
-    axes.legend(handles=handles, ncols=len(handles), frameon=False, fontsize=7.5, loc="lower left", borderpad=0,
-                bbox_to_anchor=(0, 1.0), borderaxespad=0.5, columnspacing=1.2, handlelength=1.6)  # fmt: skip
+    there = [any(parts) for parts in zip(*(_parts(s) for _, s in ranks), strict=True)]
+    used = [key(name, fill, hatch) for (name, fill, hatch, _), some in zip(PARTS, there, strict=False) if some]
+    legend_above(axes, used, 0, len(used), borderpad=0, borderaxespad=0.5, columnspacing=1.2, handlelength=1.6)
 
 
 def _parts(s: Split) -> tuple[int, ...]:
@@ -119,10 +104,9 @@ def _last(axes: Any, found: Breakdown, kinds: Any) -> None:
             axes.text(column + 0.5, row + 0.52, str(count), ha="center", va="center", size=8,
                       color=PAPER if much else INK)  # fmt: skip
     names = [f"{k.op} × {k.count}" for k in kinds]
-    axes.set_yticks([row + 0.5 for row in range(len(kinds))], [n if len(n) < 24 else f"{n[:22]}…" for n in names])
+    rows(axes, [row + 0.5 for row in range(len(kinds))], [n if len(n) < 24 else f"{n[:22]}…" for n in names])
     axes.set_xticks([])
-    axes.tick_params(left=False, labelsize=8)
+    axes.tick_params(labelsize=8)
     axes.text(-0.02, -0.5, "last to arrive", ha="right", va="center", size=8, color=MUTED,
               transform=axes.get_yaxis_transform())  # fmt: skip
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_visible(False)

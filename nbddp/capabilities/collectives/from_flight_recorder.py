@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.analysis.activity import INPUT, OPTIMIZER, Activity, CollectivePart
-from nbddp.analysis.cause import cause
+from nbddp.analysis.activity import Activity, CollectivePart
+from nbddp.analysis.cause import INPUT, OPTIMIZER, cause
 from nbddp.analysis.clocks import ClockOffset
-from nbddp.analysis.origin import Origin, none_since, whence
 from nbddp.analysis.overlap import common, length, minus, union
-from nbddp.analysis.steps import Span
+from nbddp.analysis.steps import Origin, Span, none_since, whence
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.instances import CollectiveInstance, kinds, latest, meetings, waits
 from nbddp.capabilities.collectives.program import Breakdown

@@ -65,14 +65,21 @@ class Breakdown:
         """What it shows, the most important first."""
         if not self.whole:
             return [f"{self.title}no compute or communication was recorded"]
-        lines = [self._first(), *self._overlap()]
-        if self.late is not None:
-            lines.append(self.late.words(f"{duration(self.late.cost / 1e9)} ({percent(self.late.cost / self.whole)})"))
-            lines.append(self.why.words() if self.why is not None else "cause: not known")
-        elif self._mean(lambda s: s.waiting) >= LATE:
+        lines = [self._first(), *self._overlap(), *self.of_late()]
+        if self.late is None and self._mean(lambda s: s.waiting) >= LATE:
             lines.append("no rank is known to be late: another one comes last each time, or too few collectives tell")
-        few = note(len(self.ranks), len(self.shown))
-        return [*lines, *([few] if few else []), *self.notes]
+        return [*lines, *self.folded(), *self.notes]
+
+    def of_late(self) -> list[str]:
+        """On the late rank, and why it is late; empty where none is."""
+        if self.late is None or not self.whole:
+            return []
+        cost = f"{duration(self.late.cost / 1e9)} ({percent(self.late.cost / self.whole)})"
+        return [self.late.words(cost), self.why.words() if self.why is not None else "cause: not known"]
+
+    def folded(self) -> list[str]:
+        """That not all ranks are drawn, where that is so."""
+        return [*filter(None, [note(len(self.ranks), len(self.shown))])] if self.whole else []
 
     def tables(self) -> list[Table]:
         """Of ranks, collectives, kernels and calls; those that have rows."""

@@ -1,4 +1,4 @@
-"""Trials of torch's seams in DDP, autograd and tensors, as those of process groups in `torch_trials`."""
+"""Trials of torch's seams in DDP, autograd and tensors, as those of process groups in `probes_torch`."""
 
 from __future__ import annotations
 

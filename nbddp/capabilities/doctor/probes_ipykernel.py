@@ -1,4 +1,4 @@
-"""Trials of the seams of ipykernel, IPython and ipyparallel, as those of torch in `torch_trials`.
+"""Trials of the seams of ipykernel, IPython and ipyparallel, as those of torch in `probes_torch`.
 
 There is no cluster to try them on: what only a connected client or a running kernel has is looked for in the code of
 its class.

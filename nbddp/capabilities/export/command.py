@@ -123,7 +123,7 @@ def carry_out(
     args: Mapping[str, Any], pool: Mapping[str, Any], history: CellHistory | None, argv: Sequence[str] = ()
 ) -> list[str]:
     """Do what a line of `%ddp export` asks; what to print. pool: what a running pool says, of the fields of
-    `export_options.POOL`. history: None in a terminal, where `notebook` names a file."""
+    `options.POOL`. history: None in a terminal, where `notebook` names a file."""
     notebook, script = _files(args, history)
     options.check_words(args, history is not None)
     target = Path(script)

@@ -12,18 +12,17 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from nbddp.analysis.quantities import duration, percent
 from nbddp.capabilities.forecast.scale import Forecast, Predicted
-from nbddp.capabilities.forecast.text import COLUMNS, knee, rows, sentences
+from nbddp.capabilities.forecast.text import knee, sentences, table
+from nbddp.figures.axes import WIDTH, key, powers_of_two
 from nbddp.figures.figure import DescribedFigure, remade
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.output.table import Table
+from nbddp.figures.palette import FILLS, FRAME, INK, MOVES, MUTED, PAPER, RC
 
-COMPUTE, EXPOSED = "#c9dccd", "#f0c9a0"
+COMPUTE = "#c9dccd"
 WEAK, STRONG = FILLS[0], FILLS[1]
-WIDTH, HEIGHT = 9.2, 3.5
+HEIGHT = 3.5
 SOLID, WEAK_DASHES, STRONG_DASHES = "-", (0, (5, 2)), (0, (1.2, 1.6))
 MOST_TICKS = 8
 LONG = 1.0  # seconds: a step from here on is drawn in seconds
@@ -32,8 +31,6 @@ LONG = 1.0  # seconds: a step from here on is drawn in seconds
 @remade
 def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> DescribedFigure:
     """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
-    sizes = Table(COLUMNS, rows(some))
-    words = "\n".join([f"forecast from step {some.number} of {some.model}", *sentences(some), "", repr(sizes)])
     with rc_context(RC):
         if axes is None:
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -42,7 +39,7 @@ def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Describe
         left, right = axes
         _parts(left, some)
         _efficiency(right, some)
-    return DescribedFigure(left.figure, words, sizes)
+    return DescribedFigure(left.figure, sentences(some), [table(some)])
 
 
 def _parts(axes: Any, some: Forecast) -> None:
@@ -52,7 +49,7 @@ def _parts(axes: Any, some: Forecast) -> None:
     ranks = [p.ranks for p in told]
     compute, step = ([per * t for t in ts] for ts in ([p.compute for p in told], [p.step for p in told]))
     axes.fill_between(ranks, 0, compute, fc=COMPUTE, lw=0)
-    axes.fill_between(ranks, compute, step, fc=EXPOSED, ec=MUTED, hatch="////", lw=0)
+    axes.fill_between(ranks, compute, step, fc=MOVES, ec=MUTED, hatch="////", lw=0)
     _line(axes, some, ranks, compute, INK, 0.9, WEAK_DASHES)
     _line(axes, some, ranks, step, INK, 1.6, WEAK_DASHES)
     what = some.profile
@@ -62,13 +59,13 @@ def _parts(axes: Any, some: Forecast) -> None:
     batch = "each rank keeps its batch" if some.about == "weak" else "all ranks share one batch"
     axes.set_title(f"{some.about} scaling: {batch}", loc="left", size=9)
     handles = [
-        Patch(fc=EXPOSED, ec=MUTED, hatch="////", lw=0.5, label="exposed communication"),
-        Patch(fc=COMPUTE, ec=MUTED, lw=0.5, label="compute"),
+        key("exposed communication", MOVES, "////", MUTED),
+        key("compute", COMPUTE, edge=MUTED),
         Line2D(
             [], [], marker="D", ls="", ms=6, mfc=PAPER, mec=INK, mew=1.3, label=f"measured {duration(what.measured)}"
         ),
     ]
-    axes.legend(handles=handles, frameon=False, fontsize=7.5, loc="upper right", ncols=2, columnspacing=1.2)
+    axes.legend(handles=handles, loc="upper right", ncols=2, columnspacing=1.2)
     _ranks(axes, some)
 
 
@@ -92,7 +89,7 @@ def _efficiency(axes: Any, some: Forecast) -> None:
             [], [], color=STRONG, ls=STRONG_DASHES if on else SOLID, marker="s", ms=3.6, lw=1.8, label=f"strong{on}"
         ),
     ]
-    axes.legend(handles=lines, frameon=False, fontsize=7.5, loc="upper right", ncols=2, handlelength=3)
+    axes.legend(handles=lines, loc="upper right", ncols=2, handlelength=3)
     _ranks(axes, some)
 
 
@@ -120,16 +117,11 @@ def _ranks(axes: Any, some: Forecast) -> None:
     """The axis of ranks, each step a doubling, and where the measured ends."""
     seen = [*(p.ranks for p in some.told), some.profile.ranks]
     first, last = min(seen), max(seen)
-    axes.set_xscale("log", base=2)
     axes.set_xlim(first / 1.12, last * 1.12)
-    ticks = [p.ranks for p in some.told]
-    shown = ticks[:: -(-len(ticks) // MOST_TICKS)]
-    axes.set_xticks(shown, [f"{t:,}" for t in shown])
-    axes.set_xticks([], [], minor=True)
+    powers_of_two(axes, [p.ranks for p in some.told], "{:,}".format, MOST_TICKS)
     axes.set_xlabel(f"ranks ({some.ranks_per_node} per node)")
     if some.told[-1].ranks > some.extrapolated_from:
         axes.axvline(some.extrapolated_from, ymax=0.84, color=MUTED, lw=0.8)
         axes.annotate("extrapolated →", (some.extrapolated_from, 0.795), (4, 0), xycoords=("data", "axes fraction"),
                       textcoords="offset points", size=7.5, color=INK, va="center")  # fmt: skip
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)

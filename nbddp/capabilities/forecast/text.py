@@ -8,6 +8,7 @@ from nbddp.analysis.quantities import duration, percent, speed
 from nbddp.capabilities.forecast.cost import Link, LinkFit
 from nbddp.capabilities.forecast.scale import Forecast
 from nbddp.launch.topology import counted
+from nbddp.output.table import Table
 
 COLUMNS = (
     "nodes", "ranks", "weak: step", "exposed", "efficiency", "strong: step", "exposed", "efficiency", "known by",
@@ -19,22 +20,23 @@ def link(some: Link) -> str:
     return f"latency {duration(some.latency)}, bandwidth {speed(some.bandwidth)}"
 
 
-def rows(some: Forecast) -> list[tuple[object, ...]]:
-    """One row per number of nodes, under COLUMNS."""
+def table(some: Forecast) -> Table:
+    """One row per number of nodes."""
     pairs = zip(some.whole_nodes(some.weak), some.whole_nodes(some.strong), strict=True)
-    return [
+    return Table(COLUMNS, [
         (
             weak.nodes, weak.ranks, duration(weak.step), duration(weak.exposed), percent(weak.efficiency),
             duration(strong.step), duration(strong.exposed), percent(strong.efficiency),
             "extrapolated" if weak.ranks > some.extrapolated_from else "fitted",
         )
         for weak, strong in pairs
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 def sentences(some: Forecast) -> list[str]:
     """What the forecast rests on and what it finds; the assumptions last."""
     return [
+        f"forecast from step {some.number} of {some.model}",
         _recorded(some),
         _fitted(some),
         *(f"  {_fit(f)}" for f in some.fits),

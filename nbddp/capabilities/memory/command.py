@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbddp.analysis.answers import unpacked
-from nbddp.analysis.origin import origin
+from nbddp.analysis.steps import origin
 from nbddp.capabilities.memory.parts import RankMemory
 from nbddp.capabilities.memory.sizes import NameSize, Sizes, report_of_sizes
 from nbddp.capabilities.memory.timeline import Allocations, of_rank

@@ -7,29 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.analysis.quantities import size
 from nbddp.capabilities.memory.parts import (
     RankMemory,
-    columns_and_rows,
     sentences,
     shown_parts,
     shown_ranks,
     span,
+    table,
     unit,
 )
+from nbddp.figures.axes import EDGE, LINE, WIDTH, key, legend_above, place, rows, titled
 from nbddp.figures.figure import DescribedFigure, remade
-from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC
-from nbddp.output.table import Table
+from nbddp.figures.palette import FILLS, INK, MOVES, MUTED, PAPER, RC
 
-WIDTH, BAR = 9.2, 0.62  # inches; BAR is a bar's share of its row
+BAR = 0.62  # a bar's share of its row
 LEFT, RIGHT, BOTTOM, LEGEND = 0.75, 0.95, 0.5, 0.42  # inches: names, totals, axis, legend
-EDGE, LINE = 0.1, 0.17  # inches: left of texts; a line of text
 LETTER = 0.075  # inches that a letter of a label takes
 LETTERS = 135  # in a line under the title
-REST = "#f0c9a0"
 STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, ink
     "parameters": (FILLS[0], "", FILLS[0], PAPER),
     "module buffers": ("#d5e3f0", "...", MUTED, INK),
@@ -38,12 +35,7 @@ STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, 
     "DDP buckets": (FILLS[1], "|||", "#c58a52", PAPER),
 }
 SMALL, BETWEEN = 0.1, 0.95  # share of the bar below which the parts get axes of their own; inches between the two
-OTHER = (REST, "////", "#8a6a45", INK)
-
-
-def table(ranks: Sequence[RankMemory]) -> Table:
-    """One row per rank, at most 16."""
-    return Table(*columns_and_rows(ranks))
+OTHER = (MOVES, "////", "#8a6a45", INK)
 
 
 @remade
@@ -53,8 +45,6 @@ def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigur
     Where the rest would leave no room for the parts (a small model in a process), parts and rest are drawn beside
     each other, each on a scale of its own.
     """
-    sizes = table(ranks)
-    words = "\n".join([*sentences(ranks), "", repr(sizes)])
     places = shown_ranks(ranks)
     drawn = [ranks[i] for i in places]
     parts = [(name, [some[i] for i in places]) for name, some in shown_parts(ranks)]
@@ -74,7 +64,7 @@ def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigur
                 several[1].set_xlabel(f"{several[1].get_xlabel()}, on top at the peak")
                 several[1].set_yticks([])
             axes = several[0]
-    return DescribedFigure(axes.figure, words, sizes)
+    return DescribedFigure(axes.figure, sentences(ranks), [table(ranks)])
 
 
 def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> list[Any]:
@@ -83,13 +73,10 @@ def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> l
     texts = [line for text in others for line in textwrap.wrap(text, LETTERS)]
     bars = row * len(shown_ranks(ranks))
     height = 0.35 + LINE * len(texts) + LEGEND + bars + BOTTOM
-    figure = Figure(figsize=(WIDTH, height))
-    figure.text(EDGE / WIDTH, 1 - 0.08 / height, ": ".join(first.split(": ")[:2]), va="top", size=9.5, weight="bold")
-    for i, line in enumerate(texts):
-        figure.text(EDGE / WIDTH, 1 - (0.31 + LINE * i) / height, line, va="top", size=8, color=MUTED)
+    figure = titled(height, ": ".join(first.split(": ")[:2]), texts, 0.31)
     room, left, found = WIDTH - LEFT - RIGHT - BETWEEN * (len(shares) - 1), LEFT, []
     for share in shares:
-        found.append(figure.add_axes((left / WIDTH, BOTTOM / height, share * room / WIDTH, bars / height)))
+        found.append(place(figure, left, height - BOTTOM - bars, share * room, bars))
         left += share * room + BETWEEN
     return found
 
@@ -109,11 +96,8 @@ def _bars(axes: Any, drawn: Sequence[RankMemory], parts: Sequence[tuple[str, lis
             _segment(axes, left, width, i, name, text if fits else "")
             left += width
         axes.text(left + 0.08 / inch, i, size(total), va="center", size=8.5, weight="bold")
-    axes.set_yticks(range(len(drawn)), [f"rank {r.rank}" for r in drawn])
+    rows(axes, range(len(drawn)), [f"rank {r.rank}" for r in drawn])
     axes.set_xlabel(name_of_unit)
-    axes.tick_params(left=False)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
 
 
 def _segment(axes: Any, left: float, width: float, row: int, name: str, text: str) -> None:
@@ -130,13 +114,10 @@ def _segment(axes: Any, left: float, width: float, row: int, name: str, text: st
 
 def _legend(axes: Any, ranks: Sequence[RankMemory]) -> None:
     """What each fill is, and its size; kinds differ by hatch and by their order too, never by colour alone."""
-    handles = []
+    keys = []
     for name, some in shown_parts(ranks):
         fill, hatch, lines, _ = STYLES.get(name, OTHER)
-        label = f"{name}\n{span(some)}"
-        handles.append(Rectangle((0, 0), 1, 1, fc=fill, ec=lines, hatch=hatch or None, lw=0, label=label))
+        keys.append(key(f"{name}\n{span(some)}", fill, hatch, lines, 0))
     left = (EDGE - LEFT) / (axes.get_position().width * axes.figure.get_figwidth())
-    axes.legend(
-        handles=handles, ncols=len(handles), frameon=False, fontsize=7.5, loc="lower left", borderpad=0,
-        bbox_to_anchor=(left, 1.0), borderaxespad=0.4, columnspacing=1.3, handlelength=1.8, handleheight=1.4,
-    )  # fmt: skip
+    spacing = {"borderpad": 0, "borderaxespad": 0.4, "columnspacing": 1.3, "handlelength": 1.8, "handleheight": 1.4}
+    legend_above(axes, keys, left, len(keys), **spacing)

@@ -8,28 +8,24 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nbddp.analysis.quantities import size
-from nbddp.analysis.row_limit import drawn, note
 from nbddp.capabilities.memory.parts import unit
 from nbddp.capabilities.memory.timeline import (
     Allocations,
     RankAllocations,
-    columns_and_rows,
-    extremes,
     heading,
     sentences,
+    shown_ranks,
+    table,
 )
-from nbddp.capabilities.timings.figure import BACKWARD, FORWARD, OPTIMIZER
+from nbddp.figures.axes import LINE, WIDTH, key, place, titled
 from nbddp.figures.figure import DescribedFigure, remade
-from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
-from nbddp.output.table import Table
+from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, INK, OPTIMIZER, PAPER, RC, TINTS
 
-WIDTH = 9.2  # inches, as all below
-LEFT, RIGHT, BOTTOM, LEGEND, BETWEEN = 0.95, 0.3, 0.5, 0.34, 0.12
-LINE = 0.17  # of text under the title
+LEFT, RIGHT, BOTTOM, LEGEND, BETWEEN = 0.95, 0.3, 0.5, 0.34, 0.12  # inches, as all below
 LETTERS = 135  # in a line under the title
 STRIP = 0.12  # of the phases, under a curve
 MOST_PHASES = 60  # more cannot be told apart
@@ -40,45 +36,24 @@ PHASES = {  # fill, hatch and its colour
 }
 
 
-def table(found: Allocations) -> Table:
-    """One row per line of the program, at most 8, and one for the rest."""
-    return Table(*columns_and_rows(found))
-
-
 @remade
 def draw_allocations(found: Allocations) -> DescribedFigure:
     """The figure: a row per rank, at most 16, those with the highest and the lowest peak among them."""
-    by_line = table(found)
-    words = "\n".join([heading(found), *sentences(found), *_folded(found), "", repr(by_line)])
     with rc_context(RC):
-        return DescribedFigure(_figure(found), words, by_line)
-
-
-def _drawn(found: Allocations) -> list[RankAllocations]:
-    chosen = drawn((r.rank for r in found.ranks), [r.rank for r in extremes(found)])
-    return [r for r in found.ranks if r.rank in chosen]
-
-
-def _folded(found: Allocations) -> list[str]:
-    return [*filter(None, [note(len(found.ranks), len(_drawn(found)))])]
+        return DescribedFigure(_figure(found), [heading(found), *sentences(found)], [table(found)])
 
 
 def _figure(found: Allocations) -> Figure:
-    ranks = _drawn(found)
-    texts = [line for text in (*sentences(found), *_folded(found)) for line in textwrap.wrap(text, LETTERS)]
+    ranks = shown_ranks(found)
+    texts = [line for text in sentences(found) for line in textwrap.wrap(text, LETTERS)]
     row = 1.0 if len(ranks) <= 4 else 0.62
     head = 0.38 + LINE * len(texts) + LEGEND
     height = head + len(ranks) * (row + BETWEEN) + BOTTOM
-    figure = Figure(figsize=(WIDTH, height))
-    figure.text(0.1 / WIDTH, 1 - 0.08 / height, heading(found), va="top", size=9.5, weight="bold")
-    for i, line in enumerate(texts):
-        figure.text(0.1 / WIDTH, 1 - (0.32 + LINE * i) / height, line, va="top", size=8, color=MUTED)
+    figure = titled(height, heading(found), texts, 0.32)
     name, scale = unit(max(r.window.peak for r in ranks))
     length = max(r.length for r in ranks) / 1e6
     for i, rank in enumerate(ranks):
-        top = head + i * (row + BETWEEN)
-        place = (LEFT / WIDTH, 1 - (top + row) / height, (WIDTH - LEFT - RIGHT) / WIDTH, row / height)
-        axes = figure.add_axes(place)
+        axes = place(figure, LEFT, head + i * (row + BETWEEN), WIDTH - LEFT - RIGHT, row)
         axes.set_xlim(0, length)
         _rank(axes, rank, scale, name, _range(ranks, scale), row)
         if i < len(ranks) - 1:
@@ -116,8 +91,7 @@ def _rank(axes: Any, rank: RankAllocations, scale: float, name: str, limits: tup
     axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= high])
     axes.tick_params(labelsize=7.5)
     axes.set_ylabel(f"rank {rank.rank}\n{name}", rotation=0, ha="right", va="center", size=8, labelpad=6)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _phases(axes: Any, rank: RankAllocations, low: float, strip: float) -> None:
@@ -125,22 +99,17 @@ def _phases(axes: Any, rank: RankAllocations, low: float, strip: float) -> None:
     some = [p for p in rank.phases if p.name in PHASES]
     for phase in some if len(some) <= MOST_PHASES else ():
         fill, hatch, lines = PHASES[phase.name]
-        place, width = (phase.start / 1e6, low - strip), (phase.end - phase.start) / 1e6
-        axes.add_patch(Rectangle(place, width, strip * 0.85, fc=fill, ec=lines, hatch=hatch or None, lw=0))
-        axes.add_patch(Rectangle(place, width, strip * 0.85, fc="none", ec=PAPER, lw=0.5))
+        corner, width = (phase.start / 1e6, low - strip), (phase.end - phase.start) / 1e6
+        axes.add_patch(Rectangle(corner, width, strip * 0.85, fc=fill, ec=lines, hatch=hatch or None, lw=0))
+        axes.add_patch(Rectangle(corner, width, strip * 0.85, fc="none", ec=PAPER, lw=0.5))
 
 
 def _legend(figure: Any, head: float, height: float, found: Allocations) -> None:
     """Phases differ by hatch too, never by colour alone."""
-    there = {p.name for r in _drawn(found) if len(r.phases) <= MOST_PHASES for p in r.phases}
-    handles = [
-        Patch(fc=fill, ec=lines, hatch=hatch or None, lw=0, label=name)
-        for name, (fill, hatch, lines) in PHASES.items()
-        if name in there
-    ]
-    use = "allocated" if not found.sampled else "in use, sampled"
-    handles.insert(0, Patch(fc=TINTS[0], ec=FILLS[0], lw=1, label=use))
+    there = {p.name for r in shown_ranks(found) if len(r.phases) <= MOST_PHASES for p in r.phases}
+    use = key("allocated" if not found.sampled else "in use, sampled", TINTS[0], edge=FILLS[0], width=1)
+    keys = [use, *(key(name, *look, width=0) for name, look in PHASES.items() if name in there)]
     figure.legend(
-        handles=handles, ncols=len(handles), frameon=False, fontsize=7.5, loc="lower left", borderpad=0,
+        handles=keys, ncols=len(keys), loc="lower left", borderpad=0,
         bbox_to_anchor=(LEFT / WIDTH, 1 - (head - 0.08) / height), borderaxespad=0, columnspacing=1.3, handlelength=1.8,
     )  # fmt: skip

@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.origin import Origin, none_since, whence
 from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import drawn, note
+from nbddp.analysis.steps import Origin, none_since, recorded_from
 from nbddp.launch.topology import counted
+from nbddp.output.table import Table
 
 PARTS = ("parameters", "module buffers", "gradients", "optimizer state", "DDP buckets")
 
@@ -83,7 +84,7 @@ def _extremes(ranks: Sequence[RankMemory]) -> tuple[RankMemory, RankMemory]:
     return min(ranks, key=lambda r: r.total), max(ranks, key=lambda r: r.total)
 
 
-def columns_and_rows(ranks: Sequence[RankMemory]) -> tuple[list[str], list[list[object]]]:
+def table(ranks: Sequence[RankMemory]) -> Table:
     """One row for each of `shown_ranks`."""
     parts = shown_parts(ranks)
     started = any(r.start for r in ranks)
@@ -95,7 +96,7 @@ def columns_and_rows(ranks: Sequence[RankMemory]) -> tuple[list[str], list[list[
         ]
         for i in shown_ranks(ranks)
     ]  # fmt: skip
-    return columns, rows
+    return Table(columns, rows)
 
 
 def sentences(ranks: Sequence[RankMemory]) -> list[str]:
@@ -146,10 +147,9 @@ def _rest(ranks: Sequence[RankMemory]) -> str:
 def _trained(ranks: Sequence[RankMemory]) -> list[str]:
     """That the peak is not of the cell that trained, where that is so."""
     found = ranks[0].trained
-    since = none_since(found)
-    return (
-        [f"the last recorded step is{whence(found)}; {since}, so this peak may not be that of a step"] if since else []
-    )
+    if not none_since(found):
+        return []
+    return [f"{recorded_from('the last recorded step is', found)}, so this peak may not be that of a step"]
 
 
 def _span(ranks: Sequence[RankMemory], of: Callable[[RankMemory], int]) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.analysis.origin import Origin, none_since, whence
 from nbddp.analysis.quantities import duration, size
+from nbddp.analysis.row_limit import drawn, note
+from nbddp.analysis.steps import Origin, recorded_from
 from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Phase, Place, Window
 from nbddp.launch.topology import rank_words
+from nbddp.output.table import Table
 
 MOST_LINES = 8  # with a row of their own
 CODE = 56  # characters of a line's code
@@ -101,7 +103,7 @@ def _name(place: Place | None, found: Allocations) -> str:
     return f"{place[0].removeprefix('Cell ')} line {place[1]}"
 
 
-def columns_and_rows(found: Allocations) -> tuple[list[str], list[list[object]]]:
+def table(found: Allocations) -> Table:
     """A row per line of the program, most first, and one for the rest."""
     some = lines(found)
     last = "change until the peak" if found.sampled else "held at the peak"
@@ -112,7 +114,7 @@ def columns_and_rows(found: Allocations) -> tuple[list[str], list[list[object]]]
     rest = {r.rank: sum(line.held.get(r.rank, 0) for line in some[MOST_LINES:]) for r in found.ranks}
     if any(rest.values()):
         rows.append([f"{len(some) - MOST_LINES} other lines", "", _span(list(rest.values())), _ranks(rest, found)])
-    return ["line", "code", last, "ranks"], rows
+    return Table(["line", "code", last, "ranks"], rows)
 
 
 def _ranks(held: Mapping[int, int], found: Allocations) -> str:
@@ -134,8 +136,7 @@ def heading(found: Allocations) -> str:
     """What is shown: `allocations over step 3 of Net`."""
     of = f" of {found.model}" if found.model and found.step is not None else ""
     what = "the cell" if found.step is None else f"step {found.step}{of}"
-    since = none_since(found.origin)
-    return f"allocations over {what}{whence(found.origin)}" + (f"; {since}" if since else "")
+    return recorded_from(f"allocations over {what}", found.origin)
 
 
 def extremes(found: Allocations) -> tuple[RankAllocations, RankAllocations]:
@@ -143,8 +144,14 @@ def extremes(found: Allocations) -> tuple[RankAllocations, RankAllocations]:
     return min(found.ranks, key=lambda r: r.window.peak), max(found.ranks, key=lambda r: r.window.peak)
 
 
+def shown_ranks(found: Allocations) -> list[RankAllocations]:
+    """At most 16, those with the highest and the lowest peak among them."""
+    chosen = drawn((r.rank for r in found.ranks), [r.rank for r in extremes(found)])
+    return [r for r in found.ranks if r.rank in chosen]
+
+
 def sentences(found: Allocations) -> list[str]:
-    """The highest peak, what holds it, and what the figures are."""
+    """The highest peak, what holds it, what the figures are, and that not all ranks are drawn."""
     least, most = extremes(found)
     phase = f" {most.phase()}" if most.phase() else ""
     began = "the cell" if found.step is None else "the step"
@@ -152,7 +159,8 @@ def sentences(found: Allocations) -> list[str]:
     text = f"rank {most.rank} peaks at {size(most.window.peak)}{phase}, {when}"
     if most.window.peak != least.window.peak:
         text += f"; the lowest peak is rank {least.rank}'s, {size(least.window.peak)}"
-    return [text, *_top(most, found), *_kind(found), *_gaps(found)]
+    few = note(len(found.ranks), len(shown_ranks(found)))
+    return [text, *_top(most, found), *_kind(found), *_gaps(found), *filter(None, [few])]
 
 
 def _top(most: RankAllocations, found: Allocations) -> list[str]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.analysis.answers import clocks, unpacked
 from nbddp.analysis.clocks import aligned
-from nbddp.analysis.origin import origin
-from nbddp.analysis.steps import Recording, step_from
+from nbddp.analysis.steps import Recording, origin, step_from
 from nbddp.analysis.wait_time import typical
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks

@@ -9,12 +9,12 @@ fused into the copy) stays, and pickling and deepcopy of the model are as before
 backward itself, by torch 2.15's `finalize_backward`, waits for the buckets there: what it does before overlaps them.
 
 Times are the host's (`time.perf_counter_ns`, one clock for all ranks of a machine). The host runs ahead of a GPU, so
-all times of a model that is on one are those of CUDA events, told on the host's clock (`device_clock`). Only the end of
-a bucket that gloo moves is the host's: there the host waits for it. A step that is captured in a CUDA graph is not
-recorded.
+all times of a model that is on one are those of CUDA events, converted to the host's clock (`on_rank_gpu_clock`). Only
+the end of a bucket that gloo moves is the host's: there the host waits for it. A step that is captured in a CUDA graph
+is not recorded.
 
-The time in torch's data loaders is noted too, how large the inputs of each forward are, and how long the thread has
-waited for a core (`contention`): a rank may be slow for what it does between its steps, for its work or its machine.
+The time in torch's data loaders is noted too, the size of each forward's inputs, and how long the thread has waited for
+a core (`on_rank_contention`): a rank may be slow for what it does between its steps, for its work or its machine.
 
 What is noted in a step costs ten times what it does in a loop of its own, probably because the model's work empties
 the processor's caches: code that runs once in a step is paid for by its length. So a step makes few calls of Python.

@@ -11,8 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.activity import BACKWARD, FORWARD, INPUT, OPTIMIZER
-from nbddp.analysis.cause import MACHINE, UNKNOWN, SlowRankCause, cause
+from nbddp.analysis.cause import BACKWARD, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, SlowRankCause, cause
 from nbddp.analysis.overlap import common, length
 from nbddp.analysis.quantities import duration
 from nbddp.analysis.significance import Evidence, differences, judged

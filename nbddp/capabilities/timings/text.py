@@ -1,26 +1,20 @@
-"""What a recording says, in words and rows: the same for a figure's text, a table and a test."""
+"""A step in words and rows: the same for a figure's text, what the pointer shows, a table and a test."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from nbddp.analysis.origin import none_since, whence
-from nbddp.analysis.overlap import hidden_share
+from nbddp.analysis.clocks import clocks_agree
 from nbddp.analysis.quantities import duration, size, speed
-from nbddp.analysis.steps import Recording, Step
-from nbddp.analysis.wait_time import Straggler, Transfer, straggler, transfers
-from nbddp.capabilities.timings.rank_time import verdict
+from nbddp.analysis.row_limit import note
+from nbddp.analysis.steps import Bucket, recorded_from
+from nbddp.analysis.wait_time import CurvePoint, Straggler
+from nbddp.capabilities.timings.analysis import BucketView, RankView, StepView
 from nbddp.launch.topology import counted, rank_words
+from nbddp.output.table import Table
 
-LATE = 0.02  # of the step: a rank that is later than this is worth a sentence
 COLUMNS = ("bucket", "parameters", "size", "waits for the slowest", "moves", "algorithm", "bus")
-
-
-def clocks_agree(residual: int) -> str:
-    """What is said of an alignment's error in nanoseconds."""
-    return f"The ranks' clocks agree within {duration(residual / 1e9)}."
+MOST_NAMES = 4  # of a bucket's parameters, where the pointer rests
 
 
 def parameters(names: Sequence[str]) -> str:
@@ -30,71 +24,53 @@ def parameters(names: Sequence[str]) -> str:
     return ", ".join(names) or "?"
 
 
-def rows(found: Sequence[Transfer], ranks: int) -> list[tuple[object, ...]]:
-    """One row per bucket, under COLUMNS."""
-    return [
+def table(view: StepView) -> Table:
+    """One row per bucket."""
+    return Table(COLUMNS, [
         (
             t.index, parameters(t.names), size(t.bytes), duration(max(t.wait.values()) / 1e9), duration(t.moving / 1e9),
-            speed(t.algorithm_bandwidth()), speed(t.bus_bandwidth(ranks)),
+            speed(t.algorithm_bandwidth()), speed(t.bus_bandwidth(view.count)),
         )
-        for t in found
-    ]  # fmt: skip
+        for t in view.transfers
+    ])  # fmt: skip
 
 
-def heading(recording: Recording, number: int) -> str:
+def heading(view: StepView) -> str:
     """Which step this is, and where it comes from if that is not the last cell."""
-    named = f"step {number} of {recording.model}{whence(recording.origin)}"
-    since = none_since(recording.origin)
-    return f"{named}; {since}" if since else named
+    return recorded_from(f"step {view.number} of {view.model}", view.origin)
 
 
-@dataclass(frozen=True)
-class StepSummary:
-    """What a step of a recording shows, in sentences; `ranks`: the last in this step, and one that is slow."""
-
-    lines: list[str]
-    ranks: list[int]
+def folded(view: StepView) -> str:
+    """That not all ranks are drawn; empty if they are."""
+    return note(view.count, len(view.ranks))
 
 
-def told(recording: Recording, number: int) -> StepSummary:
-    """What step `number` shows. Raises KeyError if a rank does not have it."""
-    step = recording.step(number)
-    found = transfers(step)
-    lines = [_first(step, found)]
-    late, judged = _late(step, found), verdict(recording)
-    behind = judged.slow if judged is not None else None
-    if late is not None:
-        lines.append(_straggler(late, behind is not None and behind.rank == late.rank))
-    lines += judged.words() if judged is not None else []
-    if any(s.rebuilt for s in step.values()):
+def sentences(view: StepView) -> list[str]:
+    """What the step shows, the most important first."""
+    lines = [_first(view)]
+    if view.late is not None:
+        lines.append(_straggler(view.late, view.slow is not None and view.slow.rank == view.late.rank))
+    lines += view.judged.words() if view.judged is not None else []
+    if view.rebuilt:
         lines.append(
             "This is the first exchange: DDP rebuilds its buckets after it, in the order in which gradients arrived."
         )
-    if any(s.rebuilds for s in step.values()):
+    if view.rebuilds:
         lines.append("DDP rebuilt the buckets in this step's forward, where the ranks wait for each other.")
-    if not all(s.synced for s in step.values()):
+    if not view.synced:
         lines.append("The step was taken inside no_sync: no gradients were exchanged.")
-    if recording.missing:
-        lines.append(f"This step was not recorded on {rank_words(recording.missing)}.")
-    if recording.residual:
-        lines.append(clocks_agree(recording.residual))
-    return StepSummary(lines, [found.rank for found in (late, behind) if found is not None])
+    if view.missing:
+        lines.append(f"This step was not recorded on {rank_words(view.missing)}.")
+    if view.residual:
+        lines.append(clocks_agree(view.residual))
+    return [*lines, *filter(None, [folded(view)])]
 
 
-def _late(step: Mapping[int, Step], found: Sequence[Transfer]) -> Straggler | None:
-    """The rank that the others wait for in this step; None if they do not wait long."""
-    late = straggler(found)
-    longest = max(s.duration for s in step.values())
-    return late if late is not None and late.late > LATE * longest else None
-
-
-def _first(step: Mapping[int, Step], found: Sequence[Transfer]) -> str:
-    shares = [h for h in (hidden_share(s) for s in step.values()) if h is not None]
-    if not found or not shares:
+def _first(view: StepView) -> str:
+    if not view.transfers or view.hidden_share is None:
         return "no bucket was exchanged in this step"
-    share = 100 * statistics.mean(shares)
-    total = size(sum(t.bytes for t in found))
-    return f"{counted(len(found), 'bucket')}, {total}: {share:.0f} % of all-reduce time is hidden behind backward"
+    buckets = f"{counted(len(view.transfers), 'bucket')}, {size(sum(t.bytes for t in view.transfers))}"
+    return f"{buckets}: {100 * view.hidden_share:.0f} % of all-reduce time is hidden behind backward"
 
 
 def _straggler(late: Straggler, slow: bool) -> str:
@@ -103,3 +79,40 @@ def _straggler(late: Straggler, slow: bool) -> str:
         return f"in this step the ranks wait {duration(late.late / 1e9)} for the last one to start a bucket"
     buckets = "all buckets" if late.last == late.of else f"{late.last} of {late.of} buckets"
     return f"rank {late.rank} starts {buckets} last, by {duration(late.late / 1e9)}, and the others wait for it"
+
+
+# -- where the pointer rests -----------------------------------------------------------------------
+
+
+def when(start: int, end: int) -> str:
+    """A bar's length and place; nanoseconds since the first rank began."""
+    return f"{duration((end - start) / 1e9)}, from {start / 1e6:.2f} ms to {end / 1e6:.2f} ms"
+
+
+def of_bucket(rank: int, of: BucketView) -> str:
+    bucket = of.bucket
+    waits = f"waits {duration((of.start - bucket.sent) / 1e9)}" + (f" for rank {of.slowest}" * (of.slowest != rank))
+    moves = f"moves {duration((bucket.done - of.start) / 1e9)}"
+    return f"rank {rank} · bucket {bucket.index} · {size(bucket.bytes)}{_named(bucket)}\n{waits}, {moves}"
+
+
+def _named(bucket: Bucket) -> str:
+    """` · 0.weight, 0.bias and 3 more`; empty where they are not known."""
+    more = len(bucket.names) - MOST_NAMES
+    named = ", ".join(bucket.names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f" · {named}" if named else ""
+
+
+def of_rank(mine: RankView, buckets: int) -> str:
+    """What all its bars together are. buckets: how many all ranks have."""
+    took = f"{duration(mine.step.duration / 1e9)}, {duration(mine.exposed / 1e9)} of it exposed communication"
+    last = f"\nlast to send {mine.last} of {buckets} buckets" if buckets else ""
+    return f"rank {mine.rank} · step {mine.step.number}: {took}{last}"
+
+
+def of_step(curve: CurvePoint) -> str:
+    return (
+        f"step {curve.number}: {duration(curve.duration / 1e9)}, exposed communication "
+        f"{duration(curve.exposed / 1e9)}, spread between ranks {duration(curve.spread / 1e9)}\n"
+        f"%ddp timings --step {curve.number} draws it"
+    )

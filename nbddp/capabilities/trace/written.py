@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from nbddp.analysis.clocks import clocks_agree
 from nbddp.analysis.quantities import size
-from nbddp.capabilities.timings.text import clocks_agree
 from nbddp.capabilities.trace.merge import Merged
 from nbddp.launch.topology import counted, rank_words
 

@@ -1,7 +1,7 @@
 """Taking a warm process that waits (`capabilities.warm.server`): found, compared, asked.
 
 One is taken only if a child of this process would have begun as it did: the same environment, interpreter, folder,
-rights and limits (`footprint.inherited`), and the same files of nbddp; so the code that it runs is ours. It looks
+rights and limits (`fingerprint.inherited`), and the same files of nbddp; so the code that it runs is ours. It looks
 itself whether the rest of what it has imported is unchanged. What nobody can use any more is ended.
 """
 
@@ -135,7 +135,7 @@ def _read(path: Path) -> Message | None:
 def ask(inherited: fingerprint.Facts, env: Mapping[str, str]) -> AskedProcess | None:
     """Ask a process that can be taken to be the agent of a new pool; returns at once. None if there is none.
 
-    inherited: as `footprint.inherited` gives it here. env: the agent's environment.
+    inherited: as `fingerprint.inherited` gives it here. env: the agent's environment.
     """
     for one in waiting():
         if one.facts["own"] != fingerprint.own_files():

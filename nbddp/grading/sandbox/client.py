@@ -126,7 +126,7 @@ class Server:
         finally:
             theirs.close()
         self.channel, self._lock, self._lost = Channel(ours), threading.Lock(), False
-        self._folder = ""  # where what it has started keeps its files
+        self._folders: set[str] = set()  # where what it has started keeps its files
         self._sandboxed = bool(sandbox)
 
     @property
@@ -146,6 +146,8 @@ class Server:
             except BaseException:  # Stop: the next one who asks would hear this answer
                 self._lost = True
                 raise
+        if "folder" in answer:
+            self._folders.add(str(answer["folder"]))
         if "error" in answer:
             raise Gone(f"is lost: {answer['error']}")
         return answer
@@ -164,7 +166,6 @@ class Server:
             except Gone:
                 ours.close()
                 raise
-        self._folder = str(answer["folder"])
         return ForkedProcess(self, Channel(ours), int(answer["pid"]))
 
     def close(self) -> None:
@@ -175,8 +176,8 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self._folder and not self._sandboxed:  # it may have been ended before it could remove that
-            remove(self._folder)
+        for folder in () if self._sandboxed else self._folders:  # it may have been ended before it could remove that
+            remove(folder)
         self._log.close()
 
 

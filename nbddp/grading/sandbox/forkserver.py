@@ -41,6 +41,7 @@ class ForkServer:
     def __init__(self, channel: socket.socket):
         self.channel, self.lines = channel, LineBuffer()
         self.folder, self.number = _base(), itertools.count(1)
+        self.left: list[str] = []  # folders that strangers have made useless
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{self.folder}/inductor"  # torch makes one when it is imported
         self.folders: dict[int, str] = {}  # pid → its own
 
@@ -58,7 +59,8 @@ class ForkServer:
                 handed = []
         for pid in list(self.folders):
             self._end({"pid": pid}, [])
-        remove(self.folder)
+        for folder in (self.folder, *self.left):
+            remove(folder)
 
     def _answer(self, message: Message, fds: list[int]) -> Message:
         try:
@@ -75,8 +77,8 @@ class ForkServer:
                 importlib.import_module(name)
             except ImportError as e:
                 if name not in message["spared"]:
-                    return {"missing": f"{name}: {e}"}
-        return {"missing": ""}
+                    return {"missing": f"{name}: {e}", "folder": self.folder}
+        return {"missing": "", "folder": self.folder}
 
     def _start(self, message: Message, fds: list[int]) -> Message:
         """Start `target` with the socket that came along, and with what else is in `request`. folder: where all is."""
@@ -103,6 +105,7 @@ class ForkServer:
         try:
             os.mkdir(f"{self.folder}/{number}", 0o700)
         except OSError:
+            self.left.append(self.folder)
             self.folder = _base()
             os.mkdir(f"{self.folder}/{number}", 0o700)
         for name in FOLDERS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -19,12 +19,17 @@ def lessons() -> list[Path]:
 
 def defined(part: str, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Public names of one kind that the lessons' modules of a name, such as `exercise`, define or gather."""
-    return {name: value for module in _modules(part) for name, value in module.items() if _is_public(name, value, kind)}
+    return {
+        name: value
+        for module in map(import_module, modules(part))
+        for name, value in vars(module).items()
+        if _is_public(name, value, kind)
+    }
 
 
-def _modules(part: str) -> Iterator[dict[str, Any]]:
-    for folder in lessons():
-        yield vars(import_module(f"nbddp.lessons.{folder.name}.{part}"))
+def modules(part: str) -> list[str]:
+    """The lessons' modules of a name, such as `exercise`."""
+    return [f"nbddp.lessons.{folder.name}.{part}" for folder in lessons()]
 
 
 def _is_public(name: str, value: Any, kind: type | tuple[type, ...]) -> bool:
