@@ -145,6 +145,21 @@ class Watching(NullScreen):
         return any(words in s for s in self.shown)
 
 
+class Impatient(Watching):
+    """A screen that presses Stop once the live view has said it."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words, self.said = words, 0.0
+
+    def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
+        seconds = super().refresh(outputs, status)
+        if not self.said and re.search(self.words, self.shown[-1]):
+            self.said = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+        return seconds
+
+
 def numbered(text: str) -> str:
     """`text` as this torch lets it be told: without a recorder a collective has no number."""
     return text if RECORDS else re.sub(r" #\d+", "", text)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import socket
 import sys
 import time
@@ -19,7 +16,7 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen, Screen
 from nbddp.worker import call_log, flight
 from tests import warm
-from tests.pool.faults import INIT, SET_UP, Watching, needs_recorder
+from tests.pool.faults import INIT, SET_UP, Impatient, Watching, needs_recorder
 
 PREPARE = SET_UP.format(fault="") + INIT
 
@@ -238,21 +235,6 @@ SEEMS = {  # what cannot be proven: the words of the live view, after `hang_afte
         r".*Stop frees the ranks",
     ),
 }
-
-
-class Impatient(Watching):
-    """A screen that presses Stop once the live view has said it."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__()
-        self.words, self.said = words, 0.0
-
-    def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
-        seconds = super().refresh(outputs, status)
-        if not self.said and re.search(self.words, self.shown[-1]):
-            self.said = time.monotonic()
-            os.kill(os.getpid(), signal.SIGINT)
-        return seconds
 
 
 @needs_recorder
