@@ -179,10 +179,12 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
         return Position(rank, RankStatus.UNKNOWN, informed=False, why=facts["failed"])  # it may be elsewhere by now
     used = facts.get("cpu", 0.0) - before.cpu if before is not None else elapsed
     known = _known(facts, before, computes=used >= LITTLE * elapsed)
+    # what could act at the last look may be acting at this one, unseen: a handler that has just removed itself
+    acts = facts.get("acts") or (before is not None and before.acts)
     if facts.get("idle"):
         if not facts.get("begun", True):  # it is still starting, or has other work: nobody may say that it has finished
             return Position(rank, RankStatus.RUNNING, NOT_BEGUN, **known)
-        return Position(rank, RankStatus.RUNNING if facts.get("acts") else RankStatus.FINISHED, **known)
+        return Position(rank, RankStatus.RUNNING if acts else RankStatus.FINISHED, **known)
     user = facts["user"]
     where, line = (place(*user), user[1] if user[0].startswith("Cell In[") else None) if user else ("", None)
     if facts.get("stopped"):
@@ -194,7 +196,7 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)
     token = (*facts["token"], call)
-    sure = before is not None and before.token == token and not facts["acts"]
+    sure = before is not None and before.token == token and not acts
     state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
     also = [] if call is None or blocked else [f"in {call.words()}"]
     also += [_also_words(row) for row in facts.get("also", ())]

@@ -268,6 +268,15 @@ def test_a_rank_is_stuck_only_if_it_is_in_the_same_wait_in_two_looks(later: dict
     assert bool(diagnose({0: second, 1: done(1)})) == sure
 
 
+@pytest.mark.parametrize("facts", [FACTS, {"idle": True, "acts": [], "inits": 1, "groups": 1}])
+def test_what_could_act_at_the_last_look_may_be_acting_now(facts: dict[str, Any]) -> None:
+    """A handler of a signal removes itself, and is about to call, in the middle of a look."""
+    out = [position_of(0, {**facts, "acts": ["its handler of SIGALRM"]}, None, 1.0)]
+    for _ in range(2):
+        out.append(position_of(0, facts, out[-1], 1.0))
+    assert [p.sure and p.state != "running" for p in out] == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
