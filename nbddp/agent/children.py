@@ -160,9 +160,10 @@ def _enter(request: dict[str, Any]) -> None:
 
 
 def _take_signals() -> None:
-    """A child has the default actions, and none of the agent's; what that ignores is ignored after exec too, and
+    """A child has the default actions, and no handler of the agent's; what that ignores is ignored after exec too, and
     SIGINT stays so."""
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    handled = {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
+    for number in handled - {signal.SIGINT} | {signal.SIGHUP, signal.SIGQUIT}:
         signal.signal(number, signal.SIG_DFL)
 
 

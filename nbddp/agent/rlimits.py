@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,7 +54,6 @@ def apply(asked: dict[str, Any]) -> None:
     for kind, bound in bounds.items():
         lowered = _lower(bound, resource.getrlimit(kind)[1])
         resource.setrlimit(kind, (lowered, lowered))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     system.prctl(PR_SET_NO_NEW_PRIVS, 1)
     system.prctl(PR_SET_DUMPABLE, 1)  # /proc/self, which a worker reads, is its own again
 

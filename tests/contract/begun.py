@@ -35,8 +35,8 @@ import asyncio, decimal, gc, locale, os, resource, signal, socket, sys, tempfile
 mask = os.umask(0); os.umask(mask)
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
 given = {
-    "signals": {s.name: getattr(signal.getsignal(s), "__qualname__", str(signal.getsignal(s))) for s in (
-        signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD, signal.SIGQUIT, signal.SIGALRM)},
+    "signals": {str(s): getattr(signal.getsignal(s), "__qualname__", str(signal.getsignal(s)))
+                for s in signal.valid_signals()},
     "ignored": status["SigIgn"].strip(),
     "blocked": status["SigBlk"].strip(),
     "umask": mask,
