@@ -97,7 +97,7 @@ def _by_psutil(pid: int | None) -> list[int]:
 
 def _read(path: str) -> str:
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:  # a process gives itself any name
             return file.read()
     except ProcessLookupError:  # the thread has ended
         return ""
@@ -115,18 +115,19 @@ def tree(spare: Collection[int] = ()) -> Iterator[int]:
 def memory(pid: int) -> int:
     """Bytes that a process holds, in memory or swapped out, and that no file on disk has: what it shares with other
     processes included, also with the one it was forked from; 0 if it has ended."""
-    lines = _facts(pid, "status").splitlines()
+    lines = facts(pid, "status").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(HELD)) << 10
 
 
 def stack(pid: int) -> int:
     """Where a process's stack begins: at the same address in one that was forked, at a random one in a new program; 0
     if it hides that, or has ended."""
-    fields = _facts(pid, "stat").rpartition(")")[2].split()
+    fields = facts(pid, "stat").rpartition(")")[2].split()
     return int(fields[START_OF_STACK]) if fields else 0
 
 
-def _facts(pid: int, name: str) -> str:
+def facts(pid: int, name: str) -> str:
+    """What /proc has of a process in the file `name`; empty if it has ended."""
     try:
         return _read(f"/proc/{pid}/{name}")
     except FileNotFoundError:

@@ -10,14 +10,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
+from nbddp.agent import orphans
 from nbddp.compat import system
 from nbddp.worker.frames import SeenFrame
 
 THREADING = threading.__file__
 SHORT = 4096  # bytes of a file in /proc/self/task
-ENDED = b"ZX"  # states of a process that nobody has waited for
+ENDED = "ZX"  # states of a process that nobody has waited for
 # command lines of the tracker of multiprocessing's resources, and of its server that forks
-SERVES = re.compile(rb"from multiprocessing\.(resource_tracker|forkserver) import main")
+SERVES = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main")
 JOINS = 8  # threads that join threads, followed so far
 
 # system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
@@ -103,29 +104,25 @@ def tasks() -> list[str]:
     return os.listdir("/proc/self/task") if system.has_proc() else []
 
 
-def children() -> tuple[list[str], int]:
+def children() -> tuple[list[int], int]:
     """The processes that this one and those have started and that run, and the CPU time that they have used, in the
     kernel's ticks; none where it does not say. Without what serves multiprocessing alone."""
     found, ticks = [], 0
-    for process in _below(str(os.getpid()), forked=False) if system.has_proc() else ():
-        state, *numbers = _short_or_empty(f"/proc/{process}/stat").rpartition(b")")[2].split() or (ENDED,)
+    for process in _below(os.getpid(), forked=False) if system.has_proc() else ():
+        state, *numbers = orphans.facts(process, "stat").rpartition(")")[2].split() or (ENDED,)
         if state not in ENDED:
             found.append(process)
             ticks += sum(map(int, numbers[10:12]))
     return found, ticks
 
 
-def _below(process: str, *, forked: bool) -> Iterator[str]:
+def _below(process: int, *, forked: bool) -> Iterator[int]:
     """What a process has started. forked: whether a server of multiprocessing has; its forks have its command line."""
-    threads = []
-    with suppress(OSError):  # it has ended
-        threads = os.listdir(f"/proc/{process}/task")
-    for thread in threads:
-        for child in _short_or_empty(f"/proc/{process}/task/{thread}/children").decode().split():
-            serves = not forked and SERVES.search(_short_or_empty(f"/proc/{child}/cmdline")) is not None
-            if not serves:
-                yield child
-            yield from _below(child, forked=forked or serves)
+    for child in orphans.children(process):
+        serves = not forked and SERVES.search(orphans.facts(child, "cmdline")) is not None
+        if not serves:
+            yield child
+        yield from _below(child, forked=forked or serves)
 
 
 def bytes_moved() -> int | None:
@@ -177,13 +174,6 @@ def _moved_by(of: Iterable[str]) -> int:
 def _io(path: str) -> int:
     _, read, _, written, *_ = short(path).split()  # rchar: …, wchar: …
     return int(read) + int(written)
-
-
-def _short_or_empty(path: str) -> bytes:
-    """As `short`; empty where there is no such file, as of a process that has ended."""
-    with suppress(OSError):
-        return short(path)
-    return b""
 
 
 def short(path: str) -> bytes:

@@ -194,7 +194,7 @@ def test_a_child_of_multiprocessings_server_counts_and_the_server_does_not(two: 
     code = (
         "import time\nfrom multiprocessing import get_context\nfrom nbddp.worker import threads\n"
         "child = get_context('forkserver').Process(target=time.sleep, args=(30,))\nchild.start()\n"
-        "found = threads.children()[0], str(child.pid)\nchild.kill(); child.join()\nfound"
+        "found = threads.children()[0], child.pid\nchild.kill(); child.join()\nfound"
     )
     for found, pid in two.run_cell(code, want_value=True, screen=NullScreen()):
         assert found == [pid]

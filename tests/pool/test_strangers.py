@@ -16,6 +16,7 @@ import pytest
 
 from nbddp.agent import orphans, server
 from nbddp.grading.sandbox import forkserver
+from nbddp.worker import threads
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory of other processes is told on Linux alone")
 SIZE = 64 << 20
@@ -65,6 +66,18 @@ def test_who_was_forked_is_told_from_a_new_program() -> None:
         assert orphans.stack(program.pid) not in (0, orphans.stack(os.getpid()))
     program.communicate()
     assert orphans.stack(program.pid) == orphans.memory(program.pid) == 0
+
+
+@linux
+def test_a_process_may_have_any_name() -> None:
+    named = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) Z 1', 0, 0, 0); print(flush=True); input()"
+    program = subprocess.Popen([sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    program.stdout.readline()
+    assert orphans.stack(program.pid) not in (0, orphans.stack(os.getpid()))
+    assert orphans.memory(program.pid) > 1 << 20
+    assert program.pid in threads.children()[0]
+    program.communicate()
 
 
 ENDS = """
