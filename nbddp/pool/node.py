@@ -174,10 +174,8 @@ class PoolNode:
     def _hear(self, event: dict[str, Any]) -> None:
         """The agent's events, in its reader thread."""
         if event["ev"] == "exit" and event["kind"] == "worker":
-            known, exit_ = (
-                [w for w in list(self.workers.values()) if w.pid == event["pid"]],
-                from_json(ProcessExit, event),
-            )
+            exit_ = from_json(ProcessExit, event)
+            known = [w for w in list(self.workers.values()) if w.pid == event["pid"]]
             for worker in known:
                 self.exited(worker, exit_)
             if not known:
@@ -194,7 +192,8 @@ class PoolNode:
                 self._clear_up()
 
     def _clear_up(self) -> None:
-        """An agent that is killed leaves its folder, and what its ranks have started in their sessions."""
+        """The keeper of a killed agent clears up (`agent.keeper`). Where that was killed too, its folder is left, and
+        what its ranks have started in their sessions."""
         orphans.end_sessions([ProcessId(w.pid, w.started) for w in list(self.workers.values()) if w.ended_with_pool])
         if self.warm:  # what it said before is the reason of a start that failed
             self.agent.sweep()
@@ -356,7 +355,7 @@ class RemoteNode(PoolNode):
         return ProcessExit(last_words=self.agent.last_words())
 
     def _clear_up(self) -> None:
-        """What is left there is on another machine: the next agent there removes it."""
+        """The agent's keeper there does; where that was killed too, the next agent there removes the folder."""
 
     def taken_away(self) -> str:
         return self.agent.taken_away()

@@ -180,10 +180,9 @@ def process(code: int | None) -> str:
 class ProcessExit:
     """How a rank's process ended.
 
-    code: as Python gives it; None if nobody saw it, and `lost` may say why. peak_kib: the most memory it held;
-    last_words: the end of its log. overrun: which limit of a
-    sandbox ended it. pool_ended: it ended with its pool (True), or why that ended. seen_ns: when it was
-    heard of (nanoseconds since 1970).
+    code: as Python gives it; None if nobody saw it, and `lost` may say why. peak_kib: the most memory it held.
+    last_words: the end of its log. overrun: which limit of a sandbox ended it. pool_ended: it ended with its pool
+    (True), or why that ended. seen_ns: when it was heard of (nanoseconds since 1970).
     """
 
     code: int | None = None
