@@ -18,3 +18,7 @@ __all__ = ["Answer", "Exercise", "on", *sorted(_all)]
 
 def __getattr__(name: str) -> Exercise:
     raise folders.missing("check", "exercise", name, _all)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

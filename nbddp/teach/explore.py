@@ -16,3 +16,7 @@ __all__ = ["measured_buckets", *sorted(_all)]
 
 def __getattr__(name: str) -> Explorer:
     raise folders.missing("explore", "explorer", name, _all)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -59,6 +60,11 @@ def test_a_question_that_is_not_there_is_an_error_that_names_near_ones() -> None
         check.gpu_of  # noqa: B018
     with pytest.raises(AttributeError, match="explore has no explorer 'layouts'; did you mean layout"):
         explore.layouts  # noqa: B018
+
+
+@pytest.mark.parametrize("module", [check, explore, predict], ids=lambda m: m.__name__)
+def test_tab_offers_what_a_module_is_for_and_no_more(module: ModuleType) -> None:
+    assert dir(module) == sorted(module.__all__)
 
 
 def test_every_lesson_has_a_folder_with_questions() -> None:
