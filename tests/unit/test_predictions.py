@@ -78,7 +78,7 @@ def test_a_section_of_a_file_is_a_question(tmp_path: Path) -> None:
         "[who]\nasks = Who?\noptions = rank 0 | a = b\ncame = a = b\nexplored = yes\nseen = %d\\n"
     )
     assert questions(tmp_path / "some.ini") == [
-        Question("who", "Who?", came="a = b", options=["rank 0", "a = b"], explored=True, seen=r"%d\n")
+        Question("who", "Who?", came="a = b", options=("rank 0", "a = b"), explored=True, seen=r"%d\n")
     ]
 
 
