@@ -11,7 +11,7 @@ from nbddp.lessons.framework import folders
 from nbddp.lessons.framework.answer import Answer, Exercise
 from nbddp.lessons.framework.run_check import on
 
-_all: dict[str, Exercise] = folders.defined("exercise", Exercise)
+_all = folders.defined("exercise", Exercise)
 globals().update(_all)
 __all__ = ["Answer", "Exercise", "on", *sorted(_all)]
 
