@@ -73,6 +73,15 @@ def test_every_lesson_has_a_folder_with_questions() -> None:
     assert all(questions(folder / "predictions.ini") for folder in folders.lessons())
 
 
+def test_what_a_renamed_lesson_leaves_is_no_lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "LESSONS", tmp_path)
+    for made in ("l02_new", "l01_first", "framework"):
+        (tmp_path / made).mkdir()
+        (tmp_path / made / "__init__.py").touch()
+    (tmp_path / "l02_old" / "__pycache__").mkdir(parents=True)
+    assert [folder.name for folder in folders.lessons()] == ["l01_first", "l02_new"]
+
+
 def test_a_section_of_a_file_is_a_question(tmp_path: Path) -> None:
     (tmp_path / "some.ini").write_text(
         "[who]\nasks = Who?\noptions = rank 0 | a = b\ncame = a = b\nexplored = yes\nseen = %d\\n"

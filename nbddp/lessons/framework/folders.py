@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -14,8 +13,8 @@ T = TypeVar("T")
 
 
 def lessons() -> list[Path]:
-    """The folder of each lesson, in order."""
-    return sorted(folder for folder in LESSONS.iterdir() if re.fullmatch(r"l\d\d_\w+", folder.name))
+    """The folder of each lesson, in order. One that holds nothing but `__pycache__` was a lesson's once."""
+    return sorted(package.parent for package in LESSONS.glob("l[0-9][0-9]_*/__init__.py"))
 
 
 def defined(part: str, kind: type[T]) -> dict[str, T]:
