@@ -11,10 +11,14 @@ from nbddp.lessons.framework import folders
 from nbddp.lessons.framework.answer import Answer, Exercise
 from nbddp.lessons.framework.run_check import on
 
-_all: dict[str, Exercise] = folders.defined("exercise", Exercise)
+_all = folders.defined("exercise", Exercise)
 globals().update(_all)
 __all__ = ["Answer", "Exercise", "on", *sorted(_all)]
 
 
 def __getattr__(name: str) -> Exercise:
     raise folders.missing("check", "exercise", name, _all)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -61,10 +62,24 @@ def test_a_question_that_is_not_there_is_an_error_that_names_near_ones() -> None
         explore.layouts  # noqa: B018
 
 
+@pytest.mark.parametrize("module", [check, explore, predict], ids=lambda m: m.__name__)
+def test_tab_offers_what_a_module_is_for_and_no_more(module: ModuleType) -> None:
+    assert dir(module) == sorted(module.__all__)
+
+
 def test_every_lesson_has_a_folder_with_questions() -> None:
     found = [folder.name[1:3] for folder in folders.lessons()]
     assert found == [source.name[:2] for source in SOURCES]
     assert all(questions(folder / "predictions.ini") for folder in folders.lessons())
+
+
+def test_what_a_renamed_lesson_leaves_is_no_lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "LESSONS", tmp_path)
+    for made in ("l02_new", "l01_first", "framework"):
+        (tmp_path / made).mkdir()
+        (tmp_path / made / "__init__.py").touch()
+    (tmp_path / "l02_old" / "__pycache__").mkdir(parents=True)
+    assert [folder.name for folder in folders.lessons()] == ["l01_first", "l02_new"]
 
 
 def test_a_section_of_a_file_is_a_question(tmp_path: Path) -> None:
@@ -72,7 +87,7 @@ def test_a_section_of_a_file_is_a_question(tmp_path: Path) -> None:
         "[who]\nasks = Who?\noptions = rank 0 | a = b\ncame = a = b\nexplored = yes\nseen = %d\\n"
     )
     assert questions(tmp_path / "some.ini") == [
-        Question("who", "Who?", came="a = b", options=["rank 0", "a = b"], explored=True, seen=r"%d\n")
+        Question("who", "Who?", came="a = b", options=("rank 0", "a = b"), explored=True, seen=r"%d\n")
     ]
 
 

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 LESSONS = Path(__file__).parents[1]
+T = TypeVar("T")
 
 
 def lessons() -> list[Path]:
-    """The folder of each lesson, in order."""
-    return sorted(folder for folder in LESSONS.iterdir() if re.fullmatch(r"l\d\d_\w+", folder.name))
+    """The folder of each lesson, in order. One that holds nothing but `__pycache__` was a lesson's once."""
+    return sorted(package.parent for package in LESSONS.glob("l[0-9][0-9]_*/__init__.py"))
 
 
-def defined(part: str, kind: type | tuple[type, ...]) -> dict[str, Any]:
+def defined(part: str, kind: type[T]) -> dict[str, T]:
     """Public names of one kind that the lessons' modules of a name, such as `exercise`, define or gather."""
     return {
         name: value
         for module in map(import_module, modules(part))
         for name, value in vars(module).items()
-        if _is_public(name, value, kind)
+        if isinstance(value, kind) and not name.startswith("_")
     }
 
 
 def modules(part: str) -> list[str]:
     """The lessons' modules of a name, such as `exercise`."""
     return [f"nbddp.lessons.{folder.name}.{part}" for folder in lessons()]
-
-
-def _is_public(name: str, value: Any, kind: type | tuple[type, ...]) -> bool:
-    return isinstance(value, kind) and not name.startswith("_")
 
 
 def missing(module: str, what: str, name: str, known: Mapping[str, Any]) -> AttributeError:

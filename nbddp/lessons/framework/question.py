@@ -103,7 +103,7 @@ def questions(path: Path) -> list[Question]:
 def _question(name: str, lines: dict[str, str]) -> Question:
     options = lines.pop("options", "")
     explored = lines.pop("explored", "no") == "yes"
-    return Question(name, options=options.split(" | ") if options else (), explored=explored, **lines)
+    return Question(name, options=tuple(options.split(" | ")) if options else (), explored=explored, **lines)
 
 
 def _number(text: str) -> float | None:

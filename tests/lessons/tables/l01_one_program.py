@@ -31,6 +31,8 @@ SHARE_OF = Table("share_of", within("def share_of(items, rank, size):\n    ...")
     "yield from items[rank::size]": "is <generator object share_of>; return a list",
     "import random; return random.sample(items, 2)": "or on random numbers",
     "import numpy; numpy.random.shuffle(items); return items[rank::size]": "or on random numbers",
+    "n = -(-len(items) // size); return items[rank * n : rank * n + n]": "shares may differ by at most one item",
+    "import torch.distributed as dist; dist.barrier()": "no communication is needed",
 }, right=[
     "return [item for i, item in enumerate(items) if i % size == rank]",
     "n, rest = divmod(len(items), size)\n    start = rank * n + min(rank, rest)\n"

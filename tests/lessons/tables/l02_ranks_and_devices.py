@@ -25,6 +25,7 @@ GPUS_OF = Table("gpus_of", within(GPUS + "..."), wrong={
         "gpus_of(0, 4, 1): expected [0], got None; here the function ends without a value to return",
     "first = rank % n * g / 1; return list(range(first, first + g))": "/ gives a float, // a whole",
     "import os; return os.environ": "gpus_of(0, 4, 1): expected [0], got os.environ",
+    "return rank % n * g": "return a list with one index",
 }, right=[
     "return [rank % n * g + k for k in range(g)]",
     "first = (rank - rank // n * n) * g\n    return range(first, first + g)",

@@ -40,6 +40,8 @@ BY_ADDRESS = Table("by_address", within(PROCESS), unwritten=LOCAL, every=3, npro
         "by_address(0, 0) is os.environ; return a dict with MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE",
     "def by_address(node, local_rank): return [1]": "by_address(0, 0) is [1]; return a dict with",
     "def by_address(node, local_rank): return 1 // node": "by_address(0, 0) raised ZeroDivisionError",
+    env(MASTER_PORT="99999"): "sets MASTER_PORT to 99999; ports are numbered from 1 to 65535",
+    env(MASTER_ADDR="'node1'"): "finds no store: rank 0 hosts none at node1:29400",
 })  # fmt: skip
 
 TAKEN = "rank 0 on node1 has no place: rank 0 is taken by rank 0 on node0"

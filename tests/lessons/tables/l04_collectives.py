@@ -20,6 +20,8 @@ CHUNK_TO_SEND = Table("chunk_to_send", within("def chunk_to_send(rank, step, wor
     "import torch.distributed as dist; return dist.get_rank()": "the arguments contain everything",
     "return 'ABCD'[rank]": "chunk_to_send(0, 0, 4) is 'A', but 4 ranks have chunks 0 to 3",
     "return rank, (rank + 1) % world_size": "is [0, 1], but 4 ranks have chunks 0 to 3",
+    "return float(rank)": "chunk_to_send(0, 0, 4) is 0.0, but",
+    "return (rank + 1) % world_size": "every step sends the same chunk, so nothing that",
 }, right=[
     "return (rank + step * (world_size - 1)) % world_size",
     "return (rank + 1 - step) % world_size",  # begins elsewhere
@@ -149,6 +151,9 @@ RING_ALL_REDUCE = Table("ring_all_reduce", every=3, nproc=4, wrong={
     changed(("recv(got, left)", "recv(got)")):
         "3 ranks, 2 numbers: gloo cannot receive an empty tensor from any source; name the sender: dist.recv",
     changed(("        work.wait()\n", ""), ("work = ", "")): "then wait for the send",
+    changed(("dist.recv(got, left)\n        work.wait()", "work.wait()\n        dist.recv(got, left)")):
+        "Start the send with isend, then recv, then wait",
+    changed(("recv(got, left)", "recv(got, right)")): "send to one neighbour and receive from the other",
 }, right=[
     PAIRED,
     HEAD + ODD_EVEN,

@@ -70,6 +70,8 @@ AVERAGE_GRADIENTS = Table("average_gradients", after, every=3, unwritten="nothin
         "all ranks call the same collectives in the same order",
     "dist.init_process_group()": "the check has made the process group; leave that out",
     "input()": "input() does not work on a rank",
+    "g = p.grad.clone(); dist.all_reduce(g); g /= n": "the result was not put into p.grad",
+    "p.grad /= 0 * p.grad": "is not finite",
 }, right=[
     ONE_FLAT,
     "got = [torch.empty_like(p.grad) for _ in range(n)]; dist.all_gather(got, p.grad)\np.grad = sum(got) / n",
@@ -102,6 +104,7 @@ ATTACH_AVERAGING = Table("attach_averaging", hooks, unwritten="this hook receive
     "return p.grad / n": "hooks should return None; change p.grad in place instead",
     "[dist.all_reduce(p.grad) for _ in range(n + 1)]; p.grad /= n": "it was summed more",
     MEAN_OF + "; dist.all_reduce(p.data); p.data /= n": "gradients are right, but you averaged the parameters",
+    hooks(MEAN_OF).replace("hook(average)", "hook(average(p))"): ".grad is None before backward",
 }, right=[
     hooks("g = p.clone(); dist.all_reduce(g); return g / n", "register_hook"),
     "p.grad.div_(n); dist.all_reduce(p.grad)",

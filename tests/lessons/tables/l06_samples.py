@@ -127,6 +127,7 @@ EPOCHS_OF = Table("epochs_of", within(LOOP + "        ...\n"), every=3, wrong={
     "return [[n + 1] for e in es]": "contains values that are not samples; the samples are 0–12",
     "return list(es)": "epoch 0 is 0; it must be a list of the samples",
     "return [epoch(sampler) for e in es] if rank == 0 else None": "rank 1: return a list of 4",
+    "return [(sampler.set_epoch(e + rank), epoch(sampler))[1] for e in es]": "the same epoch",
 }, right=[
     "return tuple(torch.tensor(epoch(DistributedSampler(dataset, seed=e))) for e in es)",
     """

@@ -44,6 +44,7 @@ BATCH_STATISTICS = Table("batch_statistics", within(HEAD + "        ...\n"), eve
     "return mean.mean(), var.mean()": "return a pair, means and variances, each of shape",
     "return (mean, var) if rank() == 0 else None": "rank 1 returned None; return a pair",
     "if rank() == 0: total(0)\n        return mean, var": "deadlock: rank 0 waits in all_reduce",
+    "return s / 20, var": "the sum of all samples is divided by 20, and there are 8",
 }, right=[
     "return mean, total(((x - mean)**2).sum(0)) / n",
     """
@@ -143,6 +144,7 @@ SYNC_BATCH_NORM = Table("sync_batch_norm", within(NORM + "        ...\n"), every
     "return torch.nn.SyncBatchNorm(2, affine=False)(x)": "SyncBatchNorm expected input tensor to be",
     "return normal(x, eps, summed(lambda g: reduced(g) if dist.get_rank() else g))":
         "deadlock: rank 1 waits in all_reduce",
+    "return normal(x, eps, summed(reduced and (lambda g: None)))": "backward returns",
 }, right=[
     "return normal(x, eps, right)",
     """

@@ -103,6 +103,7 @@ REST_OF_EPOCH = Table("rest_of_epoch", within(REST + "..."), nproc=4, wrong={
     "order[s + r / n::n]": "slice indices must be integers",
     "import torch.distributed as d\n" + REST + "order[s + d.get_rank()::d.get_world_size()]":
         "the arguments contain everything",
+    "order[s:][::-1][r::n]": "samples number 0 are",
 }, right=[
     "order[s:][r::n]",
     "[v for i, v in enumerate(order[s:]) if i % n == r]",

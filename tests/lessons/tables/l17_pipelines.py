@@ -125,6 +125,8 @@ RUN_STAGE = Table("run_stage", every=4, marker="mutants", nproc=4, wrong={
     changed(("loss_of(y, targets[i])", "loss_of(targets[i], y)")): "the wrong arguments or the",
     changed(("if rank < last: dist", "if rank < 3: dist")):
         "1F1B, 3 ranks, 5 micro-batches: a send or recv names a rank that does not exist",
+    changed(("y.backward(gradient)", "y.backward(None if rank == last else torch.ones_like(y))")):
+        "rank 3's are right, so a wrong tensor came",
 }, right=[
     changed(("torch.empty(shape)\n", "torch.empty(shape, requires_grad=rank > 0)\n"), ("; x.requires_grad_()", "")),
     changed(("total += y.item()", "total = total + y.detach()")),

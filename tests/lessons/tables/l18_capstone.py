@@ -57,4 +57,5 @@ CAPSTONE = Table("capstone", verified="16 of 16 points, on real ranks", every=99
         "0 of 16 points | ✗ 0/2 the same weights on all ranks: a rank raised ValueError: no idea",
     changed(("    return (sums", "    if rank == 0:\n        dist.all_reduce(sums)\n    return (sums")):
         "0 of 16 points | ✗ 0/2 the same weights on all ranks: deadlock: rank 0 waits in all_reduce",
+    changed(("loss_of(parallel, batch", "loss_of(model, batch")): "train DDP(model), called as a func",
 })  # fmt: skip
