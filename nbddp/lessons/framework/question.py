@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from configparser import ConfigParser
+from configparser import ConfigParser, SectionProxy
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -97,13 +97,13 @@ def questions(path: Path) -> list[Question]:
     """The questions in a file."""
     parser = ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
     parser.read_string(path.read_text(encoding="utf-8"), str(path))
-    return [_question(name, dict(parser[name])) for name in parser.sections()]
+    return [_question(parser[name]) for name in parser.sections()]
 
 
-def _question(name: str, lines: dict[str, str]) -> Question:
-    options = lines.pop("options", "")
-    explored = lines.pop("explored", "no") == "yes"
-    return Question(name, options=tuple(options.split(" | ")) if options else (), explored=explored, **lines)
+def _question(section: SectionProxy) -> Question:
+    lines = {key: text for key, text in section.items() if key not in ("options", "explored")}
+    options = tuple(section["options"].split(" | ")) if "options" in section else ()
+    return Question(section.name, options=options, explored=section.getboolean("explored", fallback=False), **lines)
 
 
 def _number(text: str) -> float | None:
