@@ -29,7 +29,7 @@ from nbddp.pool.runs import shell
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import json_values, pickling
-from nbddp.protocol.capability import with_methods
+from nbddp.protocol.capability import pool_methods
 from nbddp.protocol.program import SHUTDOWN
 from nbddp.protocol.request import HANG_AFTER, Request
 from nbddp.protocol.run_spec import ARGV0, Question
@@ -37,10 +37,9 @@ from nbddp.protocol.run_spec import ARGV0, Question
 if TYPE_CHECKING:
     from nbddp.capabilities import PoolMethods
 else:
-    PoolMethods = object
+    PoolMethods = pool_methods()
 
 
-@with_methods
 class Pool(PoolMethods):
     """A worker group, on this machine or on other hosts.
 

@@ -11,11 +11,10 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 TABLE = "nbddp.capabilities"
 Target = str
-Class = TypeVar("Class", bound=type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +80,6 @@ class _Method:
         return load(self.target).__get__(owner, kind)
 
 
-def with_methods(kind: Class) -> Class:
-    """Add the methods of all rows to a class."""
-    for row in rows():
-        for name, target in row.methods.items():
-            setattr(kind, name, _Method(target))
-    return kind
+def pool_methods() -> type:
+    """A class with the methods of all rows, for `Pool` to inherit from: no row can replace what `Pool` itself has."""
+    return type("PoolMethods", (), {name: _Method(target) for row in rows() for name, target in row.methods.items()})

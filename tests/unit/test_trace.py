@@ -13,6 +13,8 @@ from nbddp.analysis.clocks import ClockOffset, Ping, aligned, allowed, clock
 from nbddp.analysis.overlap import common, communication, exposed, hidden, hidden_share, lanes, length, union
 from nbddp.analysis.steps import Bucket, Recording, Span, Step, step_from
 from nbddp.analysis.wait_time import bus_factor, curves, spread, straggler, transfers, typical
+from nbddp.capabilities.timings import command
+from nbddp.errors import BadInput
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
 
@@ -166,6 +168,16 @@ def test_typical_step_is_the_median_of_ordinary_ones() -> None:
     assert curves(recording)[0].duration == 950
     with pytest.raises(KeyError):
         recording.step(5)
+
+
+@pytest.mark.parametrize("asked", [None, 1])
+def test_where_no_step_is_on_every_rank_the_error_says_that_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None
+) -> None:
+    monkeypatch.setattr(command, "timings", lambda pool: Recording({0: [step(0)], 1: [step(1)]}))
+    pool: Any = None
+    with pytest.raises(BadInput, match=r"^no step was recorded on every rank; train on all ranks in one cell$"):
+        command.figure_of_timings(pool, asked)
 
 
 def test_plain_data_become_steps() -> None:

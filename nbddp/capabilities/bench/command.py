@@ -127,23 +127,12 @@ def arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("collectives", nargs="*", type=_collective, metavar="COLLECTIVE",
         help=f"{', '.join(BUS_FACTOR)}; default: all_reduce")  # fmt: skip
-    add(
-        "--min",
-        dest="smallest",
-        type=quantity(amount),
-        default=1 << 10,
-        metavar="SIZE",
-        help="smallest size (default 1KiB)",
-    )
-    add(
-        "--max",
-        dest="largest",
-        type=quantity(amount),
-        default=64 << 20,
-        metavar="SIZE",
-        help="largest size (default 64MiB)",
-    )
-    add("--factor", type=positive, default=4, metavar="K", help="ratio of one size to the previous one (default 4)")
+    add("--min", dest="smallest", type=quantity(amount), default=SMALLEST, metavar="SIZE", help="smallest size "
+        "(default 1KiB)")  # fmt: skip
+    add("--max", dest="largest", type=quantity(amount), default=LARGEST, metavar="SIZE", help="largest size "
+        "(default 64MiB)")  # fmt: skip
+    add("--factor", type=positive, default=FACTOR, metavar="K", help="ratio of one size to the previous one "
+        f"(default {FACTOR})")  # fmt: skip
     add(
         "--repeat",
         type=positive,

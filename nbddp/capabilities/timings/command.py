@@ -68,14 +68,11 @@ def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
             pass  # neither is there: DDP is what most will have wanted
         raise no_step from None
     number = typical(recording) if asked is None else asked
-    if number is None or number not in recording.numbers():
-        have = recording.numbers()
-        steps = (
-            f"steps {have[0]} to {have[-1]} are recorded on every rank"
-            if have
-            else "no step was recorded on every rank"
-        )
-        raise BadInput(f"there is no step {number}; {steps}")
+    have = recording.numbers()
+    if number is None or not have:
+        raise BadInput("no step was recorded on every rank; train on all ranks in one cell")
+    if number not in have:
+        raise BadInput(f"there is no step {number}; steps {have[0]} to {have[-1]} are recorded on every rank")
     return draw_timings(recording, number)
 
 
