@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command
+from nbddp.protocol.capability import Capability, Command, RankPart
 
 if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
     import nbddp.capabilities.bench.command
@@ -77,6 +77,7 @@ ROWS = (
             "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
             "checkup": "nbddp.capabilities.hosts.command:checkup",
         },
+        rank=(RankPart(name="silence", target="nbddp.capabilities.hosts.on_rank:Silence", when="hosts"),),
     ),
     Capability(
         name="topology",
@@ -257,6 +258,14 @@ ROWS = (
         ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+    ),
+    Capability(
+        name="stale_modules",
+        rank=(RankPart(name="stale_modules", target="nbddp.capabilities.stale_modules.on_rank:StaleModules"),),
+    ),
+    Capability(
+        name="subprocesses",
+        rank=(RankPart(name="subprocesses", target="nbddp.capabilities.subprocesses.on_rank:install"),),
     ),
 )
 # fmt: on

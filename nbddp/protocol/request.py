@@ -12,6 +12,7 @@ from nbddp.protocol.program import SHUTDOWN, Program
 from nbddp.protocol.run_spec import ARGV0, CALL, CELL, SCRIPT, RunSpec, ScriptSpec
 
 HANG_AFTER = 5.0  # seconds
+OF_RANKS = ("check", "timings", "trace", "memory")  # of a request's options, those that parts of capabilities read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class Request(Options):
             return RunSpec(self.op, run, fields=self.fields)
         program = self.program
         return RunSpec(
-            self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value, check=self.check,
-            timings=self.timings, trace=self.trace, memory=self.memory,
+            self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value,
+            options={name: getattr(self, name) for name in OF_RANKS},
             script=None if program is None else ScriptSpec(program.target, program.module, program.keep),
         )  # fmt: skip

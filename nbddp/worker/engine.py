@@ -104,6 +104,7 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.recorder.install()
     kernel.memory.started()
     kernel.allocations.started()
+    kernel.parts.start()
 
 
 def own_clock(kernel: WorkerKernel) -> None:

@@ -32,13 +32,10 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp.capabilities.check.on_rank import Checker
 from nbddp.capabilities.debugger.on_rank import Debugger
-from nbddp.capabilities.hosts.on_rank import Silence
 from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.on_rank_timeline import AllocationRecorder
 from nbddp.capabilities.private import loopback
 from nbddp.capabilities.scripts.on_rank import Script
-from nbddp.capabilities.stale_modules.on_rank import Modules
-from nbddp.capabilities.subprocesses import on_rank
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.compat import ipykernel as ipykernel_compat
@@ -65,6 +62,7 @@ from nbddp.worker.cleanup import Leftovers
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.output_spool import OutputSpool
+from nbddp.worker.parts import Parts
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
@@ -138,7 +136,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.groups = Groups()
         self.interrupts, self.reserve = WorkerInterrupts(self._say_interrupted), Reserve()
         self.release = Release(self.groups.sockets, self.log_file, self.reserve)
-        self.silence = Silence(self.groups.sockets)
         self.checker = Checker()
         self.kept: OutputSpool | None = None
         self.departures = exit_info.GroupExits(
@@ -172,9 +169,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._leaves = False  # whether a run has ended by an error
         self.files = CellFiles()
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
-        self.modules = Modules(lambda file: failure.is_user(file, {}), self.shell)
-        self._others: list[tuple[str, str]] = []
         self.exits = Exits(lambda: self.spec is not None)
+        self.parts = Parts(self, self._to_log)
+        self.requests, self.questions = requests.known(), questions.known()
         self._set_up_shell()
 
     def _set_up_shell(self) -> None:
@@ -187,7 +184,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
         self.files.install(shell)
-        on_rank.install(self.files.is_one)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
         shell.events.register("post_execute", lambda: self.forked.end(self._shown))
         shell.events.register("post_run_cell", self._keep_result)
@@ -272,7 +268,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 elif spec.script is not None:
                     error = self._run_script(spec, spec.script, outcome)
                 else:
-                    buffers += requests.REQUESTS[spec.op](self, self._parent["buffers"], **spec.fields)
+                    buffers += self.requests[spec.op](self, self._parent["buffers"], **spec.fields)
             finally:
                 self.interrupts.end()
         except BaseException as raised:
@@ -315,9 +311,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.began_ns, self.known = clock.time_ns(), None
         self.text.begin(self._parent["content"]["code"], spec.as_python)
         here = spec.rendezvous
-        if here is not None and here.listen:  # the ranks are on several hosts
-            self.silence.begin()
-        self.silence.silent = []
         runnable.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec.op == END_GROUP)
@@ -330,20 +323,20 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self._place(here.env)
             loopback.listen(here.listen, (here.master, here.store))
             self.groups.begin(spec.run, here.master, here.store)
+        self.groups.cut = False
         self.groups.shares_gpus = here is not None and here.shares_gpus
         libraries.forget()
         self.departures.begin()
         self.children.begin()
         self.debugger.begin(spec.debug)
-        self.recorder.begin(spec.run, spec.timings, spec.cell)
-        kept = spec.op in (CELL, CALL) and (spec.timings or spec.trace)
-        CALLS.begin_run(spec.run, spec.cell, kept)
-        self._others = []
+        self.recorder.begin(spec.run, spec.options.get("timings", True), spec.cell)
+        recorded = spec.options.get("timings", True) or bool(spec.options.get("trace"))
+        CALLS.begin_run(spec.run, spec.cell, recorded and spec.op in (CELL, CALL))
         if spec.is_program:
-            self._others = self.modules.others()
             self.memory.begin()
-        if spec.check:
+        if spec.options.get("check"):
             self.checker.begin(spec.run)
+        self.parts.begin(spec)
 
     def _place(self, env: Mapping[str, str]) -> None:
         """torchrun's variables of a run."""
@@ -376,9 +369,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self.children.end()
         except Exception as e:
             if error is None:
-                outcome.stage = "end"
-                return e
-            self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
+                outcome.stage, error = "end", e
+            else:
+                self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
+        self.parts.end(outcome, error)
         return error
 
     async def _run_cell(self, spec: RunSpec, code: str, outcome: Outcome, buffers: list[bytes]) -> BaseException | None:
@@ -388,9 +382,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell.execution_count = self.execution_count = spec.cell
         self._result, self._shown, self._spoilt = None, None, False
         self.files.begin()
-        if spec.trace:
+        if spec.options.get("trace"):
             self.tracer.start()
-        if spec.memory:
+        if spec.options.get("memory"):
             self.allocations.begin(spec.run, spec.cell, self.recorder, self.files.shown)
         met: BaseException | None = None
         reply: dict[str, Any] = {}
@@ -405,6 +399,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error = shown if self._spoilt else next((e for e in (error, met, shown) if e is not None), None)
         self.allocations.stop()
         self.tracer.stop(failed=error is not None)
+        self.parts.ended(error)
         if error is None and spec.want_value:
             buffers.append(pickling.pack_or_words(result.result))
         asked = reply.get("payload", [])
@@ -417,12 +412,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         for name in program.without:
             os.environ.pop(name, None)
         self.shell.execution_count = self.execution_count = spec.cell
-        if spec.trace:
+        if spec.options.get("trace"):
             self.tracer.start()
         script = Script(program, spec.argv, self.exits.call)
         script.run()
         self.forked.end(script.error, script.said)
         self.tracer.stop(failed=script.error is not None)
+        self.parts.ended(script.error)
         outcome.traceback = plain(script.said)
         if program.keep:
             names = vars(script.module).items()
@@ -455,12 +451,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Send the outcome, after all output. A run waits for it, so something is always sent."""
         self._send_text()
         try:
-            outcome.group = self.groups.facts(self.release.aborted, bool(self.silence.silent))
+            outcome.group = self.groups.facts(self.release.aborted)
             outcome.group_exits = tuple(self.departures.seen)
             outcome.at_exit = len(self.exits)
             outcome.unsaved = self.kept.unsaved() if self.kept is not None else None
             outcome.nccl_handling = self.groups.handling
-            outcome.stale_modules = tuple(self.modules.note(self._others))
             if self._error_bytes is not None:
                 buffers[:] = [self._error_bytes]
             self._send(outcome, buffers)
@@ -545,11 +540,15 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Control channel: a row of `questions`, answered while the main thread works."""
         question = from_json(Question, parent["content"])
         try:
-            reply = Reply(questions.QUESTIONS[question.op](self, **question.fields))
+            reply = Reply(self.questions[question.op](self, **question.fields))
         except Exception as e:
             reply = Reply(failed=f"{type(e).__name__}: {e}")
         if question.answers:
             self.session.send(stream, messages.REPLY, to_json(reply), parent=parent, ident=ident)
+
+    def part(self, name: str) -> Any:
+        """The part of a capability that has this name here."""
+        return self.parts[name]
 
     def running(self) -> dict[str, Any] | None:
         """The header of the request that is carried out."""

@@ -16,6 +16,7 @@ from nbddp.capabilities.check.on_rank import Checker
 from nbddp.capabilities.debugger.on_rank import Debugger
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import ipykernel, probes, torch
+from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
@@ -241,3 +242,8 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "interrupt": _interrupt,
     "engine": _engine,
 }
+
+
+def known() -> dict[str, Callable[..., Any]]:
+    """These, and those of capabilities: loaded now, since an import while the main thread is in one would wait."""
+    return {**QUESTIONS, **{op: load(target) for row in rows() for op, target in row.questions.items()}}

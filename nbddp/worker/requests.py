@@ -17,6 +17,7 @@ from nbddp.capabilities.timings import on_rank_clocks
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.protocol import json_values, pickling
+from nbddp.protocol.capability import load, rows
 from nbddp.worker.cell_end import Exits
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.release import Release
@@ -203,3 +204,8 @@ REQUESTS: dict[str, Callable[..., list[bytes]]] = {
     "compare": _compare,
     "environment": _environment,
 }
+
+
+def known() -> dict[str, Callable[..., list[bytes]]]:
+    """These, and those of capabilities."""
+    return {**REQUESTS, **{op: load(target) for row in rows() for op, target in row.requests.items()}}

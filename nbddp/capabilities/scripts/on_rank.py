@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from types import CodeType, ModuleType
 from typing import Any
 
-from nbddp.capabilities.subprocesses import on_rank
 from nbddp.protocol.run_spec import ScriptSpec
 
 MAIN = "__main__"
@@ -49,7 +48,7 @@ class Script:
         """Run it, to its end unless it keeps its names. Raises nothing: an interrupt is the program's `error` too."""
         path, main, hook = [*sys.path], sys.modules.get(MAIN), sys.excepthook
         try:
-            with outside_loop(), on_rank.by_name():
+            with outside_loop():
                 self._catch(self._execute)
                 self._word()
                 if not self._spec.keep:
