@@ -115,6 +115,7 @@ ROWS = (
             ),
         ),
         methods={"compare": "nbddp.capabilities.compare.command:compare"},
+        requests={"compare": "nbddp.capabilities.compare.on_rank:compare"},
     ),
     Capability(
         name="memory",
@@ -155,6 +156,7 @@ ROWS = (
             ),
         ),
         methods={"bench": "nbddp.capabilities.bench.command:bench"},
+        requests={"bench": "nbddp.capabilities.bench.on_rank:bench"},
     ),
     Capability(
         name="debugger",
@@ -258,6 +260,10 @@ ROWS = (
         ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+    ),
+    Capability(
+        name="check",
+        rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
     ),
     Capability(
         name="stale_modules",

@@ -30,7 +30,6 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
-from nbddp.capabilities.check.on_rank import Checker
 from nbddp.capabilities.debugger.on_rank import Debugger
 from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.on_rank_timeline import AllocationRecorder
@@ -136,7 +135,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.groups = Groups()
         self.interrupts, self.reserve = WorkerInterrupts(self._say_interrupted), Reserve()
         self.release = Release(self.groups.sockets, self.log_file, self.reserve)
-        self.checker = Checker()
         self.kept: OutputSpool | None = None
         self.departures = exit_info.GroupExits(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
@@ -334,8 +332,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         CALLS.begin_run(spec.run, spec.cell, recorded and spec.op in (CELL, CALL))
         if spec.is_program:
             self.memory.begin()
-        if spec.options.get("check"):
-            self.checker.begin(spec.run)
         self.parts.begin(spec)
 
     def _place(self, env: Mapping[str, str]) -> None:
@@ -363,7 +359,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self._have_streams()
             if self.release.end():
                 self.groups.released()
-            self.checker.end()
             self.recorder.let_go()
             if error is not None and exit_info.how(error).exit_code != 0:
                 self.children.end()

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nbddp.capabilities.check.on_rank import Checker
 from nbddp.capabilities.debugger.on_rank import Debugger
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import ipykernel, probes, torch
@@ -22,6 +21,7 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import completion_kinds, exit_info, flight, position
 from nbddp.worker.interrupts import WorkerInterrupts
+from nbddp.worker.parts import Parts
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
@@ -41,7 +41,7 @@ class QuestionsKernel(Protocol):
     groups: Groups
     interrupts: WorkerInterrupts
     release: Release
-    checker: Checker
+    parts: Parts
     recorder: Recorder
     debugger: Debugger
     spec: RunSpec | None
@@ -88,7 +88,7 @@ def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) 
     past = _past(worker, recorded, history, names)
     if worker.spec is None:
         return {**position.idle(shown, groups, recorded.open), **_idle(worker, run), **past}
-    found = {**position.position(shown, groups, worker.began_ns, recorded.open), **past}
+    found = {**position.position(shown, groups, worker.began_ns, recorded.open, worker.parts.of("claim")), **past}
     found.update(interrupted=worker.interrupts.taken, over=not worker.interrupts.is_on)
     if worker.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
         found.update(stopped=True, call=None, pending=None)
@@ -109,7 +109,8 @@ def _past(worker: QuestionsKernel, recorded: flight.FlightRecords, history: bool
     """What costs more, and is only needed when something is wrong."""
     found: Content = {}
     if history:
-        found.update(position.record(worker.checker, recorded.of_all))
+        own = {group: calls for called in worker.parts.of("called") for group, calls in called().items()}
+        found.update(position.record(recorded.of_all, own))
     if names:
         found["names"], found["imports"] = user_names(worker.shell)
     return found

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from nbddp.capabilities.bench import on_rank
-from nbddp.capabilities.compare import on_rank as compare_on_rank
 from nbddp.capabilities.memory import on_rank_sizes
 from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.on_rank_timeline import AllocationRecorder
@@ -113,30 +111,6 @@ def _together(worker: RequestsKernel, buffers: Sequence[Any]) -> list[bytes]:
     return [pickling.pack_or_words(collectives_on_rank.collect(worker.recorder))]
 
 
-def _bench(
-    worker: RequestsKernel,
-    buffers: Sequence[Any],
-    *,
-    part: str,
-    devices: Sequence[int | None] = (),
-    collective: str = "",
-    size: int = 0,
-    repeat: int = 0,
-    warmup: int = 0,
-) -> list[bytes]:
-    """One size of a benchmark, or its group made or ended."""
-    if part == "open":
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        with worker.groups.sockets.watch():
-            on_rank.open_group(worker.groups.store("bench"), rank, world_size, devices[rank])
-        return [pickling.pack_or_words(None)]
-    if part == "close":
-        on_rank.close_group()
-        return [pickling.pack_or_words(None)]
-    found = on_rank.measure(collective, size, repeat, warmup)
-    return [pickling.pack_or_words(found)]
-
-
 def _clocks(worker: RequestsKernel, buffers: Sequence[Any]) -> list[bytes]:
     """How far the other ranks' clocks are from rank 0's."""
     with worker.groups.sockets.watch():
@@ -162,18 +136,6 @@ def _allocations(worker: RequestsKernel, buffers: Sequence[Any], *, part: str, s
     return [pickling.pack_or_words(own.summary() if part == "steps" else own.of_step(step))]
 
 
-def _compare(
-    worker: RequestsKernel, buffers: Sequence[Any], *, part: str, names: Sequence[str] = (), spans: Sequence[Any] = ()
-) -> list[bytes]:
-    """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
-    held = worker.shell.user_ns
-    if part == "look":
-        return [pickling.pack_or_words(compare_on_rank.look(held, n)) for n in names]
-    if part == "read":
-        return compare_on_rank.read(held, spans)
-    return [pickling.pack_or_words(compare_on_rank.measure(held, spans, buffers))]
-
-
 def _environment(worker: RequestsKernel, buffers: Sequence[Any], *, variables: Mapping[str, str | None]) -> list[bytes]:
     """Variables that a living process can take (`--env`); None takes one away."""
     for name, value in variables.items():
@@ -196,12 +158,10 @@ REQUESTS: dict[str, Callable[..., list[bytes]]] = {
     "timings": _timings,
     "trace": _trace,
     "together": _together,
-    "bench": _bench,
     "clocks": _clocks,
     "memory": _memory,
     "named_memory": _named_memory,
     "allocations": _allocations,
-    "compare": _compare,
     "environment": _environment,
 }
 
