@@ -102,9 +102,26 @@ ROWS = (
             ),
         ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
+        rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
+        requests={
+            "timings": "nbddp.capabilities.timings.on_rank:timings",
+            "clocks": "nbddp.capabilities.timings.on_rank_clocks:clocks",
+        },
+        questions={
+            "pace": "nbddp.capabilities.timings.on_rank:pace", "step": "nbddp.capabilities.timings.on_rank:step",
+        },
     ),
-    Capability(name="collectives", methods={"collectives": "nbddp.capabilities.collectives.command:collectives"}),
-    Capability(name="trace", methods={"trace": "nbddp.capabilities.trace.command:trace"}),
+    Capability(
+        name="collectives",
+        methods={"collectives": "nbddp.capabilities.collectives.command:collectives"},
+        requests={"together": "nbddp.capabilities.collectives.on_rank:together"},
+    ),
+    Capability(
+        name="trace",
+        methods={"trace": "nbddp.capabilities.trace.command:trace"},
+        rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part"),),
+        requests={"trace": "nbddp.capabilities.trace.on_rank:trace"},
+    ),
     Capability(
         name="compare",
         commands=(
@@ -131,6 +148,15 @@ ROWS = (
         methods={
             "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
             "allocations": "nbddp.capabilities.memory.command:allocations",
+        },
+        rank=(
+            RankPart(name="memory", target="nbddp.capabilities.memory.on_rank:part"),
+            RankPart(name="allocations", target="nbddp.capabilities.memory.on_rank_timeline:part"),
+        ),
+        requests={
+            "memory": "nbddp.capabilities.memory.on_rank:memory",
+            "named_memory": "nbddp.capabilities.memory.on_rank_sizes:named_memory",
+            "allocations": "nbddp.capabilities.memory.on_rank_timeline:allocations",
         },
     ),
     Capability(
@@ -169,6 +195,12 @@ ROWS = (
                 notebook="nbddp.capabilities.debugger.command:show",
             ),
         ),
+        rank=(RankPart(name="debugger", target="nbddp.capabilities.debugger.on_rank:part"),),
+        requests={"evaluate": "nbddp.capabilities.debugger.on_rank:evaluate"},
+        questions={
+            "debug": "nbddp.capabilities.debugger.on_rank:debug",
+            "debug_names": "nbddp.capabilities.debugger.on_rank:debug_names",
+        },
     ),
     Capability(
         name="stacks",

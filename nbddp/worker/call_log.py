@@ -25,6 +25,7 @@ from typing import Any
 
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
+from nbddp.protocol.run_spec import CALL, CELL, RunSpec
 from nbddp.worker import own_stores
 
 SEND, RECV, ANY = "s", "r", -1  # the two sides of a channel; receives from any source
@@ -141,7 +142,7 @@ class CallLog:
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
         self.spent: collections.deque[CallSpan] = collections.deque(maxlen=SPENT)
         self.runs: collections.deque[RunRecord] = collections.deque(maxlen=EPOCHS)
-        self.keeps = True  # whether what is spent now is remembered
+        self.keeps = False  # whether what is spent now is remembered
         self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
         self.making: dict[int, int] = {}  # thread → the number of the one that it makes
         self._works: dict[int, _Ref] = {}
@@ -327,11 +328,11 @@ class CallLog:
                 self.waiting[me] = before
             self.spend(True, began, note)
 
-    def begin_run(self, run: int, cell: int | None, keeps: bool) -> None:
-        """A cell begins, or a request, whose calls are nobody's: then `keeps` is False."""
-        self.keeps = keeps
-        if keeps:
-            self.runs.append(RunRecord(run, cell, clock.time_ns(), _clocks()))
+    def keep(self, spec: RunSpec) -> None:
+        """Remember what is spent in this run, if it is one of a cell or a called function."""
+        if spec.op in (CELL, CALL) and not self.keeps:
+            self.keeps = True
+            self.runs.append(RunRecord(spec.run, spec.cell, clock.time_ns(), _clocks()))
 
     def end_run(self) -> None:
         if self.keeps and self.runs:

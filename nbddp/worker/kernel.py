@@ -21,7 +21,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import ipykernel
@@ -30,13 +29,8 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
-from nbddp.capabilities.debugger.on_rank import Debugger
-from nbddp.capabilities.memory.on_rank import Memory
-from nbddp.capabilities.memory.on_rank_timeline import AllocationRecorder
 from nbddp.capabilities.private import loopback
 from nbddp.capabilities.scripts.on_rank import Script
-from nbddp.capabilities.timings.on_rank import Recorder
-from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
@@ -139,13 +133,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.departures = exit_info.GroupExits(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
         )
-        self.recorder = Recorder()
-        self.debugger = Debugger(
-            self._say_stopped, lambda file: failure.is_user(file, {}), lambda file: self.files.shown.get(file, file)
-        )
-        self.tracer = Tracer()
-        self.memory = Memory()
-        self.allocations = AllocationRecorder()
         self.began_ns = 0
         self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
@@ -176,7 +163,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell = self.shell
         shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
-        sys.breakpointhook = self._breakpoint
         self.text.install(shell)
         ipykernel_compat.sign_once(shell)
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
@@ -190,8 +176,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         # IPython 9 words every exception once more for its history, at a second or more in torch's large files
         ipykernel_compat.word_history_by(shell, _short)
 
-        shell.register_magic_function(self._debug, "line", "debug")
-
     def raw_input(self, prompt: str = "") -> str:
         """What input() and debuggers ask for. Raises, with what to do instead."""
         asks_debugger = any(f.f_globals.get("__name__") in ("pdb", "bdb") for f, _ in traceback.walk_stack(None))
@@ -199,19 +183,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def getpass(self, prompt: str = "", stream: Any = None) -> str:
         raise StdinNotImplementedError(NO_KEYBOARD)
-
-    def _breakpoint(self, *args: Any, **kwargs: Any) -> None:
-        """breakpoint(): the rank waits for lines, if somebody sends some. Its own one would wait for a front end, or do
-        nothing where ipykernel has put debugpy there."""
-        if os.environ.get("PYTHONBREAKPOINT") == "0":  # as Python has it
-            return
-        if not self.debugger.may_stop():
-            raise StdinNotImplementedError(NO_PROMPT)
-        self.debugger.stop(sys._getframe(1))
-
-    def _debug(self, line: str) -> None:
-        """Says where %debug is of use."""
-        print("%debug has no prompt on a rank; run it in a cell without %%ddp to see what failed on the ranks")
 
     # -- requests ------------------------------------------------------------------
 
@@ -326,12 +297,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         libraries.forget()
         self.departures.begin()
         self.children.begin()
-        self.debugger.begin(spec.debug)
-        self.recorder.begin(spec.run, spec.options.get("timings", True), spec.cell)
-        recorded = spec.options.get("timings", True) or bool(spec.options.get("trace"))
-        CALLS.begin_run(spec.run, spec.cell, recorded and spec.op in (CELL, CALL))
-        if spec.is_program:
-            self.memory.begin()
         self.parts.begin(spec)
 
     def _place(self, env: Mapping[str, str]) -> None:
@@ -353,13 +318,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _end(self, outcome: Outcome, error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
         CALLS.end_run()
-        self.debugger.end()
         self.reserve.free()
         try:
             self._have_streams()
             if self.release.end():
                 self.groups.released()
-            self.recorder.let_go()
             if error is not None and exit_info.how(error).exit_code != 0:
                 self.children.end()
         except Exception as e:
@@ -377,10 +340,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell.execution_count = self.execution_count = spec.cell
         self._result, self._shown, self._spoilt = None, None, False
         self.files.begin()
-        if spec.options.get("trace"):
-            self.tracer.start()
-        if spec.options.get("memory"):
-            self.allocations.begin(spec.run, spec.cell, self.recorder, self.files.shown)
         met: BaseException | None = None
         reply: dict[str, Any] = {}
         try:
@@ -392,8 +351,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error: BaseException | None = _error_of(result)
         shown, self._shown = self._shown, None
         error = shown if self._spoilt else next((e for e in (error, met, shown) if e is not None), None)
-        self.allocations.stop()
-        self.tracer.stop(failed=error is not None)
         self.parts.ended(error)
         if error is None and spec.want_value:
             buffers.append(pickling.pack_or_words(result.result))
@@ -407,12 +364,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         for name in program.without:
             os.environ.pop(name, None)
         self.shell.execution_count = self.execution_count = spec.cell
-        if spec.options.get("trace"):
-            self.tracer.start()
         script = Script(program, spec.argv, self.exits.call)
         script.run()
         self.forked.end(script.error, script.said)
-        self.tracer.stop(failed=script.error is not None)
         self.parts.ended(script.error)
         outcome.traceback = plain(script.said)
         if program.keep:
@@ -430,7 +384,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if outcome.exit_text is not None:
             print(outcome.exit_text, file=sys.stderr)
         # of a rank that the client has freed nobody is shown the source
-        outcome.chain = failure.chain(error, names, self._machinery, brief=self.release.started)
+        outcome.chain = failure.chain(error, names, self._machinery, brief=self.release.started,
+                                      values=self.parts.of("values"))  # fmt: skip
         outcome.error_file = exit_info.error_file()
         outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None
@@ -491,6 +446,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             buffers=buffers,
         )
 
+    def publish(self, kind: str, content: dict[str, Any]) -> None:
+        """A message of the run that is carried out."""
+        ident = ipykernel_compat.topic(self, "nbddp")
+        self.session.send(self.iopub_socket, kind, content, parent=self._parent, ident=ident)
+
     def _say_interrupted(self) -> None:
         """Publish that the program has had an interrupt; whatever the main thread was doing, another one sends it. In a
         signal's handler, where nothing may be raised but what the program is to have."""
@@ -500,14 +460,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))
         except Exception as e:
             self._to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
-
-    def _say_stopped(self, said: messages.Stopped) -> None:
-        """Publish that this rank waits in its debugger, or goes on."""
-        if said.place is not None:
-            file, line, function = said.place
-            said = replace(said, place=(self.files.shown.get(file, file), line, function))
-        ident, content = ipykernel_compat.topic(self, "nbddp"), to_json(said)
-        self.session.send(self.iopub_socket, messages.STOPPED, content, parent=self._parent, ident=ident)
 
     def _keep_result(self, result: Any) -> None:
         self._result = result

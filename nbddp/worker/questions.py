@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nbddp.capabilities.debugger.on_rank import Debugger
-from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import ipykernel, probes, torch
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
@@ -42,8 +40,6 @@ class QuestionsKernel(Protocol):
     interrupts: WorkerInterrupts
     release: Release
     parts: Parts
-    recorder: Recorder
-    debugger: Debugger
     spec: RunSpec | None
     began_ns: int
     begun: int
@@ -90,8 +86,8 @@ def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) 
         return {**position.idle(shown, groups, recorded.open), **_idle(worker, run), **past}
     found = {**position.position(shown, groups, worker.began_ns, recorded.open, worker.parts.of("claim")), **past}
     found.update(interrupted=worker.interrupts.taken, over=not worker.interrupts.is_on)
-    if worker.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
-        found.update(stopped=True, call=None, pending=None)
+    for known in worker.parts.of("position"):
+        found.update(known())
     return found
 
 
@@ -139,32 +135,6 @@ def _stack(worker: QuestionsKernel, run: int | None = None, history: bool = Fals
         return found
     worker.release.note()
     return {**found, "stack": position.stack(worker.files.shown)}
-
-
-# -- its debugger ------------------------------------------------------------------------------------
-
-
-def _debug(worker: QuestionsKernel, line: str) -> bool:
-    """A line for the rank's debugger; whether it stands there."""
-    return worker.debugger.line(line)
-
-
-def _debug_names(worker: QuestionsKernel, text: str) -> list[str]:
-    """What may complete a line for the rank's debugger."""
-    return worker.debugger.names(text)
-
-
-# -- what it has recorded ----------------------------------------------------------------------------
-
-
-def _pace(worker: QuestionsKernel, run: int, since: int) -> Any:
-    """The DDP steps of run `run` that began after `since`, as far as they are known."""
-    return worker.recorder.pace(run, since)
-
-
-def _step(worker: QuestionsKernel, run: int, number: int) -> Any:
-    """One DDP step of run `run`."""
-    return worker.recorder.step(run, number)
 
 
 def _seams(worker: QuestionsKernel) -> list[str]:
@@ -234,10 +204,6 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "stack": _stack,
     "seams": _seams,
     "repeat": _repeat,
-    "debug": _debug,
-    "debug_names": _debug_names,
-    "pace": _pace,
-    "step": _step,
     "through": _through,
     "release": _release,
     "interrupt": _interrupt,
