@@ -223,6 +223,7 @@ ROWS = (
                 terminal="nbddp.capabilities.doctor.command:in_terminal",
             ),
         ),
+        questions={"seams": "nbddp.capabilities.doctor.on_rank:seams"},
     ),
     Capability(
         name="scripts",
@@ -258,6 +259,7 @@ ROWS = (
             ),
         ),
         methods={"run_script": "nbddp.capabilities.scripts.command:run_script"},
+        requests={"script": "nbddp.capabilities.scripts.on_rank:script"},
     ),
     Capability(
         name="export",

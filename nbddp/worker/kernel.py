@@ -30,15 +30,14 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
 from nbddp.capabilities.private import loopback
-from nbddp.capabilities.scripts.on_rank import Script
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
 from nbddp.protocol import messages, pickling
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
-from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec, ScriptSpec
-from nbddp.protocol.surrogates import plain, shown
+from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec
+from nbddp.protocol.surrogates import shown
 from nbddp.worker import (
     cuda_context,
     exit_info,
@@ -223,7 +222,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if not unasked:
             self.told = {}
         self.begun = spec.run
-        outcome = Outcome(spec.run, END, "begin")
+        self.outcome = outcome = Outcome(spec.run, END, "begin")
         self._error_bytes: bytes | None = None
         buffers: list[bytes] = []
         error: BaseException | None = None
@@ -234,8 +233,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 outcome.stage = ""
                 if spec.op == CELL:
                     error = await self._run_cell(spec, code, outcome, buffers)
-                elif spec.script is not None:
-                    error = self._run_script(spec, spec.script, outcome)
                 else:
                     buffers += self.requests[spec.op](self, self._parent["buffers"], **spec.fields)
             finally:
@@ -297,6 +294,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         libraries.forget()
         self.departures.begin()
         self.children.begin()
+        if spec.cell is not None:
+            self.shell.execution_count = self.execution_count = spec.cell
         self.parts.begin(spec)
 
     def _place(self, env: Mapping[str, str]) -> None:
@@ -335,9 +334,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     async def _run_cell(self, spec: RunSpec, code: str, outcome: Outcome, buffers: list[bytes]) -> BaseException | None:
         """Run a cell; what it raised."""
-        shell = self.shell
         sys.argv = list(spec.argv)
-        shell.execution_count = self.execution_count = spec.cell
         self._result, self._shown, self._spoilt = None, None, False
         self.files.begin()
         met: BaseException | None = None
@@ -358,21 +355,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         outcome.pages = tuple([p["data"] for p in asked if p.get("source") in ("page", "page_raw")])
         outcome.next_inputs = tuple([(p["text"], p["replace"]) for p in asked if p.get("source") == "set_next_input"])
         return error
-
-    def _run_script(self, spec: RunSpec, program: ScriptSpec, outcome: Outcome) -> BaseException | None:
-        """Run a script or module; what ended it."""
-        for name in program.without:
-            os.environ.pop(name, None)
-        self.shell.execution_count = self.execution_count = spec.cell
-        script = Script(program, spec.argv, self.exits.call)
-        script.run()
-        self.forked.end(script.error, script.said)
-        self.parts.ended(script.error)
-        outcome.traceback = plain(script.said)
-        if program.keep:
-            names = vars(script.module).items()
-            self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
-        return script.error
 
     # -- outcome -------------------------------------------------------------------
 

@@ -23,21 +23,29 @@ from nbddp.protocol.capability import RankPart, load, rows
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure
+from nbddp.worker.cell_end import Exits, Forked
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
+from nbddp.worker.spare_fds import Reserve
 
 HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values")
 
 
 class Worker(Protocol):
-    """What parts, requests and questions need of the kernel. spec: the request that is carried out."""
+    """What parts, requests and questions need of the kernel. spec: the request that is carried out; outcome: what will
+    be said of it."""
 
     shell: Any
     files: CellFiles
     groups: Groups
     release: Release
+    reserve: Reserve
+    exits: Exits
+    forked: Forked
+    parts: Parts
     spec: RunSpec | None
+    outcome: Outcome
 
     def part(self, name: str) -> Any: ...
     def publish(self, kind: str, content: dict[str, Any]) -> None: ...
@@ -75,13 +83,17 @@ class Parts:
     def __getitem__(self, name: str) -> Any:
         """The part of this name, made if it is not there. Raises KeyError if no row has it."""
         if name not in self._made:
-            made = self._made[name] = load(self._later[name].target)(self._worker)
+            self.add(name, load(self._later[name].target)(self._worker))
             del self._later[name]
-            for hook in HOOKS:
-                if (method := getattr(made, hook, None)) is not None:
-                    at = len(self._hooks[hook]) if hook == "begin" else 0
-                    self._hooks[hook].insert(at, (name, method))
         return self._made[name]
+
+    def add(self, name: str, part: Any) -> None:
+        """Have a part hear of runs from the next one on."""
+        self._made[name] = part
+        for hook in HOOKS:
+            if (method := getattr(part, hook, None)) is not None:
+                at = len(self._hooks[hook]) if hook == "begin" else 0
+                self._hooks[hook].insert(at, (name, method))
 
     def _make(self, is_due: Callable[[RankPart], bool]) -> None:
         for name in [part.name for part in self._later.values() if is_due(part)]:

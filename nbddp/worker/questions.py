@@ -12,35 +12,25 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nbddp.compat import ipykernel, probes, torch
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import completion_kinds, exit_info, flight, position
 from nbddp.worker.interrupts import WorkerInterrupts
-from nbddp.worker.parts import Parts
-from nbddp.worker.process_groups import Groups
-from nbddp.worker.program import CellFiles
-from nbddp.worker.release import Release
+from nbddp.worker.parts import Worker
 
 UNTOLD = "untold"
 Content = dict[str, Any]
 Sent = tuple[Outcome, "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
 
 
-class QuestionsKernel(Protocol):
-    """What questions need of the kernel. spec: the request that is carried out, begun at `began_ns`; known: what the
-    flight recorders held when the rank was last asked; told: run → its outcome, of the last run and what that left to
-    do, without buffers that are too large to be kept."""
+class QuestionsKernel(Worker, Protocol):
+    """What these need of the kernel besides. `spec` began at `began_ns`; known: what the flight recorders held when the
+    rank was last asked; told: run → its outcome, of the last run and what that left to do, without buffers that are too
+    large to be kept."""
 
-    shell: Any
-    files: CellFiles
-    groups: Groups
     interrupts: WorkerInterrupts
-    release: Release
-    parts: Parts
-    spec: RunSpec | None
     began_ns: int
     begun: int
     known: position.KnownEntries | None
@@ -137,12 +127,6 @@ def _stack(worker: QuestionsKernel, run: int | None = None, history: bool = Fals
     return {**found, "stack": position.stack(worker.files.shown)}
 
 
-def _seams(worker: QuestionsKernel) -> list[str]:
-    """Seams whose names are missing in this process."""
-    names = {**torch.NAMES, **ipykernel.NAMES}
-    return [key for key, needed in names.items() if probes.absent(needed)]
-
-
 # -- its run -----------------------------------------------------------------------------------------
 
 
@@ -189,25 +173,16 @@ def _interrupt(worker: QuestionsKernel) -> bool:
     return True
 
 
-def _engine(worker: QuestionsKernel, do: str, **fields: Any) -> Any:
-    """What concerns an engine of a cluster that no agent has started."""
-    from nbddp.capabilities.attached import engine_side
-
-    return engine_side.QUESTIONS[do](fields)
-
-
 # each is given the worker and, as keyword arguments, the question's fields
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "complete": _complete,
     "inspect": _inspect,
     "where": _where,
     "stack": _stack,
-    "seams": _seams,
     "repeat": _repeat,
     "through": _through,
     "release": _release,
     "interrupt": _interrupt,
-    "engine": _engine,
 }
 
 

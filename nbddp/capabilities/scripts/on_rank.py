@@ -27,6 +27,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from nbddp.protocol.run_spec import ScriptSpec
+from nbddp.protocol.surrogates import plain
+from nbddp.worker.parts import Worker
 
 MAIN = "__main__"
 
@@ -192,3 +194,23 @@ def outside_loop() -> Iterator[None]:
         if task is not None:
             asyncio.tasks._enter_task(loop, task)
         asyncio.set_event_loop(loop)
+
+
+def script(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+    """Run the script or module of the request. Raises what has ended it."""
+    spec = worker.spec
+    assert spec is not None
+    assert spec.script is not None
+    for name in spec.script.without:
+        os.environ.pop(name, None)
+    program = Script(spec.script, spec.argv, worker.exits.call)
+    program.run()
+    worker.forked.end(program.error, program.said)
+    worker.parts.ended(program.error)
+    worker.outcome.traceback = plain(program.said)
+    if spec.script.keep:
+        names = vars(program.module).items()
+        worker.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
+    if program.error is not None:
+        raise program.error
+    return []
