@@ -92,6 +92,10 @@ ROWS = (
         ),
     ),
     Capability(
+        name="stale_modules",
+        rank=(RankPart(name="stale_modules", target="nbddp.capabilities.stale_modules.on_rank:StaleModules"),),
+    ),
+    Capability(
         name="timings",
         commands=(
             Command(
@@ -298,10 +302,6 @@ ROWS = (
     Capability(
         name="check",
         rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
-    ),
-    Capability(
-        name="stale_modules",
-        rank=(RankPart(name="stale_modules", target="nbddp.capabilities.stale_modules.on_rank:StaleModules"),),
     ),
     Capability(
         name="subprocesses",

@@ -25,7 +25,7 @@ class Options:
     shutdown_timeout: seconds that ranks of a cell or a call have to clean up when another rank's failure, a deadlock or
     `timeout` ends it; a script's is its program's.
     max_restarts: on a failure start all workers anew and run again, at most so many times.
-    argv: sys.argv[1:]; check: compare collectives across ranks before each is called (`capabilities.check.on_rank`);
+    argv: sys.argv[1:]; check: compare collectives across ranks before each is called;
     timings: record DDP's steps; memory: record what is allocated; program: the script that runs instead of a cell, with
     its words in `argv`; logs: the files that what the ranks print is written to.
     """
@@ -52,8 +52,8 @@ class Options:
 class Request(Options):
     """What ranks are to do, which of them, and how long it may take.
 
-    op: "cell", "script", "call", or another row of `worker.requests`; `fields` and `buffers` are its own; state: what
-        `%ddp status` says of the ranks meanwhile.
+    op: "cell", "script", "call", or another that `worker.requests` knows; `fields` and `buffers` are its own;
+    state: what `%ddp status` says of the ranks meanwhile.
 
     Of a cell: its source, `cell` (the n of its In[n]) and `argv0` (sys.argv[0]); want_value: that of its last
     expression comes back; trace: record torch.profiler's trace on every rank.

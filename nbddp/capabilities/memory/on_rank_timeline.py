@@ -48,7 +48,7 @@ TRIED = 1 << 20  # bytes
 class AllocationRecorder:
     """The recording of the last cell that was recorded here. why: the reason if it has none."""
 
-    def __init__(self, worker: Worker | None = None) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.start = 0  # in use when the worker started, by `kind`
         self.why = ""
@@ -71,7 +71,7 @@ class AllocationRecorder:
         self.start = _resident() if system.heap_in_use() is None else int(system.heap_in_use() or 0)
 
     def begin(self, spec: RunSpec) -> None:
-        if spec.options.get("memory") and self._worker is not None:
+        if spec.options.get("memory"):
             self.record(spec.run, spec.cell, self._worker.part("timings"), self._worker.files.shown)
 
     def ended(self, error: BaseException | None) -> None:

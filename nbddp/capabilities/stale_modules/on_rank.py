@@ -29,7 +29,8 @@ class StaleModules:
         self._others = self._modules.others() if spec.is_program else []
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
-        if found := self._modules.note(self._others):
+        others, self._others = self._others, []
+        if found := self._modules.note(others):
             outcome.parts["stale_modules"] = found
 
 
