@@ -366,8 +366,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if outcome.exit_text is not None:
             print(outcome.exit_text, file=sys.stderr)
         # of a rank that the client has freed nobody is shown the source
-        outcome.chain = failure.chain(error, names, self._machinery, brief=self.release.started,
-                                      values=self.parts.of("values"))  # fmt: skip
+        values = None if self.release.started else self.parts.of("values")
+        outcome.chain = failure.chain(error, names, self._machinery, values)
         outcome.error_file = exit_info.error_file()
         outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None

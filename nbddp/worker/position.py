@@ -51,7 +51,7 @@ HISTORY = 64
 ALSO = 4  # other threads in torch's calls, told
 MOST_MISSING = 100_000  # ranks of a world that are named as missing
 LOOKS = 5  # at a rank that moves on while it is looked at
-Claim = Callable[[list[SeenFrame]], "dict[str, Any] | None"]
+Claims = Sequence[Callable[[list[SeenFrame]], "dict[str, Any] | None"]]
 History = Mapping[str, list[list[Any]]]  # group → [number, op, tensors] of its collectives
 OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
 
@@ -68,11 +68,7 @@ def place(env: Mapping[str, str]) -> None:
 
 
 def position(
-    names: dict[str, str],
-    groups: Any,
-    since_ns: int,
-    recorded: list[flight.FlightEntry],
-    claims: Sequence[Claim] = (),
+    names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.FlightEntry], claims: Claims = ()
 ) -> dict[str, Any]:
     """The rank's place, as plain data: that of its main thread, or of the thread which that joins.
 
@@ -93,7 +89,7 @@ def _position(
     groups: Any,
     since_ns: int,
     recorded: list[flight.FlightEntry],
-    claims: Sequence[Claim],
+    claims: Claims,
     moves: bool = False,
 ) -> dict[str, Any]:
     """moves: the rank does not stay where it is for as long as a look takes, so it is in no call that blocks. Raises

@@ -54,6 +54,14 @@ def test_a_process_that_forks_workers_has_imported_what_they_need() -> None:
     assert used - set(done.stdout.split()) == set()
 
 
+def test_a_worker_has_imported_what_answers_questions(two: nbddp.Pool) -> None:
+    """An import in the control thread would wait for one that the main thread is in."""
+    asked = {target.partition(":")[0] for row in ROWS for target in row.questions.values()}
+    code = f"import sys\n[module for module in {asked!r} if module not in sys.modules]"
+    assert asked
+    assert list(two.run_cell(code, want_value=True, screen=Hearing())) == [[], []]
+
+
 # -- when they are called ------------------------------------------------------------------------------
 
 
