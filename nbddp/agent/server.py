@@ -69,6 +69,7 @@ WARM = (
     "tornado.queues",
     "bdb",
     "nbddp.worker.engine",
+    "nbddp.worker.ahead",
 )
 CONTROLS = ("ipyparallel.controller.app", "tornado.platform.asyncio", "tornado.queues")  # of a pool on other hosts
 LOOK_EVERY = 1.0  # seconds

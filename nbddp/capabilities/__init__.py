@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command
+from nbddp.protocol.capability import Capability, Command, RankPart
 
 if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
     import nbddp.capabilities.bench.command
@@ -77,6 +77,7 @@ ROWS = (
             "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
             "checkup": "nbddp.capabilities.hosts.command:checkup",
         },
+        rank=(RankPart(name="silence", target="nbddp.capabilities.hosts.on_rank:Silence", when="hosts"),),
     ),
     Capability(
         name="topology",
@@ -91,6 +92,10 @@ ROWS = (
         ),
     ),
     Capability(
+        name="stale_modules",
+        rank=(RankPart(name="stale_modules", target="nbddp.capabilities.stale_modules.on_rank:StaleModules"),),
+    ),
+    Capability(
         name="timings",
         commands=(
             Command(
@@ -101,9 +106,26 @@ ROWS = (
             ),
         ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
+        rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
+        requests={
+            "timings": "nbddp.capabilities.timings.on_rank:timings",
+            "clocks": "nbddp.capabilities.timings.on_rank_clocks:clocks",
+        },
+        questions={
+            "pace": "nbddp.capabilities.timings.on_rank:pace", "step": "nbddp.capabilities.timings.on_rank:step",
+        },
     ),
-    Capability(name="collectives", methods={"collectives": "nbddp.capabilities.collectives.command:collectives"}),
-    Capability(name="trace", methods={"trace": "nbddp.capabilities.trace.command:trace"}),
+    Capability(
+        name="collectives",
+        methods={"collectives": "nbddp.capabilities.collectives.command:collectives"},
+        requests={"together": "nbddp.capabilities.collectives.on_rank:together"},
+    ),
+    Capability(
+        name="trace",
+        methods={"trace": "nbddp.capabilities.trace.command:trace"},
+        rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part"),),
+        requests={"trace": "nbddp.capabilities.trace.on_rank:trace"},
+    ),
     Capability(
         name="compare",
         commands=(
@@ -114,6 +136,7 @@ ROWS = (
             ),
         ),
         methods={"compare": "nbddp.capabilities.compare.command:compare"},
+        requests={"compare": "nbddp.capabilities.compare.on_rank:compare"},
     ),
     Capability(
         name="memory",
@@ -129,6 +152,15 @@ ROWS = (
         methods={
             "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
             "allocations": "nbddp.capabilities.memory.command:allocations",
+        },
+        rank=(
+            RankPart(name="memory", target="nbddp.capabilities.memory.on_rank:part"),
+            RankPart(name="allocations", target="nbddp.capabilities.memory.on_rank_timeline:part"),
+        ),
+        requests={
+            "memory": "nbddp.capabilities.memory.on_rank:memory",
+            "named_memory": "nbddp.capabilities.memory.on_rank_sizes:named_memory",
+            "allocations": "nbddp.capabilities.memory.on_rank_timeline:allocations",
         },
     ),
     Capability(
@@ -154,6 +186,7 @@ ROWS = (
             ),
         ),
         methods={"bench": "nbddp.capabilities.bench.command:bench"},
+        requests={"bench": "nbddp.capabilities.bench.on_rank:bench"},
     ),
     Capability(
         name="debugger",
@@ -166,6 +199,12 @@ ROWS = (
                 notebook="nbddp.capabilities.debugger.command:show",
             ),
         ),
+        rank=(RankPart(name="debugger", target="nbddp.capabilities.debugger.on_rank:part"),),
+        requests={"evaluate": "nbddp.capabilities.debugger.on_rank:evaluate"},
+        questions={
+            "debug": "nbddp.capabilities.debugger.on_rank:debug",
+            "debug_names": "nbddp.capabilities.debugger.on_rank:debug_names",
+        },
     ),
     Capability(
         name="stacks",
@@ -188,6 +227,7 @@ ROWS = (
                 terminal="nbddp.capabilities.doctor.command:in_terminal",
             ),
         ),
+        questions={"seams": "nbddp.capabilities.doctor.on_rank:seams"},
     ),
     Capability(
         name="scripts",
@@ -223,6 +263,7 @@ ROWS = (
             ),
         ),
         methods={"run_script": "nbddp.capabilities.scripts.command:run_script"},
+        requests={"script": "nbddp.capabilities.scripts.on_rank:script"},
     ),
     Capability(
         name="export",
@@ -257,6 +298,14 @@ ROWS = (
         ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+    ),
+    Capability(
+        name="check",
+        rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
+    ),
+    Capability(
+        name="subprocesses",
+        rank=(RankPart(name="subprocesses", target="nbddp.capabilities.subprocesses.on_rank:install"),),
     ),
 )
 # fmt: on

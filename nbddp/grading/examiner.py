@@ -40,6 +40,7 @@ from nbddp.protocol.run_spec import RunSpec
 WARM = (
     "nbddp.grading.examiner",
     "nbddp.worker.engine",
+    "nbddp.worker.ahead",
     "ipyparallel.controller.app",
     "ipykernel.zmqshell",
     "torch.nn.parallel",

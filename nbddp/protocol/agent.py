@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-PROTOCOL = 1  # goes up when a message gets another name or another meaning
+PROTOCOL = 2  # goes up when a message gets another name or another meaning
 
 
 @dataclass(frozen=True)

@@ -46,13 +46,37 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """An object of a worker, which hears of its runs. Its methods are those of `nbddp.worker.parts.HOOKS`.
+
+    - name: what `Worker.part` gives it under. target: (Worker) -> the object.
+    - when: it is made. "start": when the worker starts. "hosts": before the first run with ranks on several hosts.
+      "option:NAME": before the first run whose `RunSpec.options` ask for it. Or when somebody asks for it.
+    """
+
+    name: str
+    target: Target
+    when: str = "start"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capability:
-    """A row. name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool."""
+    """A row. name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
+
+    On a rank (`Worker` is that of `nbddp.worker.parts`):
+
+    - rank: parts of a worker, in the order in which they hear that a run begins.
+    - requests: op -> (Worker, buffers, **fields) -> buffers, carried out between programs by the main thread.
+    - questions: op -> (Worker, **fields) -> JSON, answered by the control thread while the main thread works.
+    """
 
     name: str
     commands: tuple[Command, ...] = ()
     names: Mapping[str, Target] = field(default_factory=dict)
     methods: Mapping[str, Target] = field(default_factory=dict)
+    rank: tuple[RankPart, ...] = ()
+    requests: Mapping[str, Target] = field(default_factory=dict)
+    questions: Mapping[str, Target] = field(default_factory=dict)
 
 
 def load(target: Target) -> Any:

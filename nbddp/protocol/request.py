@@ -12,6 +12,7 @@ from nbddp.protocol.program import SHUTDOWN, Program
 from nbddp.protocol.run_spec import ARGV0, CALL, CELL, SCRIPT, RunSpec, ScriptSpec
 
 HANG_AFTER = 5.0  # seconds
+OF_RANKS = ("check", "timings", "trace", "memory")  # of a request's options, those that parts of capabilities read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Options:
     shutdown_timeout: seconds that ranks of a cell or a call have to clean up when another rank's failure, a deadlock or
     `timeout` ends it; a script's is its program's.
     max_restarts: on a failure start all workers anew and run again, at most so many times.
-    argv: sys.argv[1:]; check: compare collectives across ranks before each is called (`capabilities.check.on_rank`);
+    argv: sys.argv[1:]; check: compare collectives across ranks before each is called;
     timings: record DDP's steps; memory: record what is allocated; program: the script that runs instead of a cell, with
     its words in `argv`; logs: the files that what the ranks print is written to.
     """
@@ -51,8 +52,8 @@ class Options:
 class Request(Options):
     """What ranks are to do, which of them, and how long it may take.
 
-    op: "cell", "script", "call", or another row of `worker.requests`; `fields` and `buffers` are its own; state: what
-        `%ddp status` says of the ranks meanwhile.
+    op: "cell", "script", "call", or another that `worker.requests` knows; `fields` and `buffers` are its own;
+    state: what `%ddp status` says of the ranks meanwhile.
 
     Of a cell: its source, `cell` (the n of its In[n]) and `argv0` (sys.argv[0]); want_value: that of its last
     expression comes back; trace: record torch.profiler's trace on every rank.
@@ -103,7 +104,7 @@ class Request(Options):
             return RunSpec(self.op, run, fields=self.fields)
         program = self.program
         return RunSpec(
-            self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value, check=self.check,
-            timings=self.timings, trace=self.trace, memory=self.memory,
+            self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value,
+            options={name: getattr(self, name) for name in OF_RANKS},
             script=None if program is None else ScriptSpec(program.target, program.module, program.keep),
         )  # fmt: skip
