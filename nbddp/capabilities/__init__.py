@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command
+from nbddp.protocol.capability import Capability, Command, OnAgent
 
 if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
     import nbddp.capabilities.bench.command
@@ -56,6 +56,7 @@ ROWS = (
         ),
         names={"Panel": "nbddp.capabilities.panel.command:Panel"},
         methods={"_repr_mimebundle_": "nbddp.capabilities.panel.panel:shown"},
+        on_agent=OnAgent(ops={"use": "nbddp.capabilities.panel.on_agent:use"}),
     ),
     Capability(
         name="hosts",
@@ -77,6 +78,14 @@ ROWS = (
             "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
             "checkup": "nbddp.capabilities.hosts.command:checkup",
         },
+        on_agent=OnAgent(
+            ops={
+                "doors": "nbddp.capabilities.hosts.on_agent:doors", "knock": "nbddp.capabilities.hosts.on_agent:knock",
+                "close_doors": "nbddp.capabilities.hosts.on_agent:close_doors",
+                "scale": "nbddp.capabilities.hosts.on_agent:scale",
+            },
+            starts={"facts": "nbddp.capabilities.hosts.facts:main"},
+        ),
     ),
     Capability(
         name="topology",
@@ -188,6 +197,7 @@ ROWS = (
                 terminal="nbddp.capabilities.doctor.command:in_terminal",
             ),
         ),
+        on_agent=OnAgent(starts={"trials": "nbddp.capabilities.doctor.probe_runner:in_copy"}),
     ),
     Capability(
         name="scripts",
@@ -238,6 +248,16 @@ ROWS = (
             ),
         ),
     ),
+    Capability(name="private", on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told")),
+    Capability(
+        name="warm",
+        on_agent=OnAgent(
+            ops={"keep": "nbddp.capabilities.warm.on_agent:keep"}, warm="nbddp.capabilities.warm.on_agent:told",
+            begins="nbddp.capabilities.warm.on_agent:begin", succeeds="nbddp.capabilities.warm.on_agent:go_on",
+        ),
+        agents="nbddp.capabilities.warm.client:WarmProcesses",
+        waits="nbddp.capabilities.warm.client:waiting",
+    ),
     Capability(
         name="slurm",
         commands=(
@@ -257,6 +277,7 @@ ROWS = (
         ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+        waits="nbddp.capabilities.slurm.allocation:kept",
     ),
 )
 # fmt: on

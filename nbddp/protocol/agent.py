@@ -1,4 +1,5 @@
-"""What a node agent says of itself. Requests to it, and its answers, are rows of `agent.server` and `hosts`."""
+"""What a node agent says of itself. Requests to it, and its answers, are rows of `agent.server`, of `hosts`
+and of `nbddp.capabilities`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 PROTOCOL = 1  # goes up when a message gets another name or another meaning
+CONTROLS_ONLY = "--controls-only"  # to an agent on its command line: import what its own process needs, without torch
 
 
 @dataclass(frozen=True)
