@@ -21,7 +21,7 @@ from typing import Any
 
 from nbddp.agent import runtime_dir
 from nbddp.agent.client import AgentClient, own_env
-from nbddp.agent.process_id import ProcessId
+from nbddp.agent.process_id import ProcessId, peer
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
 from nbddp.compat.working_dir import here
@@ -67,7 +67,7 @@ class WaitingProcess:
         connection.settimeout(PATIENCE)
         try:
             connection.connect(str(runtime_dir.socket_of(self.place)))
-            if server.peer(connection) == (self.facts["pid"], os.getuid()):
+            if peer(connection) == (self.facts["pid"], os.getuid()):
                 return connection
         except OSError:
             pass

@@ -21,18 +21,19 @@ class Kept:
     inherited: Facts = field(default_factory=dict)
 
 
-def _nothing(agent: NodeAgent) -> Kept:
+def _kept(agent: NodeAgent) -> Kept:
+    """Nothing is known of one whose begin was not noted."""
     return Kept()
 
 
 def begin(agent: NodeAgent) -> None:
     """Note what the process reads from now on."""
-    agent.parts[_nothing] = Kept(Imports() if system.is_linux() else None)
+    agent.parts[_kept] = Kept(Imports() if system.is_linux() else None)
 
 
 def told(agent: NodeAgent) -> Message:
     """`unkept`: why the process cannot be kept; empty if it can."""
-    imports = agent.part(_nothing).imports
+    imports = agent.part(_kept).imports
     if imports is not None:
         imports.end()
     return {"unkept": server.why_not() if agent.modules is WARM else "the pool's workers are on other hosts"}
@@ -40,7 +41,7 @@ def told(agent: NodeAgent) -> Message:
 
 def keep(agent: NodeAgent, peer: Peer, message: Message) -> Message:
     """Have the process outlive the owner by `seconds`; 0 for not at all."""
-    kept = agent.part(_nothing)
+    kept = agent.part(_kept)
     kept.inherited = message["inherited"]
     agent.keep = 0.0 if server.why_not() else message["seconds"]
     if agent.keep and kept.imports is not None:
@@ -50,7 +51,7 @@ def keep(agent: NodeAgent, peer: Peer, message: Message) -> Message:
 
 def go_on(agent: NodeAgent) -> NodeAgent | None:
     """Wait for another owner, in another process; None if there is nothing to take, or nobody came."""
-    kept = agent.part(_nothing)
+    kept = agent.part(_kept)
     if kept.imports is None or server.why_not():
         return None
     agent.release()
@@ -69,5 +70,5 @@ def become(owner: server.NewOwner, kept: Kept) -> NodeAgent:
     channel = owner.enter()
     keeper.keep(owner.home)
     agent = NodeAgent(owner.home, channel, channel, owner.pid)
-    agent.parts[_nothing] = kept
+    agent.parts[_kept] = kept
     return agent
