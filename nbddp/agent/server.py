@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -33,9 +33,9 @@ from nbddp.agent.process_id import ProcessId, is_zombie
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.errors import NbddpError, RankStatus
-from nbddp.protocol.agent import CONTROLS_ONLY, PROTOCOL, Hello
+from nbddp.protocol.agent import CONTROLS_ONLY, PROTOCOL, Hello, OpenStore
 from nbddp.protocol.capability import OnAgent, load, rows
-from nbddp.protocol.codec import to_json
+from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.jsonl import LineBuffer, Message, encode, log_unknown
 
 WORKER, CONTROLLER, STORE = "worker", "controller", "store"
@@ -341,8 +341,8 @@ class NodeAgent:
         assert self.store_channel is not None
         self.next_store += 1
         self.stores[self.next_store] = (peer, message.get("id"))
-        how: Message = {name: message[name] for name in ("outside", "of", "key", "roots") if name in message}
-        self.store_channel.sendall(encode({"op": "open", "store": self.next_store, **how}))
+        asked = replace(from_json(OpenStore, message), store=self.next_store)
+        self.store_channel.sendall(encode({"op": "open", **to_json(asked)}))
 
     def _do_close_stores(self, peer: Peer, message: Message) -> Message:
         if self.store_channel is not None:

@@ -248,7 +248,11 @@ ROWS = (
             ),
         ),
     ),
-    Capability(name="private", on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told")),
+    Capability(
+        name="private",
+        on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told"),
+        guard="nbddp.capabilities.private.store_guard:serve",
+    ),
     Capability(
         name="warm",
         on_agent=OnAgent(

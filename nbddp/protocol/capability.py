@@ -71,6 +71,7 @@ class Capability:
 
     - name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
+    - guard: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
     """
 
@@ -80,6 +81,7 @@ class Capability:
     methods: Mapping[str, Target] = field(default_factory=dict)
     on_agent: OnAgent = OnAgent()
     agents: Target = ""
+    guard: Target = ""
     waits: Target = ""
 
 
