@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, RankPart
+from nbddp.protocol.capability import Capability, Command, OnAgent, RankPart
 
 if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
     import nbddp.capabilities.bench.command
@@ -56,6 +56,7 @@ ROWS = (
         ),
         names={"Panel": "nbddp.capabilities.panel.command:Panel"},
         methods={"_repr_mimebundle_": "nbddp.capabilities.panel.panel:shown"},
+        on_agent=OnAgent(ops={"use": "nbddp.capabilities.panel.on_agent:use"}),
     ),
     Capability(
         name="hosts",
@@ -78,6 +79,14 @@ ROWS = (
             "checkup": "nbddp.capabilities.hosts.command:checkup",
         },
         rank=(RankPart(name="silence", target="nbddp.capabilities.hosts.on_rank:Silence", when="hosts"),),
+        on_agent=OnAgent(
+            ops={
+                "doors": "nbddp.capabilities.hosts.on_agent:doors", "knock": "nbddp.capabilities.hosts.on_agent:knock",
+                "close_doors": "nbddp.capabilities.hosts.on_agent:close_doors",
+                "scale": "nbddp.capabilities.hosts.on_agent:scale",
+            },
+            starts={"facts": "nbddp.capabilities.hosts.facts:main"},
+        ),
     ),
     Capability(
         name="topology",
@@ -228,6 +237,7 @@ ROWS = (
             ),
         ),
         questions={"seams": "nbddp.capabilities.doctor.on_rank:seams"},
+        on_agent=OnAgent(starts={"trials": "nbddp.capabilities.doctor.probe_runner:in_copy"}),
     ),
     Capability(
         name="scripts",
@@ -280,6 +290,20 @@ ROWS = (
         ),
     ),
     Capability(
+        name="private",
+        on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told"),
+        guard="nbddp.capabilities.private.store_guard:serve",
+    ),
+    Capability(
+        name="warm",
+        on_agent=OnAgent(
+            ops={"keep": "nbddp.capabilities.warm.on_agent:keep"}, warm="nbddp.capabilities.warm.on_agent:told",
+            begins="nbddp.capabilities.warm.on_agent:begin", succeeds="nbddp.capabilities.warm.on_agent:go_on",
+        ),
+        agents="nbddp.capabilities.warm.client:WarmProcesses",
+        waits="nbddp.capabilities.warm.client:waiting",
+    ),
+    Capability(
         name="slurm",
         commands=(
             Command(
@@ -298,6 +322,7 @@ ROWS = (
         ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+        waits="nbddp.capabilities.slurm.allocation:kept",
     ),
     Capability(
         name="check",

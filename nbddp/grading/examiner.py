@@ -178,7 +178,7 @@ def main(request: dict[str, Any]) -> int:
     home, _, connection = sandbox_agent.launch(os.environ, guard, close=[channel.fileno()])
     refuse_pickles()
     rlimits.bound_self(OWN_MEMORY)
-    agent = AgentClient.at(connection, home, os.environ, {})
+    agent = AgentClient.at(connection, home, os.environ)
     run_check.DEADLINE = request["deadline"]
     with channel.makefile("rwb") as lines:
         _serve(lines, StrangersPool(request["nproc"], agent))

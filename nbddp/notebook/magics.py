@@ -18,9 +18,8 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from traitlets import TraitError, Unicode, observe, validate
 
 from nbddp.agent import stop
-from nbddp.agent.client import AgentClient
+from nbddp.agent.client import AgentClient, Offer
 from nbddp.capabilities.debugger.command import Debug
-from nbddp.capabilities.warm.client import AskedProcess
 from nbddp.compat import system
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
 from nbddp.execution import cell_text
@@ -296,11 +295,11 @@ TRANSFORMS = (cell_text.uncommented, cell_text.bodied)  # of a shell's cells, be
 _loaded: dict[int, DDPMagics] = {}
 
 
-def load(shell: Any, asked: AskedProcess | None = None) -> None:
+def load(shell: Any, asked: Offer | None = None) -> None:
     """Register the magics and start warming up: the agent imports torch in its own process, and a
     thread imports ipyparallel here.
 
-    asked: a waiting warm process that may become the agent.
+    asked: a process that may become the agent.
     """
     unload(shell)
     magics = DDPMagics(shell, AgentClient.launch(os.environ, asked))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from nbddp.agent.client import AgentClient
+from nbddp.agent.client import AgentClient, ask
 from nbddp.agent.gather import ask_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.attached import command
@@ -102,9 +102,9 @@ class PoolState:
         return [f"{ended}; {new} {'are' if self.group.world_size > 1 else 'is'} new and empty"] if ended else []
 
     def _refuse_keeping(self, merged: LaunchSpec) -> None:
-        unkept = self.group.nodes[0].warm["unkept"]
-        if merged.keep_warm and unkept:
-            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
+        why = self.group.nodes[0].agent.why_not_kept() if merged.keep_warm else ""
+        if merged.keep_warm and why:
+            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {why}; leave it out")
 
     def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: EnvChange, progress: Progress) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
@@ -161,7 +161,7 @@ class PoolState:
             if given is not None and torchrun_env.needs_new_agent(given.env, env):
                 given.close()
                 given = None
-            agent = given or AgentClient.launch(env, AgentClient.ask(env) if self._takes else None, controls_only)
+            agent = given or AgentClient.launch(env, ask(env) if self._takes else None, controls_only)
             self.group.take(agent)
 
     def keep(self, seconds: float | None) -> None:
@@ -262,9 +262,10 @@ class PoolState:
         group = self.group
         warm = group.nodes[0].warm if group.nodes else {}
         unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
-        unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
+        why = group.nodes[0].agent.why_not_kept() if self._keep and group.nodes else ""
+        ends = f"no process is kept warm: {why}" if why else ""
         return [
-            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept, _torchcomms()]),
+            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, ends, _torchcomms()]),
         ]  # fmt: skip
 
 

@@ -60,8 +60,33 @@ class RankPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnAgent:
+    """What is added to node agents (`nbddp.agent.server`), on this machine and on hosts.
+
+    - ops: what an agent may be asked for → (NodeAgent, Peer, Message) -> Message | None.
+    - starts: kind of a process that it may start → (request) -> exit status.
+    - warm: (NodeAgent) -> what else its event `warm` says.
+    - begins: (NodeAgent) -> None, before the process of an agent beside its owner imports torch.
+    - succeeds: (NodeAgent) -> the agent that its process becomes once this one has ended, or None.
+
+    An agent is one thread, and forks: what is called here imports no torch and starts no thread.
+    """
+
+    ops: Mapping[str, Target] = field(default_factory=dict)
+    starts: Mapping[str, Target] = field(default_factory=dict)
+    warm: Target = ""
+    begins: Target = ""
+    succeeds: Target = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capability:
-    """A row. name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
+    """A row.
+
+    - name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
+    - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
+    - guard: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
+    - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
     On a rank (`Worker` is that of `nbddp.worker.parts`):
 
@@ -77,6 +102,10 @@ class Capability:
     rank: tuple[RankPart, ...] = ()
     requests: Mapping[str, Target] = field(default_factory=dict)
     questions: Mapping[str, Target] = field(default_factory=dict)
+    on_agent: OnAgent = OnAgent()
+    agents: Target = ""
+    guard: Target = ""
+    waits: Target = ""
 
 
 def load(target: Target) -> Any:

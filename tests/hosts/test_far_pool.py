@@ -20,10 +20,9 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent import store_host
 from nbddp.capabilities.hosts.remote_agent import RemoteAgent
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
-from nbddp.capabilities.private import sock_owner
+from nbddp.capabilities.private import sock_owner, store_guard
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.launch.options import LaunchSpec
@@ -221,14 +220,14 @@ def test_a_gate_on_another_host_needs_the_key(tmp_path: Path) -> None:
     from torch.distributed import TCPStore
 
     key = os.urandom(sock_owner.KEY_BYTES)
-    served = store_host.open_to_nodes("127.0.0.1", key, os.getpid())
+    served = store_guard.open_to_nodes("127.0.0.1", key, os.getpid())
     try:
-        gate = store_host.lead_to(("127.0.0.1", served.outside), key, os.getpid())
+        gate = store_guard.lead_to(("127.0.0.1", served.outside), key, os.getpid())
         store = TCPStore("127.0.0.1", gate.port, is_master=False, timeout=timedelta(seconds=10))
         store.set("key", "value")
         assert served.store.get("key") == b"value"
         with pytest.raises(OSError, match="timed out"):
-            store_host.lead_to(("127.0.0.1", served.outside), os.urandom(sock_owner.KEY_BYTES), os.getpid())
+            store_guard.lead_to(("127.0.0.1", served.outside), os.urandom(sock_owner.KEY_BYTES), os.getpid())
         with pytest.raises(OSError, match="timed out"):
             socket.create_connection(("127.0.0.1", served.outside), timeout=1)
         served.close()

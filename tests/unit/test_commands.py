@@ -43,6 +43,9 @@ def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
     assert importlib.util.find_spec(f"nbddp.capabilities.{row.name}")
     own = [*row.names.values(), *row.methods.values()]
     own += [target for c in row.commands for field in TARGETS if (target := getattr(c, field))]
+    there = row.on_agent
+    own += [*there.ops.values(), *there.starts.values()]
+    own += filter(None, [there.warm, there.begins, there.succeeds, row.agents, row.waits])
     for target in own:
         assert target.startswith((f"nbddp.capabilities.{row.name}.", "nbddp.notebook.commands:")), target
         assert callable(load(target)), target

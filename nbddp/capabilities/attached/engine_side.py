@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbddp.agent import devices, hardware, runtime_dir
+from nbddp.agent.hardware import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.process_id import ProcessId
-from nbddp.agent.server import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.versions import versions
 from nbddp.capabilities.private import loopback, peer_check
 from nbddp.compat import system
