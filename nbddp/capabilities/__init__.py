@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command
+from nbddp.protocol.capability import Capability, Command, PoolPart
 
 if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
     import nbddp.capabilities.bench.command
@@ -45,6 +45,12 @@ if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checke
 
 # fmt: off
 ROWS = (
+    Capability(
+        name="widgets",
+        part=PoolPart(
+            target="nbddp.capabilities.widgets.part:WidgetsPart", messages=("comm_open", "comm_msg", "comm_close"),
+        ),
+    ),
     Capability(
         name="panel",
         commands=(

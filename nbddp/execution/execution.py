@@ -20,8 +20,6 @@ from typing import Any, Protocol
 
 from nbddp.capabilities.debugger.sender import DebugSender
 from nbddp.capabilities.scripts.failures import Failure
-from nbddp.capabilities.widgets import state as widgets_state
-from nbddp.capabilities.widgets.state import Widgets
 from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
 from nbddp.execution.deadlock import Deadlock
@@ -30,6 +28,7 @@ from nbddp.execution.events import Events
 from nbddp.execution.positions import Position, facts_of
 from nbddp.execution.result import RankPlaces, RunResult
 from nbddp.execution.watch import RankWatcher
+from nbddp.output.buffer import COMMS
 from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput
 from nbddp.output.screens import Screen
@@ -37,6 +36,7 @@ from nbddp.protocol import outcome
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.messages import INTERRUPTED, OUTCOME, STOPPED, Stopped
 from nbddp.protocol.outcome import Outcome, ProcessExit, RankExit
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import Reply, RunSpec
 
@@ -73,14 +73,15 @@ class Execution:
         timed_from: float | None = None,
         most: int = LIMIT,
         after: Execution | None = None,
-        widgets: Widgets | None = None,
+        parts: PoolParts | None = None,
     ):
         """timed_from: when `timeout` began (time.monotonic()); None: when the run does. most: bytes of each rank's
         output that are kept. after: the run whose freed ranks carry this one out without being asked (`then`).
-        widgets: those that the ranks have made so far."""
+        parts: the pool's."""
         self.request, self._timed_from = request, timed_from
         self.workers, self.specs, self.number = workers, dict(specs), number
-        self.display = RunOutput(list(specs), request.show, logs, most, widgets or Widgets(), screen)
+        self.parts = parts or PoolParts()
+        self.display = RunOutput(list(specs), request.show, logs, most, self.parts, screen)
         self.outputs, self.shown = self.display.outputs, self.display.shown
         self.earlier: dict[int, list[Path]] = {}  # rank → files of what is shown under this run and was printed before
         self.ended: dict[int, RankExit] = {}
@@ -124,7 +125,7 @@ class Execution:
             self.aside(rank, kind, message["content"])
         elif kind == INTERRUPTED:
             self.events.put(("do", -1, lambda: self.ladder.took(rank)))
-        elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in widgets_state.KINDS:
+        elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in COMMS:
             self.events.put((kind, rank, message))
             if kind == OUTCOME and message["content"].next_run is not None:
                 self.goes_on.add(rank)
@@ -337,8 +338,8 @@ class Execution:
             self._came_out(rank, what)
         elif kind == STOPPED:
             self.debugged.heard(rank, from_json(Stopped, what["content"]))
-        elif kind in widgets_state.KINDS:
-            self.display.take_widget(rank, kind, what)
+        elif kind in COMMS:
+            self.display.take_comm(rank, kind, what)
         else:
             self._printed(rank, kind, what["content"])
 

@@ -32,6 +32,7 @@ from nbddp.pool import start_requests
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import outcome
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.program import Program
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import CELL, END_GROUP, Rendezvous, RunSpec
@@ -45,8 +46,8 @@ class Runs:
     """Carries requests out on a worker group. `last`: the last run of a program; `last_cell`: the number of a cell's
     run, and the n of its In[n]."""
 
-    def __init__(self, ranks: RankChannel):
-        self.ranks = ranks
+    def __init__(self, ranks: RankChannel, parts: PoolParts):
+        self.ranks, self.parts = ranks, parts
         self.last: Execution | None = None
         self.last_cell: tuple[int, int] | None = None
         self.between = BackgroundOutput()
@@ -99,7 +100,7 @@ class Runs:
             screen=screen,
             timed_from=timed_from,
             most=most,
-            widgets=group.wire.widgets,
+            parts=self.parts,
         )
         if not request.spends:
             run.next_request = lambda: RunSpec(END_GROUP, next(self._numbers))
@@ -111,12 +112,13 @@ class Runs:
             self.between.follow(logs, most)
         else:
             run.aside = self.between.take
-        group.wire.late = self.between.take
+        wire, parts = group.wire, self.parts
+        wire.late, wire.comm, wire.ended = self.between.take, parts.hear, parts.ranks_ended
         if request.is_numbered:
             self.last_cell = (number, request.cell)
         pids = {rank: worker.pid for rank, worker in group.workers.items()}
         try:
-            with uninterrupted():
+            with parts.during(run), uninterrupted():
                 self._carry_out(run, ranks, screen, keyboard)
         finally:
             self._note_failures(run, pids, files)
@@ -344,7 +346,10 @@ class Runs:
         request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
         specs = dict.fromkeys(ranks, request.spec(number))
         logs = self.group.nodes[0].run_folder(number)
-        run = Execution(self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after)
+        run = Execution(
+            self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after,
+            parts=self.parts,
+        )  # fmt: skip
         self.ranks.current = run
         try:
             run.execute()

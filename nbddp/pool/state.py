@@ -34,6 +34,8 @@ from nbddp.pool.env_change import EnvChange
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
+from nbddp.protocol.capability import rows
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.request import Request
 
 NO_LOOPBACK = (
@@ -61,7 +63,8 @@ class PoolState:
         self.trials = trials()
         self.group = WorkerGroup(self._remains)
         self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
-        self.runs = Runs(connection(self.group))
+        self.parts = PoolParts(weakref.ref(self), rows())
+        self.runs = Runs(connection(self.group), self.parts)
         self.group.report_to(self.runs.ranks.died, self.trials.heard)
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
         weakref.finalize(self, self.elsewhere.leave)
@@ -228,6 +231,8 @@ class PoolState:
             raise
 
     def _forget_all(self, keep: bool = False) -> None:
+        for ended in self.parts.ranks_ended:
+            ended(self.group.workers)
         self.reaching.end()
         self._remains.end(keep)
         self.trials, self.group = self._trials_of(), WorkerGroup(self._remains)

@@ -46,11 +46,27 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolPart:
+    """What a capability keeps in the notebook for each pool; `protocol.pool_parts` makes it and says what it may do.
+
+    - target: called with a function that gives the `PoolState`, or None once that is gone.
+    - when: what makes it. `shell`: the magics are loaded; `start`: workers start; `run`: a program runs; `option:NAME`:
+      a line sets that field of `LaunchSpec`. Without any of these the first message does, or whoever asks for it.
+    - messages: types of messages of ranks that it hears.
+    """
+
+    target: Target
+    when: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capability:
     """A row. name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool."""
 
     name: str
     commands: tuple[Command, ...] = ()
+    part: PoolPart | None = None
     names: Mapping[str, Target] = field(default_factory=dict)
     methods: Mapping[str, Target] = field(default_factory=dict)
 
