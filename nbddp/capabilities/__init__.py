@@ -60,6 +60,7 @@ ROWS = (
                 notebook="nbddp.capabilities.panel.command:show",
             ),
         ),
+        part=PoolPart(target="nbddp.capabilities.panel.part:PanelPart"),
         names={"Panel": "nbddp.capabilities.panel.command:Panel"},
         methods={"_repr_mimebundle_": "nbddp.capabilities.panel.panel:shown"},
     ),
@@ -163,6 +164,9 @@ ROWS = (
     ),
     Capability(
         name="debugger",
+        part=PoolPart(
+            target="nbddp.capabilities.debugger.part:DebuggerPart", when=("shell", "run"), messages=("nbddp_stopped",),
+        ),
         commands=(
             Command(
                 name="debug", after="bench",

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbddp.capabilities.debugger.sender import DebugSender
 from nbddp.capabilities.scripts.failures import Failure
 from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
@@ -33,8 +32,7 @@ from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput
 from nbddp.output.screens import Screen
 from nbddp.protocol import outcome
-from nbddp.protocol.codec import from_json
-from nbddp.protocol.messages import INTERRUPTED, OUTCOME, STOPPED, Stopped
+from nbddp.protocol.messages import INTERRUPTED, OUTCOME
 from nbddp.protocol.outcome import Outcome, ProcessExit, RankExit
 from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.request import Request
@@ -108,9 +106,9 @@ class Execution:
         )  # fmt: skip
         self.began = 0.0
         self._output_until = 0.0
-        self._debugging = DebugSender(workers, self.watcher, self.events, self.stop)
-        self.debugged, self.ask_by = self._debugging.debugged, self._debugging.ask_by
-        self.display.around = self._debugging.aside
+        self.kept: dict[str, Any] = {}  # what parts of capabilities keep of it
+        self.looks: list[Callable[[], float | None]] = []  # called while it waits: seconds until one has something due
+        self.ends: list[Callable[[], None]] = []  # called when it is to end
         self.ladder = Escalation(self)
 
     # -- fed from other threads ------------------------------------------------------
@@ -125,7 +123,7 @@ class Execution:
             self.aside(rank, kind, message["content"])
         elif kind == INTERRUPTED:
             self.events.put(("do", -1, lambda: self.ladder.took(rank)))
-        elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in COMMS:
+        elif kind == OUTCOME or kind in PRINTED or kind in COMMS or kind in self.parts.messages:
             self.events.put((kind, rank, message))
             if kind == OUTCOME and message["content"].next_run is not None:
                 self.goes_on.add(rank)
@@ -152,10 +150,6 @@ class Execution:
     def free(self) -> None:
         """Have blocked calls raise, and let the ranks go on from there."""
         self.events.put(("do", -1, self.ladder.free))
-
-    def debug(self, ranks: Sequence[int], line: str) -> None:
-        """A line for the debuggers of these ranks, as far as they wait for one."""
-        self.events.put(("do", -1, lambda: self._debugging.send_line(ranks, line)))
 
     def replace(self, ranks: Sequence[int]) -> None:
         """End the run as Stop does, and the processes of these ranks at once; the next run has new ones."""
@@ -226,7 +220,7 @@ class Execution:
                 self._take(action.seconds)
             else:
                 if isinstance(action, supervise.Interrupt):
-                    self._debugging.close()
+                    self._tell_end()
                 self.ladder.take(action)
 
     def _stop_for(self, error: BaseException) -> BaseException:
@@ -286,10 +280,8 @@ class Execution:
         """Wait for one event and handle it and all that have come with it."""
         ladder = self.ladder
         due = (self._note_if_long(), self._look_if_due(), ladder.ask_through_if_due(), ladder.tell_if_due(),
-               self._ask_line_if_due())  # fmt: skip
-        seen, status = self.display.seen, self.watcher.status
-        look = None if self._debugging.asks else self.display.screen.refresh(seen, status)
-        waits = [w for w in (patience, look, *due) if w is not None]
+               *[look() for look in self.looks])  # fmt: skip
+        waits = [w for w in (patience, *due, self.display.refresh(self.watcher.status)) if w is not None]
         try:
             event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -336,20 +328,24 @@ class Execution:
             what()
         elif kind == OUTCOME:
             self._came_out(rank, what)
-        elif kind == STOPPED:
-            self.debugged.heard(rank, from_json(Stopped, what["content"]))
         elif kind in COMMS:
             self.display.take_comm(rank, kind, what)
-        else:
+        elif kind in PRINTED:
             self._printed(rank, kind, what["content"])
+        else:
+            self.parts.hear(rank, kind, what["content"])
 
     def _stopped_at(self, at: float) -> None:
         """Stop was pressed; it may have reached ranks before us."""
         self.stops += (at,)
-        self._debugging.close()
+        self._tell_end()
         for rank, ended in self.ended.items():
             if ended.own_interrupt and at - ended.at < supervise.STOP_COMES:
                 self.ended[rank] = replace(ended, status=outcome.INTERRUPTED)
+
+    def _tell_end(self) -> None:
+        for end in self.ends:
+            end()
 
     def _died(self, rank: int, process: ProcessExit) -> None:
         now = time.monotonic()
@@ -401,9 +397,6 @@ class Execution:
         while self.watcher.waits_for_answers and time.monotonic() < until:
             with suppress(queue.Empty):
                 self._handle(*self.events.get(timeout=max(0.0, until - time.monotonic())))
-
-    def _ask_line_if_due(self) -> float | None:
-        return self._debugging.ask_if_due(self.display.screen.ready, over=self.ladder.interrupted_at is not None)
 
     def _give_up(self, ranks: Sequence[int]) -> None:
         self._stopped_at(time.monotonic())

@@ -19,7 +19,6 @@ from traitlets import TraitError, Unicode, observe, validate
 
 from nbddp.agent import stop
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.debugger.command import Debug
 from nbddp.capabilities.warm.client import AskedProcess
 from nbddp.compat import system
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
@@ -54,7 +53,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
         super().__init__(shell)
         self.assistant = Assistant(shell, lambda: self.pool)
         self.interrupts = NotebookInterrupts(shell)
-        self.debug = Debug(shell, lambda: self.pool)
         self.history = CellHistory()
         self._told_of_system = False
 
@@ -310,7 +308,10 @@ def load(shell: Any, asked: AskedProcess | None = None) -> None:
     for transform in TRANSFORMS:
         shell.input_transformers_cleanup.append(transform)
     magics.interrupts.install()
-    magics.debug.install()
+    parts = magics.pool.parts
+    parts.on("shell")
+    for installed in parts.installed:
+        installed(shell, lambda: magics.pool)
     threading.Thread(target=_import_ahead, name="nbddp-import", daemon=True).start()
 
 
@@ -324,7 +325,8 @@ def unload(shell: Any) -> None:
         if transform in shell.input_transformers_cleanup:
             shell.input_transformers_cleanup.remove(transform)
     magics.interrupts.remove()
-    magics.debug.remove()
+    for removed in magics.pool.parts.removed:
+        removed()
     magics.pool.close()
     if magics in shell.configurables:  # `%config` would show it
         shell.configurables.remove(magics)

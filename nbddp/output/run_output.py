@@ -34,6 +34,7 @@ class RunOutput:
         self.shown = [r for r in ranks if show is None or r in show]
         self.seen = [self.outputs[r] for r in self.shown]
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # each line that is shown
+        self.held: Callable[[], bool] = lambda: False  # whether nothing may be drawn below what is shown
 
     @contextmanager
     def without_screen(self) -> Iterator[None]:
@@ -43,6 +44,10 @@ class RunOutput:
             yield
         finally:
             self.screen = screen
+
+    def refresh(self, status: Callable[[], str]) -> float | None:
+        """As the screen's."""
+        return None if self.held() else self.screen.refresh(self.seen, status)
 
     # -- as it comes -----------------------------------------------------------------------------
 

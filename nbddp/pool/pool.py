@@ -30,6 +30,7 @@ from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import json_values, pickling
 from nbddp.protocol.capability import pool_methods
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.program import SHUTDOWN
 from nbddp.protocol.request import HANG_AFTER, Request
 from nbddp.protocol.run_spec import ARGV0, Question
@@ -129,6 +130,10 @@ class Pool(PoolMethods):
     @property
     def group(self) -> WorkerGroup:
         return self.life.group
+
+    @property
+    def parts(self) -> PoolParts:
+        return self.life.parts
 
     @property
     def agent(self) -> AgentClient | None:

@@ -6,21 +6,18 @@ import itertools
 import os
 import sys
 import uuid as uuids
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.stop import uninterrupted
-from nbddp.capabilities.debugger.prompt import Keyboard
-from nbddp.capabilities.debugger.stdin import for_ranks
 from nbddp.capabilities.scripts import failures
 from nbddp.capabilities.scripts.failures import Seat
 from nbddp.capabilities.scripts.log_dir import AttemptLogs, LogDir, read_text, readable
 from nbddp.errors import BadInput, PoolError, RankStatus
 from nbddp.execution import exit_notes
 from nbddp.execution.cell_text import as_python
-from nbddp.execution.events import ExtraPoller
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import check_ranks
 from nbddp.launch import torchrun_env
@@ -51,8 +48,6 @@ class Runs:
         self.last: Execution | None = None
         self.last_cell: tuple[int, int] | None = None
         self.between = BackgroundOutput()
-        self.beside: Callable[[], ExtraPoller | None] = lambda: None  # what is heard while a program runs
-        self.debugs: Callable[[], bool] = lambda: False  # whether somebody would send lines to ranks that stop
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
 
@@ -88,9 +83,8 @@ class Runs:
         logs = group.nodes[0].run_folder(number)
         if folder is not None:
             folder.place({w.rank: (w.node, w.local_rank) for w in group.placed().workers}, attempt)
-        keyboard = self._keyboard() if request.is_program else None
         ports = self._take_store(number, screen)
-        specs = self._specs(request, number, ports, attempt, folder, debug=self.debugs() or keyboard is not None)
+        specs = self._specs(request, number, ports, attempt, folder)
         run = Execution(
             self.ranks,
             specs,
@@ -119,7 +113,7 @@ class Runs:
         pids = {rank: worker.pid for rank, worker in group.workers.items()}
         try:
             with parts.during(run), uninterrupted():
-                self._carry_out(run, ranks, screen, keyboard)
+                self._carry_out(run, ranks, screen)
         finally:
             self._note_failures(run, pids, files)
         if request.is_numbered:
@@ -158,18 +152,21 @@ class Runs:
         group.wire.connection.check()  # the last: meanwhile its word has come
 
     def _specs(
-        self, request: Request, number: int, ports: Sequence[int], attempt: int, folder: LogDir | None, debug: bool
+        self, request: Request, number: int, ports: Sequence[int], attempt: int, folder: LogDir | None
     ) -> dict[int, RunSpec]:
         """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables. ports: on each node's
-        loopback, of the way to the store. debug: somebody can type lines for a rank that stops."""
+        loopback, of the way to the store."""
         group = self.group
         placed, hosts = group.placed(), group.hosts
         program = request.program
         run_id = (program.run_id if program is not None else "") or self.id
         meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
-        common = replace(request.spec(number), debug=debug)
-        if request.op == CELL:
-            common = replace(common, as_python=as_python(request.source))
+        fields: dict[str, Any] = {"as_python": as_python(request.source)} if request.op == CELL else {}
+        if request.is_program:
+            self.parts.on("run")
+        for tells in self.parts.tells:
+            fields |= tells(request)
+        common = replace(request.spec(number), **fields)
         errors = [str(node.errors_of(number)) for node in hosts]
         given = [dict(node.given) for node in hosts]  # once: to read os.environ costs a microsecond a name
         specs = {}
@@ -260,20 +257,12 @@ class Runs:
 
     # -- a run, and after it -------------------------------------------------------------------------
 
-    def _keyboard(self) -> Keyboard | None:
-        """Where lines for ranks that stop are typed; None if a panel is open, or nobody is there to type."""
-        return None if self.debugs() else for_ranks(shell())
-
-    def _carry_out(self, run: Execution, ranks: Sequence[int], screen: Screen, keyboard: Keyboard | None) -> None:
+    def _carry_out(self, run: Execution, ranks: Sequence[int], screen: Screen) -> None:
         """The run and what follows from it, as one step; Stop in the run itself is the run's."""
         group = self.group
         self.ranks.current = run
         if run.request.spends:
             group.spent.update(ranks)
-        if run.request.is_program and (beside := self.beside()) is not None:
-            run.events.hear(beside)
-        if keyboard is not None:
-            run.ask_by(keyboard)
         try:
             run.execute()
         finally:

@@ -7,13 +7,13 @@ an error of what has called it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from nbddp.protocol.capability import Capability, load
 
-METHODS = ("run_begins", "run_ended", "words", "is_over", "settled", "ranks_ended")
+METHODS = ("installed", "removed", "tells", "run_begins", "run_ended", "words", "is_over", "settled", "ranks_ended")
 
 
 class PoolParts:
@@ -27,11 +27,14 @@ class PoolParts:
 
     A run, which is an `Execution`:
 
+    - tells: (Request) -> fields of the `RunSpec` that every rank gets.
     - run_begins: (run) before it is sent.
     - run_ended: (run) always, also where a `run_begins` has raised.
 
-    The pool:
+    The pool, and a shell with the magics:
 
+    - installed: (shell, a function that gives the `Pool`) the magics are loaded.
+    - removed: () they are removed.
     - ranks_ended: (ranks) their processes are over.
 
     `message`, which is in no list, is (rank, type, content, buffers) -> whether a display of the rank may be over.
@@ -51,6 +54,9 @@ class PoolParts:
         self.words: list[Callable[[dict[str, Any]], str | None]] = []
         self.is_over: list[Callable[[dict[str, Any]], bool]] = []
         self.settled: list[Callable[[dict[str, Any], bool], dict[str, Any] | None]] = []
+        self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
+        self.removed: list[Callable[[], None]] = []
+        self.tells: list[Callable[[Any], Mapping[str, Any]]] = []
         self.run_begins: list[Callable[[Any], None]] = []
         self.run_ended: list[Callable[[Any], None]] = []
         self.ranks_ended: list[Callable[[Collection[int]], None]] = []

@@ -18,7 +18,7 @@ from typing import Any
 
 from nbddp.agent.client import AgentClient
 from nbddp.analysis.steps import Recording
-from nbddp.capabilities.debugger import transcript
+from nbddp.capabilities.debugger import sender, transcript
 from nbddp.capabilities.panel import output, poll, rows
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.curves import curve
@@ -61,8 +61,8 @@ class Session:
         self._wanted = -1  # the step that was selected last
         self._draws = threading.Lock()
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
-        pool.runs.beside = functools.partial(_beside, weakref.ref(self))
-        pool.runs.debugs = functools.partial(_debugs, weakref.ref(self))
+        pool.parts.of("panel").beside = functools.partial(_beside, weakref.ref(self))
+        pool.parts.of("debugger").elsewhere = functools.partial(_debugs, weakref.ref(self))
         last = pool.last_run
         self._over = last.number if last is not None and pool.current is None else 0  # seen to end
         self._known = self._over  # after whose end a command was given
@@ -139,7 +139,8 @@ class Session:
                 self._paces.new, self._curved = False, time.monotonic()
                 self.model.change(panel_state.timed, self._paces.run, curve(dict(self._paces.steps)))
             if last is not None and (run is not None or over):
-                last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once
+                views = sender.transcripts_of(last).views  # not twice a second, but at once
+                views["panel"] = functools.partial(self._talked, last)
                 self._talked(last)
                 outputs = output.outputs([last.outputs[r] for r in sorted(last.outputs)])
                 self.model.change(panel_state.printed, outputs, last.number)
@@ -148,7 +149,8 @@ class Session:
             self._ended(last)
 
     def _talked(self, run: Execution, *news: Any) -> None:
-        self.model.change(panel_state.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
+        talks = sender.transcripts_of(run).talks
+        self.model.change(panel_state.talked, [talk for _, talk in sorted(talks.items())])
 
     def _ended(self, run: Execution) -> None:
         """Say how a run has ended, and do what was asked for meanwhile. What a command has said since stays."""
@@ -287,12 +289,12 @@ class Session:
                 return
             if not asked.text:
                 raise BadInput(f"write a line after {line}, such as {line} p x")
-            ranks = transcript.chosen(run.debugged.stopped, asked.ranks if rank is None else (rank,))
+            ranks = transcript.chosen(sender.transcripts_of(run).stopped, asked.ranks if rank is None else (rank,))
         except BadInput as e:
             self._say(str(e))
             return
         self._say(f"{asked.text} was sent to {rank_words(ranks)}")
-        run.debug(ranks, asked.text)
+        sender.send(run, ranks, asked.text)
 
     def post_mortem(self) -> None:
         """The frames of the rank that failed first, and what its names held."""
