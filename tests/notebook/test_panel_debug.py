@@ -186,7 +186,7 @@ def test_a_breakpoint_at_the_end_of_a_cell_stops_all_ranks(panel: Kernel) -> Non
 def test_lines_that_come_when_a_rank_has_gone_on_are_said_to_be_unread(panel: Kernel) -> None:
     assert panel.run("threading.Thread(target=burst, daemon=True).start()").ok
     assert panel.run("%%ddp\nimport time\nbreakpoint()\ntime.sleep(0.5)").ok
-    said = asked(panel, "{r: t.lines for r, t in panel.pool.last_transcripts_of(run).talks.items()}")
+    said = asked(panel, "{r: t.lines for r, t in transcripts_of(panel.pool.last_run).talks.items()}")
     for rank, lines in said.items():
         assert f"rank {rank} continued before it read 'p 1'" in lines, lines
 
