@@ -190,6 +190,7 @@ ROWS = (
     ),
     Capability(
         name="doctor",
+        part=PoolPart(target="nbddp.capabilities.doctor.part:DoctorPart", when=("start",)),
         commands=(
             Command(
                 name="doctor", after="stacks",

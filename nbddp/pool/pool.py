@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.doctor.background import Probes
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import WorkerFailed
 from nbddp.execution import report
@@ -66,7 +65,6 @@ class Pool(PoolMethods):
 
     holding = PoolState
     connection = RankChannel
-    trials = Probes
     plain = (
         False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.grading.examiner`)
     )
@@ -101,7 +99,7 @@ class Pool(PoolMethods):
             debug=debug, env=env_options.checked(debug, env or {}),
         )  # fmt: skip
         self.measured: list[Any] = []  # collectives that were measured on these devices
-        self.life = self.holding(spec, agent, self.connection, self.trials)
+        self.life = self.holding(spec, agent, self.connection)
         self.elsewhere, self.runs = self.life.elsewhere, self.life.runs
 
     # -- life ----------------------------------------------------------------------------

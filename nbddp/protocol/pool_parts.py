@@ -13,7 +13,10 @@ from typing import Any
 
 from nbddp.protocol.capability import Capability, load
 
-METHODS = ("installed", "removed", "tells", "run_begins", "run_ended", "words", "is_over", "settled", "ranks_ended")
+METHODS = (
+    "installed", "removed", "started", "ranks_ended", "process_ended", "stopped", "shortcomings", "tells", "run_begins",
+    "run_ended", "words", "is_over", "settled",
+)  # fmt: skip
 
 
 class PoolParts:
@@ -35,7 +38,11 @@ class PoolParts:
 
     - installed: (shell, a function that gives the `Pool`) the magics are loaded.
     - removed: () they are removed.
+    - started: (agent) it has workers, of the machine with this agent.
     - ranks_ended: (ranks) their processes are over.
+    - process_ended: (event) a process that the agent has started is over, and is none that the pool needs.
+    - stopped: () it has no processes any more.
+    - shortcomings: () -> what does not work here, in lines.
 
     `message`, which is in no list, is (rank, type, content, buffers) -> whether a display of the rank may be over.
     """
@@ -56,6 +63,10 @@ class PoolParts:
         self.settled: list[Callable[[dict[str, Any], bool], dict[str, Any] | None]] = []
         self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
         self.removed: list[Callable[[], None]] = []
+        self.started: list[Callable[[Any], None]] = []
+        self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []
+        self.stopped: list[Callable[[], None]] = []
+        self.shortcomings: list[Callable[[], list[str]]] = []
         self.tells: list[Callable[[Any], Mapping[str, Any]]] = []
         self.run_begins: list[Callable[[Any], None]] = []
         self.run_ended: list[Callable[[Any], None]] = []

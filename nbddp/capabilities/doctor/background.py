@@ -59,6 +59,8 @@ class Probes:
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """The agent's word that the process of the trials has ended."""
+        if self._path is None:  # they were those of a pool that has been stopped
+            return
         code = event["code"]
         self._unknown = f"ended unexpectedly ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
 
