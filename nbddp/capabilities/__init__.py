@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, PoolPart
+from nbddp.protocol.capability import Capability, Command, PoolPart, Recorded
 
 if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
     import nbddp.capabilities.bench.command
@@ -97,6 +97,34 @@ ROWS = (
             ),
         ),
     ),
+    # in the order in which the end of a cell shows what they have recorded
+    Capability(
+        name="trace",
+        recorded=(Recorded(option="trace", show="nbddp.capabilities.trace.command:show_recorded"),),
+        methods={"trace": "nbddp.capabilities.trace.command:trace"},
+    ),
+    Capability(
+        name="memory",
+        commands=(
+            Command(
+                name="memory", after="pull", names="ranks",
+                help="each rank's memory: parameters, gradients, optimizer state, buckets, peak; or of NAMEs, or "
+                "over a step",
+                grammar="nbddp.capabilities.memory.command:arguments",
+                notebook="nbddp.capabilities.memory.command:show",
+            ),
+        ),
+        recorded=(
+            Recorded(
+                option="memory", show="nbddp.capabilities.memory.command:show_recorded",
+                command="%ddp memory --timeline",
+            ),
+        ),
+        methods={
+            "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
+            "allocations": "nbddp.capabilities.memory.command:allocations",
+        },
+    ),
     Capability(
         name="timings",
         commands=(
@@ -107,10 +135,14 @@ ROWS = (
                 notebook="nbddp.capabilities.timings.command:show",
             ),
         ),
+        recorded=(
+            Recorded(
+                option="show_timings", show="nbddp.capabilities.timings.command:show_recorded", command="%ddp timings",
+            ),
+        ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
     ),
     Capability(name="collectives", methods={"collectives": "nbddp.capabilities.collectives.command:collectives"}),
-    Capability(name="trace", methods={"trace": "nbddp.capabilities.trace.command:trace"}),
     Capability(
         name="compare",
         commands=(
@@ -121,22 +153,6 @@ ROWS = (
             ),
         ),
         methods={"compare": "nbddp.capabilities.compare.command:compare"},
-    ),
-    Capability(
-        name="memory",
-        commands=(
-            Command(
-                name="memory", after="compare", names="ranks",
-                help="each rank's memory: parameters, gradients, optimizer state, buckets, peak; or of NAMEs, or "
-                "over a step",
-                grammar="nbddp.capabilities.memory.command:arguments",
-                notebook="nbddp.capabilities.memory.command:show",
-            ),
-        ),
-        methods={
-            "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
-            "allocations": "nbddp.capabilities.memory.command:allocations",
-        },
     ),
     Capability(
         name="forecast",

@@ -46,6 +46,19 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What a cell shows in the end if its line has an option.
+
+    - option: a field of `LaunchSpec`; command: the line that shows the same later.
+    - show: (Asked, the option's value, whether the cell failed) -> None.
+    """
+
+    option: str
+    show: Target
+    command: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolPart:
     """What a capability keeps in the notebook for each pool; `protocol.pool_parts` makes it and says what it may do.
 
@@ -67,6 +80,7 @@ class Capability:
     name: str
     commands: tuple[Command, ...] = ()
     part: PoolPart | None = None
+    recorded: tuple[Recorded, ...] = ()
     names: Mapping[str, Target] = field(default_factory=dict)
     methods: Mapping[str, Target] = field(default_factory=dict)
 
@@ -94,6 +108,12 @@ class _Method:
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return load(self.target).__get__(owner, kind)
+
+
+@functools.cache
+def recorded() -> tuple[Recorded, ...]:
+    """Of all rows."""
+    return tuple(one for row in rows() for one in row.recorded)
 
 
 def pool_methods() -> type:
