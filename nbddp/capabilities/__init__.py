@@ -267,6 +267,7 @@ ROWS = (
     ),
     Capability(
         name="slurm",
+        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("option:slurm",)),
         commands=(
             Command(
                 name="attach", after="stop",

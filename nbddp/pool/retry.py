@@ -37,13 +37,9 @@ def carry_out(life: PoolState, request: Request, screen: Screen) -> Execution:
 def _attempt(
     life: PoolState, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None
 ) -> Execution:
-    """That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""
-    life.elsewhere.remind(lambda words: life.current.tell(words) if life.current else None)
-    try:
-        with life.reaching.watching(lambda: life.current):
-            return life.runs.run(request, screen, timed_from=began, attempt=attempt, folder=folder)
-    finally:
-        life.elsewhere.stop_reminding()
+    """Nodes that come or are to go end it."""
+    with life.reaching.watching(lambda: life.current):
+        return life.runs.run(request, screen, timed_from=began, attempt=attempt, folder=folder)
 
 
 def _count(error: RunFailed, attempts: list[str], most: int, screen: Screen) -> None:

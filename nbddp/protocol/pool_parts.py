@@ -13,11 +13,6 @@ from typing import Any
 
 from nbddp.protocol.capability import Capability, load
 
-METHODS = (
-    "installed", "removed", "started", "ranks_ended", "process_ended", "stopped", "shortcomings", "tells", "run_begins",
-    "run_ended", "words", "is_over", "settled",
-)  # fmt: skip
-
 
 class PoolParts:
     """`pool`: gives the pool's state, or None once that is gone. Parts stand in the lists in the order of their rows.
@@ -38,6 +33,7 @@ class PoolParts:
 
     - installed: (shell, a function that gives the `Pool`) the magics are loaded.
     - removed: () they are removed.
+    - notes: () -> what to say when a line is to be met, before a cell too.
     - started: (agent) it has workers, of the machine with this agent.
     - ranks_ended: (ranks) their processes are over.
     - process_ended: (event) a process that the agent has started is over, and is none that the pool needs.
@@ -63,6 +59,7 @@ class PoolParts:
         self.settled: list[Callable[[dict[str, Any], bool], dict[str, Any] | None]] = []
         self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
         self.removed: list[Callable[[], None]] = []
+        self.notes: list[Callable[[], list[str]]] = []
         self.started: list[Callable[[Any], None]] = []
         self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []
         self.stopped: list[Callable[[], None]] = []
@@ -80,14 +77,23 @@ class PoolParts:
                     self.of(name)
                 self._due.pop(condition, None)
 
+    def start(self, spec: Any) -> None:
+        """Have the parts of a pool that is about to have workers. spec: its `LaunchSpec`."""
+        self.on("start")
+        for condition in [*self._due]:
+            what, _, option = condition.partition(":")
+            if what == "option" and getattr(spec, option):
+                self.on(condition)
+
     def of(self, name: str) -> Any:
         """The part of a capability."""
         with self._lock:
             if name not in self._made:
                 self._made[name] = load(self._rows[name].target)(self._pool)
                 made = [(row, self._made[name]) for name, row in self._rows.items() if name in self._made]
-                for method in METHODS:
-                    getattr(self, method)[:] = [getattr(part, method) for _, part in made if hasattr(part, method)]
+                for method, found in vars(self).items():
+                    if isinstance(found, list):
+                        found[:] = [getattr(part, method) for _, part in made if hasattr(part, method)]
                 self._hear = {kind: [p.message for row, p in made if kind in row.messages] for kind in self.messages}
             return self._made[name]
 
