@@ -218,6 +218,7 @@ ROWS = (
     ),
     Capability(
         name="scripts",
+        part=PoolPart(target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",)),
         commands=(
             Command(
                 name="run", after="log",

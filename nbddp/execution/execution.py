@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbddp.capabilities.scripts.failures import Failure
 from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
 from nbddp.execution.deadlock import Deadlock
@@ -72,11 +71,12 @@ class Execution:
         most: int = LIMIT,
         after: Execution | None = None,
         parts: PoolParts | None = None,
+        attempt: int = 0,
     ):
         """timed_from: when `timeout` began (time.monotonic()); None: when the run does. most: bytes of each rank's
         output that are kept. after: the run whose freed ranks carry this one out without being asked (`then`).
-        parts: the pool's."""
-        self.request, self._timed_from = request, timed_from
+        parts: the pool's. attempt: how many have failed before."""
+        self.request, self._timed_from, self.attempt = request, timed_from, attempt
         self.workers, self.specs, self.number = workers, dict(specs), number
         self.parts = parts or PoolParts()
         self.display = RunOutput(list(specs), request.show, logs, most, self.parts, screen)
@@ -98,7 +98,6 @@ class Execution:
         self.world_size = max(sizes, default=len(specs))
         self.regrouped = ""
         self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
-        self.failures: dict[int, Failure] = {}  # once it has ended: of ranks that failed by themselves
         self.watcher = RankWatcher(
             workers, list(specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
             run=number, world_size=self.world_size, hang_after=request.hang_after,

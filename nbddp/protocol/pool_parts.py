@@ -25,6 +25,7 @@ class PoolParts:
 
     A run, which is an `Execution`:
 
+    - launched: (Request, the pool's run id) a cell or a script is to run, in one attempt or several.
     - tells: (Request) -> fields of the `RunSpec` that every rank gets.
     - run_begins: (run) before it is sent.
     - run_ended: (run) always, also where a `run_begins` has raised.
@@ -64,6 +65,7 @@ class PoolParts:
         self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []
         self.stopped: list[Callable[[], None]] = []
         self.shortcomings: list[Callable[[], list[str]]] = []
+        self.launched: list[Callable[[Any, str], None]] = []
         self.tells: list[Callable[[Any], Mapping[str, Any]]] = []
         self.run_begins: list[Callable[[Any], None]] = []
         self.run_ended: list[Callable[[Any], None]] = []
