@@ -268,7 +268,7 @@ ROWS = (
     ),
     Capability(
         name="slurm",
-        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("option:slurm",)),
+        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("start",)),
         commands=(
             Command(
                 name="attach", after="stop",

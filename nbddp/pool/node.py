@@ -81,19 +81,22 @@ class PoolNode:
 
     `workers`: rank → its process, also if that has ended and is not replaced yet.
 
-    died: called with the rank when a worker has ended, in the agent's reader thread; others: with the event of
-    another process's end.
+    died: called with the rank when a worker has ended, in the agent's reader thread; process_ended: with the
+    event of another process's end.
     """
 
     sees_files = True  # whether files of ranks there are read by their paths, as files of this machine
     renews = True  # whether its processes can be ended, and new ones started
 
     def __init__(
-        self, agent: AgentClient, died: Callable[[int, ProcessExit], None], others: Callable[[dict[str, Any]], None]
+        self,
+        agent: AgentClient,
+        died: Callable[[int, ProcessExit], None],
+        process_ended: Callable[[dict[str, Any]], None],
     ):
         self.agent = agent
         self.workers: dict[int, WorkerProcess] = {}
-        self._died, self._others = died, others
+        self._died, self._process_ended = died, process_ended
         self._early: dict[int, ProcessExit] = {}  # pid → the exit of one that ended before its start was noted
         self._described: tuple[object, ...] = ()
         self._kept: float | None = None
@@ -189,7 +192,7 @@ class PoolNode:
             elif event["ev"] == "gone":
                 self._clear_up()
         elif event["ev"] == "exit":
-            self._others(event)
+            self._process_ended(event)
 
     def _clear_up(self) -> None:
         """The keeper of a killed agent clears up (`agent.keeper`). Where that was killed too, its folder is left, and

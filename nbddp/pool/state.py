@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -34,7 +34,7 @@ from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows
-from nbddp.protocol.pool_parts import PoolParts
+from nbddp.protocol.pool_parts import PoolParts, lines
 from nbddp.protocol.request import Request
 
 NO_LOOPBACK = (
@@ -122,12 +122,12 @@ class PoolState:
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if not group.running:
-            self._start_cluster(merged, progress)
+            self._start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
         group.variables = setting.wanted
         renewed = spec.fresh or bool(setting.once)
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*self.reaching.told, *slow, *notes, *_lines(self.parts.notes)]
+        notes = [*self.reaching.told, *slow, *notes, *lines(self.parts.notes)]
         self.reaching.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
@@ -143,9 +143,9 @@ class PoolState:
             self.runs.run(Request("environment", {"variables": setting.living}), NullScreen())
         return notes
 
-    def _start_cluster(self, merged: LaunchSpec, progress: Progress) -> None:
+    def _start_cluster(self, progress: Progress) -> None:
         """Of a cluster that does not start nothing is left: the next start is whole."""
-        self.parts.start(merged)
+        self.parts.on("start")
         with uninterrupted():
             try:
                 self.group.start_cluster(progress)
@@ -276,12 +276,8 @@ class PoolState:
         warm = group.nodes[0].warm if group.nodes else {}
         unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
         unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
-        lacks = _lines(self.parts.shortcomings)
+        lacks = lines(self.parts.shortcomings)
         return list(filter(None, [system.lost(), *lacks, unguarded, unkept, _torchcomms()]))
-
-
-def _lines(told: Iterable[Callable[[], list[str]]]) -> list[str]:
-    return [line for lines in told for line in lines()]
 
 
 def _torchcomms() -> str:

@@ -63,8 +63,8 @@ class PoolPart:
     """What a capability keeps in the notebook for each pool; `protocol.pool_parts` makes it and says what it may do.
 
     - target: called with a function that gives the `PoolState`, or None once that is gone.
-    - when: what makes it. `shell`: the magics are loaded; `start`: workers start; `option:NAME`: they start, and the
-      `LaunchSpec` has this; `run`: a program runs. Without any of these the first message does, or whoever asks for it.
+    - when: what makes it. `shell`: the magics are loaded; `start`: workers start; `run`: a program runs. Without any of
+      these the first message does, or whoever asks for it.
     - messages: types of messages of ranks that it hears.
     """
 

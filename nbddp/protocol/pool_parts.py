@@ -1,7 +1,6 @@
 """The parts that capabilities have in one pool (`capability.PoolPart`): made when they are needed, called by lists.
 
-The core calls what is in a list and knows nobody by name. A part may have any of these methods, and an error in one is
-an error of what has called it.
+The core calls what is in a list and knows nobody by name. A part has those methods that it needs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from nbddp.protocol.capability import Capability, load
 
 
 class PoolParts:
-    """`pool`: gives the pool's state, or None once that is gone. Parts stand in the lists in the order of their rows.
+    """A list for each method: of the parts that are made and have it, in the order of their rows. `messages`: types
+    that any part hears.
 
     A mimebundle that is displayed and may change by messages of its own:
 
@@ -34,17 +34,19 @@ class PoolParts:
 
     - installed: (shell, a function that gives the `Pool`) the magics are loaded.
     - removed: () they are removed.
-    - notes: () -> what to say when a line is to be met, before a cell too.
+    - notes: () -> what to say when a line is met, before a cell too, in lines.
+    - offers: () -> what workers could have been started on instead of this machine, in lines.
     - started: (agent) it has workers, of the machine with this agent.
     - ranks_ended: (ranks) their processes are over.
     - process_ended: (event) a process that the agent has started is over, and is none that the pool needs.
     - stopped: () it has no processes any more.
     - shortcomings: () -> what does not work here, in lines.
 
-    `message`, which is in no list, is (rank, type, content, buffers) -> whether a display of the rank may be over.
+    `message`, which `hear` calls, is (rank, type, content, buffers) -> whether a display of the rank may be over.
     """
 
     def __init__(self, pool: Callable[[], Any] = lambda: None, rows: Iterable[Capability] = ()):
+        """pool: what parts are made with."""
         self._pool = pool
         self._rows = {row.name: row.part for row in rows if row.part is not None}
         self._made: dict[str, Any] = {}
@@ -61,6 +63,7 @@ class PoolParts:
         self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
         self.removed: list[Callable[[], None]] = []
         self.notes: list[Callable[[], list[str]]] = []
+        self.offers: list[Callable[[], list[str]]] = []
         self.started: list[Callable[[Any], None]] = []
         self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []
         self.stopped: list[Callable[[], None]] = []
@@ -78,14 +81,6 @@ class PoolParts:
                 for name in self._due.get(condition, ()):
                     self.of(name)
                 self._due.pop(condition, None)
-
-    def start(self, spec: Any) -> None:
-        """Have the parts of a pool that is about to have workers. spec: its `LaunchSpec`."""
-        self.on("start")
-        for condition in [*self._due]:
-            what, _, option = condition.partition(":")
-            if what == "option" and getattr(spec, option):
-                self.on(condition)
 
     def of(self, name: str) -> Any:
         """The part of a capability."""
@@ -109,7 +104,7 @@ class PoolParts:
 
     @contextmanager
     def during(self, run: Any) -> Iterator[None]:
-        """Tell that a run begins, and that it has ended."""
+        """Meanwhile a run goes on."""
         try:
             for begins in self.run_begins:
                 begins(run)
@@ -117,3 +112,8 @@ class PoolParts:
         finally:
             for ended in self.run_ended:
                 ended(run)
+
+
+def lines(told: Iterable[Callable[[], list[str]]]) -> list[str]:
+    """What methods say that give lines."""
+    return [line for each in told for line in each()]

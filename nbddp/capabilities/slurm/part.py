@@ -1,9 +1,11 @@
-"""That a Slurm job ends soon is said before a cell, and while one runs."""
+"""What a pool says of Slurm: that a job ends soon, before a cell and while one runs; and that there is one to use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from nbddp.capabilities.slurm.host_source import offer
 
 if TYPE_CHECKING:
     from nbddp.execution.execution import Execution
@@ -19,6 +21,9 @@ class SlurmPart:
     def notes(self) -> list[str]:
         pool = self._pool()
         return [] if pool is None else list(filter(None, [pool.elsewhere.reminder()]))
+
+    def offers(self) -> list[str]:
+        return list(filter(None, [offer()]))
 
     def run_begins(self, run: Execution) -> None:
         pool = self._pool()
