@@ -60,7 +60,7 @@ ROWS = (
                 notebook="nbddp.capabilities.panel.command:show",
             ),
         ),
-        part=PoolPart(target="nbddp.capabilities.panel.part:PanelPart"),
+        part=PoolPart(target="nbddp.capabilities.panel.session:PanelPart"),
         names={"Panel": "nbddp.capabilities.panel.command:Panel"},
         methods={"_repr_mimebundle_": "nbddp.capabilities.panel.panel:shown"},
     ),
@@ -206,7 +206,7 @@ ROWS = (
     ),
     Capability(
         name="doctor",
-        part=PoolPart(target="nbddp.capabilities.doctor.part:DoctorPart", when=("start",)),
+        part=PoolPart(target="nbddp.capabilities.doctor.background:Probes", when=("start",)),
         commands=(
             Command(
                 name="doctor", after="stacks",

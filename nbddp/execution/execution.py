@@ -127,7 +127,7 @@ class Execution:
             if kind == OUTCOME and message["content"].next_run is not None:
                 self.goes_on.add(rank)
 
-    def env_of(self, rank: int) -> Mapping[str, str]:
+    def env_of(self, rank: int) -> dict[str, str]:
         """torchrun's variables of a rank."""
         here = self.specs[rank].rendezvous
         return here.env if here is not None else {}

@@ -369,15 +369,15 @@ class OutputBuffer:
             self._bytes[item.late] += item.size - before
         return found
 
-    def settle(self, settled: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def settle(self, left: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Have displays of widgets hold what stays of them; those of which nothing does go."""
         for part in (self._head, self._tail):
             kept: list[Shown] = []
             for item in part:
                 if isinstance(item, OutputArea):
-                    item.inside.settle(settled)
+                    item.inside.settle(left)
                 elif isinstance(item, Display) and model_id(item.data):
-                    item.show(settled(item.data), item.metadata)
+                    item.show(left(item.data), item.metadata)
                     if not item.data:
                         continue
                 kept.append(item)
@@ -495,9 +495,9 @@ class RankOutput:
         bars = [line for view in self.views[-MOVING:] for line in (self.said(view.data) or "").splitlines()]
         return [*self.open_lines(), *bars[-MOVING:]]
 
-    def settle(self, settled: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def settle(self, left: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Have displays of widgets hold what stays of them; those of which nothing does go."""
-        self._items.settle(settled)
+        self._items.settle(left)
         self.views.clear()
 
     def _gone(self, shown: Display) -> None:

@@ -79,12 +79,12 @@ class RunOutput:
 
     def _words(self, data: dict[str, Any]) -> str | None:
         """What a display says now, if it may change by itself."""
-        return next((said for words in self._parts.words if (said := words(data)) is not None), None)
+        return next((said for words in self._parts.display_words if (said := words(data)) is not None), None)
 
     def _end_views(self, rank: int, newest: int = 0) -> None:
         """A bar that is over is a line like any other; one that was closed is gone. newest: look at so many alone."""
         out = self.outputs[rank]
-        for shown in [v for v in out.views[-newest:] if any(is_over(v.data) for is_over in self._parts.is_over)]:
+        for shown in [v for v in out.views[-newest:] if any(over(v.data) for over in self._parts.display_over)]:
             out.views.remove(shown)
             if rank in self.shown:
                 shown.told = True
@@ -117,10 +117,10 @@ class RunOutput:
         for rank, out in self.outputs.items():
             if not out.silent:
                 rich = rank in self.shown and self.screen.rich
-                out.settle(lambda data, rich=rich: self._settled(data, rich))  # type: ignore[misc]
+                out.settle(lambda data, rich=rich: self._left(data, rich))  # type: ignore[misc]
 
-    def _settled(self, data: dict[str, Any], rich: bool) -> dict[str, Any]:
-        found = (left for settled in self._parts.settled if (left := settled(data, rich)) is not None)
+    def _left(self, data: dict[str, Any], rich: bool) -> dict[str, Any]:
+        found = (left for leaves in self._parts.display_left if (left := leaves(data, rich)) is not None)
         return next(found, {"text/plain": str(data.get("text/plain", ""))})
 
     def unwritten(self, ended: Mapping[int, RankExit]) -> str:

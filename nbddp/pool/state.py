@@ -67,7 +67,7 @@ class PoolState:
 
     def with_parts(self) -> PoolParts:
         """What capabilities have in it."""
-        return PoolParts(weakref.ref(self), rows())
+        return PoolParts(weakref.proxy(self), rows())
 
     @property
     def current(self) -> Execution | None:

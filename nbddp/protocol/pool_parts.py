@@ -12,40 +12,15 @@ from typing import Any
 
 from nbddp.protocol.capability import Capability, load
 
+Bundle = dict[str, Any]  # a mimebundle
+Lines = list[Callable[[], list[str]]]
+
 
 class PoolParts:
     """A list for each method: of the parts that are made and have it, in the order of their rows. `messages`: types
-    that any part hears.
+    that any part hears, by a method (rank, type, content, buffers) -> whether a display of the rank may be over."""
 
-    A mimebundle that is displayed and may change by messages of its own:
-
-    - words: (data) -> what it says now, or None if it is no display of the part's.
-    - is_over: (data) -> whether it changes no more, and is a line like any other.
-    - settled: (data, whether rich displays are seen) -> the mimebundle that stays, empty if nothing does; or None.
-
-    A run, which is an `Execution`:
-
-    - launched: (Request, the pool's run id) a cell or a script is to run, in one attempt or several.
-    - tells: (Request) -> fields of the `RunSpec` that every rank gets.
-    - run_begins: (run) before it is sent.
-    - run_ended: (run) always, also where a `run_begins` has raised.
-
-    The pool, and a shell with the magics:
-
-    - installed: (shell, a function that gives the `Pool`) the magics are loaded.
-    - removed: () they are removed.
-    - notes: () -> what to say when a line is met, before a cell too, in lines.
-    - offers: () -> what workers could have been started on instead of this machine, in lines.
-    - started: (agent) it has workers, of the machine with this agent.
-    - ranks_ended: (ranks) their processes are over.
-    - process_ended: (event) a process that the agent has started is over, and is none that the pool needs.
-    - stopped: () it has no processes any more.
-    - shortcomings: () -> what does not work here, in lines.
-
-    `message`, which `hear` calls, is (rank, type, content, buffers) -> whether a display of the rank may be over.
-    """
-
-    def __init__(self, pool: Callable[[], Any] = lambda: None, rows: Iterable[Capability] = ()):
+    def __init__(self, pool: Any = None, rows: Iterable[Capability] = ()):
         """pool: what parts are made with."""
         self._pool = pool
         self._rows = {row.name: row.part for row in rows if row.part is not None}
@@ -57,22 +32,26 @@ class PoolParts:
                 self._due.setdefault(condition, []).append(name)
         self._hear: dict[str, list[Callable[[int, str, dict[str, Any], Sequence[Any]], bool]]] = {}
         self.messages = frozenset(kind for row in self._rows.values() for kind in row.messages)
-        self.words: list[Callable[[dict[str, Any]], str | None]] = []
-        self.is_over: list[Callable[[dict[str, Any]], bool]] = []
-        self.settled: list[Callable[[dict[str, Any], bool], dict[str, Any] | None]] = []
+        # a shell with the magics; it gives its `Pool`
         self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
         self.removed: list[Callable[[], None]] = []
-        self.notes: list[Callable[[], list[str]]] = []
-        self.offers: list[Callable[[], list[str]]] = []
-        self.started: list[Callable[[Any], None]] = []
-        self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []
+        # the pool, in its life and in lines
+        self.started: list[Callable[[Any], None]] = []  # it has workers; given the agent of this machine
+        self.ranks_ended: list[Callable[[Collection[int]], None]] = []  # their processes are over
+        self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []  # the agent's event, if the pool goes on
         self.stopped: list[Callable[[], None]] = []
-        self.shortcomings: list[Callable[[], list[str]]] = []
-        self.launched: list[Callable[[Any, str], None]] = []
-        self.tells: list[Callable[[Any], Mapping[str, Any]]] = []
-        self.run_begins: list[Callable[[Any], None]] = []
-        self.run_ended: list[Callable[[Any], None]] = []
-        self.ranks_ended: list[Callable[[Collection[int]], None]] = []
+        self.notes: Lines = []  # what to say when a line is met, before a cell too
+        self.offers: Lines = []  # where else workers could be, once they have started on this machine
+        self.shortcomings: Lines = []  # what does not work here
+        # a run, which is an `Execution`
+        self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
+        self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # fields of the `RunSpec` that all ranks get
+        self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
+        self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
+        # what is displayed, and may change by messages of its own
+        self.display_words: list[Callable[[Bundle], str | None]] = []  # what it says now; None: it is not the part's
+        self.display_over: list[Callable[[Bundle], bool]] = []  # whether it changes no more
+        self.display_left: list[Callable[[Bundle, bool], Bundle | None]] = []  # what stays, in words or rich; or None
 
     def on(self, condition: str) -> None:
         """Have the parts that this makes: what a row has in `when`, or in `messages`."""
@@ -114,6 +93,6 @@ class PoolParts:
                 ended(run)
 
 
-def lines(told: Iterable[Callable[[], list[str]]]) -> list[str]:
-    """What methods say that give lines."""
+def lines(told: Lines) -> list[str]:
+    """What all of a list say."""
     return [line for each in told for line in each()]

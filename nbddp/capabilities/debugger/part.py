@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 
 class DebuggerPart:
-    """`protocol.pool_parts` says when its methods are called. `elsewhere`: whether somebody sends lines to ranks that
-    stop by other ways than a keyboard."""
+    """`elsewhere`: whether somebody sends lines to ranks that stop by other ways than a keyboard."""
 
-    def __init__(self, pool: Callable[[], PoolState | None]):
+    def __init__(self, pool: PoolState):
         self.elsewhere: Callable[[], bool] = lambda: False
         self._can_type = False
         self._keyboard: Keyboard | None = None

@@ -23,7 +23,7 @@ from nbddp.capabilities.panel import output, poll, rows
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.curves import curve
 from nbddp.capabilities.panel.plan import plan_of
-from nbddp.capabilities.panel.pump import Pump, can_hear, pump
+from nbddp.capabilities.panel.pump import can_hear, pump
 from nbddp.capabilities.panel.state import PanelModel, State
 from nbddp.capabilities.stacks.command import live
 from nbddp.capabilities.timings.figure import draw_timings
@@ -35,6 +35,7 @@ from nbddp.figures.html import picture
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.pool.node import weakly
 from nbddp.pool.pool import Pool
+from nbddp.pool.state import PoolState
 
 EVERY = 0.5  # seconds between two looks
 CURVE_EVERY = 0.9  # seconds between two drawings of the curve while a cell runs: every second look
@@ -61,7 +62,7 @@ class Session:
         self._wanted = -1  # the step that was selected last
         self._draws = threading.Lock()
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
-        pool.parts.of("panel").beside = functools.partial(_beside, weakref.ref(self))
+        pool.parts.of("panel").session = weakref.ref(self)
         pool.parts.of("debugger").elsewhere = functools.partial(_debugs, weakref.ref(self))
         last = pool.last_run
         self._over = last.number if last is not None and pool.current is None else 0  # seen to end
@@ -363,10 +364,16 @@ def session_of(pool: Pool) -> Session:
     return _sessions[pool]
 
 
-def _beside(session: weakref.ref[Session]) -> Pump | None:
-    """What a run is to hear while it waits: the front end, if a panel is open."""
-    found = session()
-    return pump() if found is not None and found.model.watched else None
+class PanelPart:
+    """The part of one pool: while a program runs, the front end is heard if a panel is open."""
+
+    def __init__(self, pool: PoolState):
+        self.session: Callable[[], Session | None] = lambda: None
+
+    def run_begins(self, run: Execution) -> None:
+        found = self.session()
+        if run.request.is_program and found is not None and found.model.watched and (heard := pump()) is not None:
+            run.events.hear(heard)
 
 
 def _debugs(session: weakref.ref[Session]) -> bool:

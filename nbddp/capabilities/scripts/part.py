@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,8 @@ from nbddp.capabilities.scripts import failures
 from nbddp.capabilities.scripts.failures import Failure, Seat
 from nbddp.capabilities.scripts.log_dir import AttemptLogs, LogDir, log_dir, read_text, readable
 from nbddp.launch import torchrun_env
-from nbddp.launch.topology import Worker
 from nbddp.protocol.program import Program
 from nbddp.protocol.request import Request
-from nbddp.protocol.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from nbddp.execution.execution import Execution
@@ -25,9 +23,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 class ScriptsPart:
-    """`protocol.pool_parts` says when its methods are called."""
-
-    def __init__(self, pool: Callable[[], PoolState | None]):
+    def __init__(self, pool: PoolState):
         self._pool = pool
         self._folder: LogDir | None = None  # of the launch that goes on
         self._files: AttemptLogs | None = None  # of its attempt
@@ -37,31 +33,31 @@ class ScriptsPart:
         self._folder = log_dir(request, run_id)
 
     def run_begins(self, run: Execution) -> None:
-        pool = self._pool()
-        if pool is None or not run.request.is_program:
+        if not run.request.is_program:
             return
-        self._pids = {rank: worker.pid for rank, worker in pool.group.workers.items()}
+        group = self._pool.group
+        self._pids = {rank: worker.pid for rank, worker in group.workers.items()}
         if run.request.program is not None:
-            _add_script(run, run.request.program, pool.group)
+            _add_script(run, run.request.program, group)
         if self._folder is not None and run.request.logs is self._folder.logs:
-            self._files = _written_to(self._folder, run, pool.group)
+            self._files = _written_to(self._folder, run, group)
 
     def run_ended(self, run: Execution) -> None:
         """What `%ddp errors` tells, and the end of the log files."""
-        pool = self._pool()
-        if pool is None or not run.request.is_program:
+        if not run.request.is_program:
             return
+        group = self._pool.group
         files, self._files = self._files, None
         wrote: dict[int, tuple[str, dict[str, Any]]] = {}
         failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
         for rank, ended in failed.items():
             path = run.env_of(rank)[ERROR_FILE]
             said = ended.outcome.error_file if ended.outcome is not None else ""
-            text = said or (read_text(path) if pool.group.sees_files else "")
+            text = said or (read_text(path) if group.sees_files else "")
             if files is not None:
                 files.keep_error(rank, text)
             wrote[rank] = path, readable(text)
-        seats = {rank: _seat(pool.group, rank, self._pids[rank]) for rank in failed}
+        seats = {rank: _seat(group, rank, self._pids[rank]) for rank in failed}
         run.kept[NAME] = failures.found_in(failed, seats, {r: found for r, found in wrote.items() if found[1]})
         if files is not None:
             files.close()
@@ -74,26 +70,18 @@ def failures_of(run: Execution) -> Mapping[int, Failure]:
 
 
 def _add_script(run: Execution, program: Program, group: WorkerGroup) -> None:
+    """What is a script's own: its words, and an environment without what keeps a process for the next cell."""
     given = [dict(node.given) for node in group.hosts]
     for rank, spec in run.specs.items():
         place = group.placed().workers[rank]
-        run.specs[rank] = _of_script(spec, program, run.request.argv, place, given[group.seat(place)])
-
-
-def _of_script(
-    spec: RunSpec, program: Program, words: tuple[str, ...], place: Worker, given: Mapping[str, str]
-) -> RunSpec:
-    """What is a script's own: its words, and an environment without what keeps a process for the next cell."""
-    assert spec.script is not None
-    assert spec.rendezvous is not None
-    env = spec.rendezvous.env
-    changes = torchrun_env.of_script(program.role, program.signals, given, keep=program.keep)
-    env.update({name: value for name, value in changes.items() if value is not None})
-    without = tuple([name for name, value in changes.items() if value is None])
-    for name in without:
-        env.pop(name, None)
-    argv = (program.target, *program.argv(words, place.local_rank))
-    return replace(spec, argv=argv, script=replace(spec.script, without=without))
+        changes = torchrun_env.of_script(program.role, program.signals, given[group.seat(place)], keep=program.keep)
+        env, without = run.env_of(rank), tuple([name for name, value in changes.items() if value is None])
+        env.update({name: value for name, value in changes.items() if value is not None})
+        for name in without:
+            env.pop(name, None)
+        assert spec.script is not None
+        argv = (program.target, *program.argv(run.request.argv, place.local_rank))
+        run.specs[rank] = replace(spec, argv=argv, script=replace(spec.script, without=without))
 
 
 def _written_to(folder: LogDir, run: Execution, group: WorkerGroup) -> AttemptLogs:
@@ -104,9 +92,8 @@ def _written_to(folder: LogDir, run: Execution, group: WorkerGroup) -> AttemptLo
     for rank, out in run.outputs.items():
         out.unseen = folder.logs.unseen(folder.local_rank(rank))
         out.copies.append(files.writer(rank))
-        here = run.specs[rank].rendezvous
-        if here is not None and group.hosts[group.seat(workers[rank])].sees_files:
-            here.env[ERROR_FILE] = str(folder.error_file(rank, run.attempt))
+        if group.hosts[group.seat(workers[rank])].sees_files:
+            run.env_of(rank)[ERROR_FILE] = str(folder.error_file(rank, run.attempt))
     return files
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbddp.capabilities.slurm.host_source import offer
@@ -13,24 +12,18 @@ if TYPE_CHECKING:
 
 
 class SlurmPart:
-    """`protocol.pool_parts` says when its methods are called."""
-
-    def __init__(self, pool: Callable[[], PoolState | None]):
+    def __init__(self, pool: PoolState):
         self._pool = pool
 
     def notes(self) -> list[str]:
-        pool = self._pool()
-        return [] if pool is None else list(filter(None, [pool.elsewhere.reminder()]))
+        return list(filter(None, [self._pool.elsewhere.reminder()]))
 
     def offers(self) -> list[str]:
         return list(filter(None, [offer()]))
 
     def run_begins(self, run: Execution) -> None:
-        pool = self._pool()
-        if pool is not None and run.request.is_numbered:
-            pool.elsewhere.remind(run.tell)
+        if run.request.is_numbered:
+            self._pool.elsewhere.remind(run.tell)
 
     def run_ended(self, run: Execution) -> None:
-        pool = self._pool()
-        if pool is not None:
-            pool.elsewhere.stop_reminding()
+        self._pool.elsewhere.stop_reminding()

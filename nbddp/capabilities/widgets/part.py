@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.widgets import mirrors
@@ -16,12 +17,10 @@ if TYPE_CHECKING:
 
 
 class WidgetsPart:
-    """`protocol.pool_parts` says when its methods are called."""
-
-    def __init__(self, pool: Callable[[], PoolState | None]):
+    def __init__(self, pool: PoolState):
         self._pool, self._widgets = pool, Widgets(self._send)
         self._settled: list[dict[str, Any]] = []  # of the run that is on
-        self.words, self.is_over = self._widgets.words, self._widgets.is_over
+        self.display_words, self.display_over = self._widgets.words, self._widgets.is_over
 
     def message(self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[Any]) -> bool:
         self._widgets.take(rank, kind, content, buffers)
@@ -30,7 +29,7 @@ class WidgetsPart:
     def run_begins(self, run: Execution) -> None:
         self._widgets.begin()
 
-    def settled(self, data: dict[str, Any], rich: bool) -> dict[str, Any]:
+    def display_left(self, data: dict[str, Any], rich: bool) -> dict[str, Any]:
         self._settled.append(data)
         return self._widgets.settled(data, mirrors.reflect if rich and mirrors.can_reflect() else None)
 
@@ -43,10 +42,9 @@ class WidgetsPart:
 
     def _send(self, rank: int, ident: str, data: dict[str, Any], buffers: Sequence[bytes]) -> None:
         """What a front end has sent to a widget. Of a rank that has ended the widget stays as it was."""
-        pool = self._pool()
-        if pool is not None and pool.group.wire is not None and self._widgets.has(ident):
-            content = {"comm_id": ident, "data": data}
-            pool.group.wire.tell_kernel(rank, "comm_msg", content, buffers, _print_of_callback)
+        with suppress(ReferenceError):  # the pool has ended
+            if self._widgets.has(ident) and (wire := self._pool.group.wire) is not None:
+                wire.tell_kernel(rank, "comm_msg", {"comm_id": ident, "data": data}, buffers, _print_of_callback)
 
 
 def _print_of_callback(rank: int, kind: str, content: dict[str, Any]) -> None:
