@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, OnAgent, RankPart
+from nbddp.protocol.capability import Capability, Command, OnAgent, PoolPart, RankPart, Recorded
 
 if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
     import nbddp.capabilities.bench.command
@@ -46,6 +46,12 @@ if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checke
 # fmt: off
 ROWS = (
     Capability(
+        name="widgets",
+        part=PoolPart(
+            target="nbddp.capabilities.widgets.part:WidgetsPart", messages=("comm_open", "comm_msg", "comm_close"),
+        ),
+    ),
+    Capability(
         name="panel",
         commands=(
             Command(
@@ -54,6 +60,7 @@ ROWS = (
                 notebook="nbddp.capabilities.panel.command:show",
             ),
         ),
+        part=PoolPart(target="nbddp.capabilities.panel.session:PanelPart"),
         names={"Panel": "nbddp.capabilities.panel.command:Panel"},
         methods={"_repr_mimebundle_": "nbddp.capabilities.panel.panel:shown"},
         on_agent=OnAgent(ops={"use": "nbddp.capabilities.panel.on_agent:use"}),
@@ -114,6 +121,12 @@ ROWS = (
                 notebook="nbddp.capabilities.timings.command:show",
             ),
         ),
+        recorded=(
+            Recorded(
+                option="show_timings", show="nbddp.capabilities.timings.command:show_recorded", command="%ddp timings",
+                order=3,
+            ),
+        ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
         rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
         requests={
@@ -131,6 +144,7 @@ ROWS = (
     ),
     Capability(
         name="trace",
+        recorded=(Recorded(option="trace", show="nbddp.capabilities.trace.command:show_recorded", order=1),),
         methods={"trace": "nbddp.capabilities.trace.command:trace"},
         rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part"),),
         requests={"trace": "nbddp.capabilities.trace.on_rank:trace"},
@@ -156,6 +170,12 @@ ROWS = (
                 "over a step",
                 grammar="nbddp.capabilities.memory.command:arguments",
                 notebook="nbddp.capabilities.memory.command:show",
+            ),
+        ),
+        recorded=(
+            Recorded(
+                option="memory", show="nbddp.capabilities.memory.command:show_recorded",
+                command="%ddp memory --timeline", order=2,
             ),
         ),
         methods={
@@ -199,6 +219,9 @@ ROWS = (
     ),
     Capability(
         name="debugger",
+        part=PoolPart(
+            target="nbddp.capabilities.debugger.part:DebuggerPart", when=("shell", "run"), messages=("nbddp_stopped",),
+        ),
         commands=(
             Command(
                 name="debug", after="bench",
@@ -228,6 +251,7 @@ ROWS = (
     ),
     Capability(
         name="doctor",
+        part=PoolPart(target="nbddp.capabilities.doctor.background:Probes", when=("start",)),
         commands=(
             Command(
                 name="doctor", after="stacks",
@@ -241,6 +265,7 @@ ROWS = (
     ),
     Capability(
         name="scripts",
+        part=PoolPart(target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",)),
         commands=(
             Command(
                 name="run", after="log",
@@ -305,6 +330,7 @@ ROWS = (
     ),
     Capability(
         name="slurm",
+        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("start",)),
         commands=(
             Command(
                 name="attach", after="stop",

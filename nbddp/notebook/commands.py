@@ -114,6 +114,10 @@ class Asked(Protocol):
         """Start workers by `change`, which gets the place for progress and returns what to say."""
         ...
 
+    def publish(self, figure: Any) -> None:
+        """Display it in front of what the magic returns."""
+        ...
+
     def run(self, spec: LaunchSpec) -> None:
         """Run a script as a cell runs, and show what it has recorded."""
         ...

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.doctor.background import Probes
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import WorkerFailed
 from nbddp.execution import report
@@ -30,6 +29,7 @@ from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import json_values, pickling
 from nbddp.protocol.capability import pool_methods
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.program import SHUTDOWN
 from nbddp.protocol.request import HANG_AFTER, Request
 from nbddp.protocol.run_spec import ARGV0, Question
@@ -65,7 +65,6 @@ class Pool(PoolMethods):
 
     holding = PoolState
     connection = RankChannel
-    trials = Probes
     plain = (
         False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.grading.examiner`)
     )
@@ -100,7 +99,7 @@ class Pool(PoolMethods):
             debug=debug, env=env_options.checked(debug, env or {}),
         )  # fmt: skip
         self.measured: list[Any] = []  # collectives that were measured on these devices
-        self.life = self.holding(spec, agent, self.connection, self.trials)
+        self.life = self.holding(spec, agent, self.connection)
         self.elsewhere, self.runs = self.life.elsewhere, self.life.runs
 
     # -- life ----------------------------------------------------------------------------
@@ -129,6 +128,10 @@ class Pool(PoolMethods):
     @property
     def group(self) -> WorkerGroup:
         return self.life.group
+
+    @property
+    def parts(self) -> PoolParts:
+        return self.life.parts
 
     @property
     def agent(self) -> AgentClient | None:

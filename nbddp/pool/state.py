@@ -17,7 +17,6 @@ from nbddp.agent.client import AgentClient, ask
 from nbddp.agent.gather import ask_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.attached import command
-from nbddp.capabilities.doctor.background import Probes
 from nbddp.capabilities.hosts.remote_nodes import RemoteNodes
 from nbddp.capabilities.slurm.host_source import HostSource
 from nbddp.compat import system
@@ -34,6 +33,8 @@ from nbddp.pool.env_change import EnvChange
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
+from nbddp.protocol.capability import rows
+from nbddp.protocol.pool_parts import PoolParts, lines
 from nbddp.protocol.request import Request
 
 NO_LOOPBACK = (
@@ -46,25 +47,27 @@ Progress = Callable[[str], None]
 class PoolState:
     """`spec`: what the pool was made for, then what it is. It ends what it holds when nobody holds it any more."""
 
-    def __init__(
-        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankChannel], trials: type[Probes]
-    ) -> None:
+    def __init__(self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankChannel]) -> None:
         """agent: one that may be used if it lives and suits; without it none of an earlier kernel is taken either."""
         self.spec = spec
         self._given_agent = agent
         self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
-        self._connection, self._trials_of = connection, trials
+        self._connection = connection
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self._ended = ""  # that the pool before has ended by itself, until a start has told it
         self.elsewhere = HostSource()
         self._remains = OwnedProcesses()
-        self.trials = trials()
         self.group = WorkerGroup(self._remains)
         self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
-        self.runs = Runs(connection(self.group))
-        self.group.report_to(self.runs.ranks.died, self.trials.heard)
+        self.parts = self.with_parts()
+        self.runs = Runs(connection(self.group), self.parts)
+        self.group.report_to(self.runs.ranks.died, self._process_ended)
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
         weakref.finalize(self, self.elsewhere.leave)
+
+    def with_parts(self) -> PoolParts:
+        """What capabilities have in it."""
+        return PoolParts(weakref.proxy(self), rows())
 
     @property
     def current(self) -> Execution | None:
@@ -124,7 +127,7 @@ class PoolState:
         group.variables = setting.wanted
         renewed = spec.fresh or bool(setting.once)
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*self.reaching.told, *slow, *notes, *filter(None, [self.elsewhere.reminder()])]
+        notes = [*self.reaching.told, *slow, *notes, *lines(self.parts.notes)]
         self.reaching.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
@@ -134,13 +137,15 @@ class PoolState:
         assert group.agent is not None
         group.nodes[0].keep(self._keep if merged.keep_warm is None else merged.keep_warm)
         self.elsewhere.keep(self.spec)
-        self.trials.begin(group.agent)
+        for started in self.parts.started if old is None else ():
+            started(group.agent)
         if setting.living and old is not None and not renewed:
             self.runs.run(Request("environment", {"variables": setting.living}), NullScreen())
         return notes
 
     def _start_cluster(self, progress: Progress) -> None:
         """Of a cluster that does not start nothing is left: the next start is whole."""
+        self.parts.on("start")
         with uninterrupted():
             try:
                 self.group.start_cluster(progress)
@@ -228,12 +233,20 @@ class PoolState:
             raise
 
     def _forget_all(self, keep: bool = False) -> None:
+        for ended in self.parts.ranks_ended:
+            ended(self.group.workers)
         self.reaching.end()
         self._remains.end(keep)
-        self.trials, self.group = self._trials_of(), WorkerGroup(self._remains)
+        self.group = WorkerGroup(self._remains)
         self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
         self.runs.ranks = self._connection(self.group)
-        self.group.report_to(self.runs.ranks.died, self.trials.heard)
+        self.group.report_to(self.runs.ranks.died, self._process_ended)
+        for stopped in self.parts.stopped:
+            stopped()
+
+    def _process_ended(self, event: Mapping[str, Any]) -> None:
+        for hear in self.parts.process_ended:
+            hear(event)
 
     # -- in words -------------------------------------------------------------------------------------
 
@@ -263,10 +276,9 @@ class PoolState:
         warm = group.nodes[0].warm if group.nodes else {}
         unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
         why = group.nodes[0].agent.why_not_kept() if self._keep and group.nodes else ""
-        ends = f"no process is kept warm: {why}" if why else ""
-        return [
-            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, ends, _torchcomms()]),
-        ]  # fmt: skip
+        unkept = f"no process is kept warm: {why}" if why else ""
+        lacks = lines(self.parts.shortcomings)
+        return list(filter(None, [system.lost(), *lacks, unguarded, unkept, _torchcomms()]))
 
 
 def _torchcomms() -> str:

@@ -80,6 +80,35 @@ class OnAgent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What a cell shows in the end if its line has an option.
+
+    - option: a field of `LaunchSpec`; command: the line that shows the same later.
+    - show: (Asked, the option's value, whether the cell failed) -> None. order: among what a cell shows, least first.
+    """
+
+    option: str
+    show: Target
+    command: str = ""
+    order: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPart:
+    """What a capability keeps in the notebook for each pool; `protocol.pool_parts` makes it and says what it may do.
+
+    - target: called with the `PoolState`, which it does not keep alive.
+    - when: what makes it. `shell`: the magics are loaded; `start`: workers start; `run`: a program runs. Without any of
+      these the first message does, or whoever asks for it.
+    - messages: types of messages of ranks that it hears.
+    """
+
+    target: Target
+    when: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capability:
     """A row.
 
@@ -97,6 +126,8 @@ class Capability:
 
     name: str
     commands: tuple[Command, ...] = ()
+    part: PoolPart | None = None
+    recorded: tuple[Recorded, ...] = ()
     names: Mapping[str, Target] = field(default_factory=dict)
     methods: Mapping[str, Target] = field(default_factory=dict)
     rank: tuple[RankPart, ...] = ()
@@ -131,6 +162,12 @@ class _Method:
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return load(self.target).__get__(owner, kind)
+
+
+@functools.cache
+def recorded() -> tuple[Recorded, ...]:
+    """Of all rows."""
+    return tuple(sorted((one for row in rows() for one in row.recorded), key=lambda one: one.order))
 
 
 def pool_methods() -> type:

@@ -24,6 +24,7 @@ from nbddp.capabilities.hosts.remote_agent import RemoteAgent
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.private import sock_owner, store_guard
 from nbddp.capabilities.scripts.logs import LogOptions
+from nbddp.capabilities.scripts.part import failures_of
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.notebook.status import status_table
@@ -393,7 +394,7 @@ def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_pat
     with pytest.raises(WorkerFailed, match=r"rank 1 raised ValueError: bad \(fails.py line 7, in main\)"):
         far.run_script(str(tmp_path / "fails.py"), logs=logs, screen=NullScreen())
     assert far.last_run is not None
-    failure = far.last_run.failures[1]
+    failure = failures_of(far.last_run)[1]
     assert (failure.exitcode, failure.host) == (1, far.placed().nodes[far.placed().workers[1].node].host)
     texts = sorted(p.read_text() for p in (tmp_path / "logs").rglob("stdout.log"))
     assert texts == [f"rank {r}\n" for r in range(far.world_size)]

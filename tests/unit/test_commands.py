@@ -42,6 +42,8 @@ def test_no_file_of_the_core_names_a_command_of_a_capability() -> None:
 def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
     assert importlib.util.find_spec(f"nbddp.capabilities.{row.name}")
     own = [*row.names.values(), *row.methods.values()]
+    own += [row.part.target] if row.part is not None else []
+    own += [one.show for one in row.recorded]
     own += [target for c in row.commands for field in TARGETS if (target := getattr(c, field))]
     there = row.on_agent
     own += [*there.ops.values(), *there.starts.values()]

@@ -142,3 +142,9 @@ def figure_of_allocations(ranks: IdleRanks, asked: int | str | None = None) -> A
 
     step = asked if isinstance(asked, int) else None
     return draw_allocations(allocations(ranks, step, whole=asked == "all"))
+
+
+def show_recorded(asked: Asked, value: bool, failed: bool) -> None:
+    """At the end of a cell with `--memory`."""
+    if not failed:
+        asked.publish(figure_of_allocations(asked.pool))

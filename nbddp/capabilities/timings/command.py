@@ -76,6 +76,12 @@ def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
     return draw_timings(recording, number)
 
 
+def show_recorded(asked: Asked, value: bool, failed: bool) -> None:
+    """At the end of a cell with `--timings`."""
+    if not failed:
+        asked.publish(figure_of_timings(asked.pool))
+
+
 def _figure_of_collectives(pool: Pool) -> Any:
     from nbddp.capabilities.collectives.figure import draw_program
 

@@ -10,6 +10,7 @@ from nbddp.analysis.answers import clocks, unpacked
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
+from nbddp.notebook.commands import Asked
 
 
 def trace(ranks: IdleRanks) -> Merged:
@@ -54,3 +55,25 @@ def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tupl
     found = written(merged, file)
     progress("looking for what the trace shows")
     return found, draw_program(program(merged.data["traceEvents"]))
+
+
+def show_recorded(asked: Asked, name: str, failed: bool) -> None:
+    """At the end of a cell with `--trace`. Of one that failed the failure is the report, whatever becomes of the
+    trace."""
+    try:
+        _show(asked, Path(name))
+    except Exception as e:
+        if not failed:
+            raise
+        print(f"there is no trace: {type(e).__name__}: {e}")
+
+
+def _show(asked: Asked, file: Path) -> None:
+    try:
+        with asked.progress() as progress:
+            shown = write(asked.pool, file, progress)
+    except BadInput as e:
+        print(e)
+        return
+    for each in shown:
+        asked.publish(each)
