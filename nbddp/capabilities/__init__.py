@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbddp.protocol.capability import Capability, Command, OnAgent, PoolPart, RankPart, Recorded
+from nbddp.protocol.messages import STOPPED
 
 if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
     import nbddp.capabilities.bench.command
@@ -220,7 +221,7 @@ ROWS = (
     Capability(
         name="debugger",
         part=PoolPart(
-            target="nbddp.capabilities.debugger.part:DebuggerPart", when=("shell", "run"), messages=("nbddp_stopped",),
+            target="nbddp.capabilities.debugger.part:DebuggerPart", when=("shell", "run"), messages=(STOPPED,),
         ),
         commands=(
             Command(
