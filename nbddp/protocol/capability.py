@@ -49,7 +49,7 @@ class Command:
 class RankPart:
     """An object of a worker, which hears of its runs. Its methods are those of `nbddp.worker.parts.HOOKS`.
 
-    - name: what `Worker.part` gives it under. target: (Worker) -> the object.
+    - name: what `RankWorker.part` gives it under. target: (RankWorker) -> the object.
     - when: it is made. "start": when the worker starts. "hosts": before the first run with ranks on several hosts.
       "option:NAME": before the first run whose `RunSpec.options` ask for it. Or when somebody asks for it.
     """
@@ -117,11 +117,11 @@ class Capability:
     - guard: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
-    On a rank (`Worker` is that of `nbddp.worker.parts`):
+    On a rank (`RankWorker` is that of `nbddp.worker.parts`):
 
     - rank: parts of a worker, in the order in which they hear that a run begins.
-    - requests: op -> (Worker, buffers, **fields) -> buffers, carried out between programs by the main thread.
-    - questions: op -> (Worker, **fields) -> JSON, answered by the control thread while the main thread works.
+    - requests: op -> (RankWorker, buffers, **fields) -> buffers, carried out between programs by the main thread.
+    - questions: op -> (RankWorker, **fields) -> JSON, answered by the control thread while the main thread works.
     """
 
     name: str

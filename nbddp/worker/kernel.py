@@ -34,7 +34,7 @@ from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
 from nbddp.protocol import messages, pickling
-from nbddp.protocol.codec import from_json, to_json
+from nbddp.protocol.codec import Json, from_json, to_json
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec
 from nbddp.protocol.surrogates import shown
@@ -54,7 +54,7 @@ from nbddp.worker.cleanup import Leftovers
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.output_spool import OutputSpool
-from nbddp.worker.parts import Parts
+from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
@@ -154,7 +154,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.files = CellFiles()
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
         self.exits = Exits(lambda: self.spec is not None)
-        self.parts = Parts(self, self._to_log)
+        self.parts = WorkerParts(self, self._to_log)
         self.requests, self.questions = requests.known(), questions.known()
         self._set_up_shell()
 
@@ -428,7 +428,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             buffers=buffers,
         )
 
-    def publish(self, kind: str, content: dict[str, Any]) -> None:
+    def publish(self, kind: str, content: Json) -> None:
         """A message of the run that is carried out."""
         ident = ipykernel_compat.topic(self, "nbddp")
         self.session.send(self.iopub_socket, kind, content, parent=self._parent, ident=ident)

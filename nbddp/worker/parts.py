@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from nbddp.protocol.capability import RankPart, load, rows
+from nbddp.protocol.codec import Json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure
@@ -32,7 +33,7 @@ from nbddp.worker.spare_fds import Reserve
 HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values")
 
 
-class Worker(Protocol):
+class RankWorker(Protocol):
     """What parts, requests and questions need of the kernel. spec: the request that is carried out; outcome: what will
     be said of it."""
 
@@ -43,18 +44,18 @@ class Worker(Protocol):
     reserve: Reserve
     exits: Exits
     forked: Forked
-    parts: Parts
+    parts: WorkerParts
     spec: RunSpec | None
     outcome: Outcome
 
     def part(self, name: str) -> Any: ...
-    def publish(self, kind: str, content: dict[str, Any]) -> None: ...
+    def publish(self, kind: str, content: Json) -> None: ...
 
 
-class Parts:
+class WorkerParts:
     """The parts of one worker. to_log: takes what concerns no cell."""
 
-    def __init__(self, worker: Worker, to_log: Callable[[str], None]) -> None:
+    def __init__(self, worker: RankWorker, to_log: Callable[[str], None]) -> None:
         self._worker, self._to_log = worker, to_log
         self._later: dict[str, RankPart] = {part.name: part for row in rows() for part in row.rank}
         self._made: dict[str, Any] = {}

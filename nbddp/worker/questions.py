@@ -18,14 +18,14 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import completion_kinds, exit_info, flight, position
 from nbddp.worker.interrupts import WorkerInterrupts
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 UNTOLD = "untold"
 Content = dict[str, Any]
 Sent = tuple[Outcome, "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
 
 
-class QuestionsKernel(Worker, Protocol):
+class QuestionsKernel(RankWorker, Protocol):
     """What these need of the kernel besides. `spec` began at `began_ns`; known: what the flight recorders held when the
     rank was last asked; told: run → its outcome, of the last run and what that left to do, without buffers that are too
     large to be kept."""

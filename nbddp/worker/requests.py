@@ -10,10 +10,10 @@ from typing import Any
 
 from nbddp.protocol import json_values, pickling
 from nbddp.protocol.capability import load, rows
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 
-def _call(worker: Worker, buffers: Sequence[Any], *, argv: Sequence[str], plain: bool = False) -> list[bytes]:
+def _call(worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], plain: bool = False) -> list[bytes]:
     """Call a pickled function; its value, or the exception, goes back pickled, or as JSON and without the exception
     where the client trusts no rank (`plain`)."""
     import cloudpickle
@@ -24,7 +24,7 @@ def _call(worker: Worker, buffers: Sequence[Any], *, argv: Sequence[str], plain:
     return [json_values.write(value) if plain else pickling.pack_or_words(value)]
 
 
-def _push(worker: Worker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
+def _push(worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
     import cloudpickle
 
     found = {n: cloudpickle.loads(bytes(b)) for n, b in zip(names, buffers, strict=True)}
@@ -32,13 +32,13 @@ def _push(worker: Worker, buffers: Sequence[Any], *, names: Sequence[str]) -> li
     return []
 
 
-def _pull(worker: Worker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
+def _pull(worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
     """One buffer per name; an empty one for a name that is not there."""
     held = worker.shell.user_ns
     return [pickling.pack_or_words(held[n]) if n in held else b"" for n in names]
 
 
-def _end_group(worker: Worker, buffers: Sequence[Any], *, through: bool = False) -> list[bytes]:
+def _end_group(worker: RankWorker, buffers: Sequence[Any], *, through: bool = False) -> list[bytes]:
     """End the process group after a run that has broken it, and let go of what failed calls held."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
     if through:  # others may be at work
@@ -48,13 +48,13 @@ def _end_group(worker: Worker, buffers: Sequence[Any], *, through: bool = False)
     return []
 
 
-def _exits(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+def _exits(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """The worker is about to be ended: what programs have registered for their end."""
     worker.exits.call()
     return []
 
 
-def _environment(worker: Worker, buffers: Sequence[Any], *, variables: Mapping[str, str | None]) -> list[bytes]:
+def _environment(worker: RankWorker, buffers: Sequence[Any], *, variables: Mapping[str, str | None]) -> list[bytes]:
     """Variables that a living process can take (`--env`); None takes one away."""
     for name, value in variables.items():
         if value is None:

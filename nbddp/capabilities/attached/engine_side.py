@@ -36,7 +36,7 @@ from nbddp.launch import torchrun_env
 from nbddp.protocol.jsonl import LineBuffer, encode
 
 if TYPE_CHECKING:  # it imports torch
-    from nbddp.worker.parts import Worker
+    from nbddp.worker.parts import RankWorker
 
 PATIENCE = 20.0  # seconds
 LOOK_EVERY = 1.0
@@ -345,11 +345,11 @@ def _close_gates(content: Mapping[str, Any]) -> None:
         _gates.close(content["stores"])
 
 
-def _engine(worker: Worker, do: str, **fields: Any) -> Any:
+def _engine(worker: RankWorker, do: str, **fields: Any) -> Any:
     return QUESTIONS[do](fields)
 
 
-def _leave(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+def _leave(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """The pool goes, and the engine, which is not its own, stays."""
     leave()
     return []

@@ -26,7 +26,7 @@ from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.protocol import pickling
 from nbddp.worker import flight
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 ITEM = 4  # bytes of a float32
 BLOCK_SECONDS = 0.02  # a block has so many calls that it lasts about this long
@@ -75,7 +75,7 @@ _open: list[BenchGroup] = []  # at most one
 
 
 def bench(
-    worker: Worker,
+    worker: RankWorker,
     buffers: Sequence[Any],
     *,
     part: str,

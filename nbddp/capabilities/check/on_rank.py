@@ -26,7 +26,7 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker.call_log import COLLECTIVES, groups, ranks_of
 from nbddp.worker.frames import SeenFrame
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 
 class CollectiveMismatch(RuntimeError):
@@ -36,7 +36,7 @@ class CollectiveMismatch(RuntimeError):
 class Checker:
     """Compares collectives while a checked run lasts; one per worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: RankWorker) -> None:
         self._originals: dict[str, Any] = {}
         self._counts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._messages: dict[tuple[str, int, int, int], int] = {}

@@ -17,7 +17,7 @@ from nbddp.compat.clock import clock
 from nbddp.protocol import pickling
 from nbddp.worker import flight, position
 from nbddp.worker.call_log import CALLS, STORE, UNKNOWN, CallSpan, RunRecord
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 from nbddp.worker.torch_debug_detail import GATHERS
 
 Calls = dict[tuple[str, int], dict[str, Any]]
@@ -104,6 +104,6 @@ def _uses_gpu() -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def together(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+def together(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """The collectives of the last run that called some; None without any."""
     return [pickling.pack_or_words(collect(worker.part("timings")))]

@@ -23,7 +23,7 @@ import numpy as np
 
 from nbddp.compat import torch as torch_compat
 from nbddp.protocol import pickling
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 CHUNK = 1 << 24  # bytes that are looked at at once
 DEEPEST = 32  # containers within containers
@@ -32,7 +32,7 @@ Found = Iterator[tuple[str, str, Any]]
 
 
 def compare(
-    worker: Worker, buffers: Sequence[Any], *, part: str, names: Sequence[str] = (), spans: Sequence[Any] = ()
+    worker: RankWorker, buffers: Sequence[Any], *, part: str, names: Sequence[str] = (), spans: Sequence[Any] = ()
 ) -> list[bytes]:
     """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
     held = worker.shell.user_ns

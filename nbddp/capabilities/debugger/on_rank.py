@@ -26,13 +26,13 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError
 
 from nbddp.capabilities.debugger import frame_locals
-from nbddp.protocol.codec import to_json
+from nbddp.protocol.codec import Json, to_json
 from nbddp.protocol.messages import STOPPED, Stopped
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import Place
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 WORD = re.compile(r"[^\W\d][\w.]*\Z")
 MOST = 200  # names that are offered
@@ -63,7 +63,7 @@ class Debugger:
         while not self._lines.empty():
             self._lines.get_nowait()
 
-    def position(self) -> dict[str, Any]:
+    def position(self) -> Json:
         """Whatever is on its way, it is the reader that a rank waits for which has stopped."""
         return {"stopped": True, "call": None, "pending": None} if self.stopped else {}
 
@@ -224,7 +224,7 @@ def completions(text: str, known: dict[str, Any]) -> list[str]:
 # -- on a worker ---------------------------------------------------------------------------------
 
 
-def part(worker: Worker) -> Debugger:
+def part(worker: RankWorker) -> Debugger:
     """The worker's own, which `breakpoint()` stops in."""
 
     def publish(said: Stopped) -> None:
@@ -245,7 +245,7 @@ def _where_debug_is(line: str) -> None:
     print("%debug has no prompt on a rank; run it in a cell without %%ddp to see what failed on the ranks")
 
 
-def evaluate(worker: Worker, buffers: Sequence[Any], *, text: str) -> list[bytes]:
+def evaluate(worker: RankWorker, buffers: Sequence[Any], *, text: str) -> list[bytes]:
     """An expression of the names that cells have set: its value in words, or its error."""
     try:
         said = repr(eval(text, worker.shell.user_ns))
@@ -254,13 +254,13 @@ def evaluate(worker: Worker, buffers: Sequence[Any], *, text: str) -> list[bytes
     return [said.encode("utf-8", "backslashreplace")]
 
 
-def debug(worker: Worker, line: str) -> bool:
+def debug(worker: RankWorker, line: str) -> bool:
     """A line for the rank's debugger; whether it stands there."""
     waits: bool = worker.part("debugger").line(line)
     return waits
 
 
-def debug_names(worker: Worker, text: str) -> list[str]:
+def debug_names(worker: RankWorker, text: str) -> list[str]:
     """What may complete a line for the rank's debugger."""
     found: list[str] = worker.part("debugger").names(text)
     return found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nbddp.compat import ipykernel, probes, torch
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 
-def seams(worker: Worker) -> list[str]:
+def seams(worker: RankWorker) -> list[str]:
     """Seams whose names are missing in this process."""
     names = {**torch.NAMES, **ipykernel.NAMES}
     return [key for key, needed in names.items() if probes.absent(needed)]

@@ -21,7 +21,7 @@ from nbddp.agent.keepalive import GIVEN_UP, keep_alive
 from nbddp.compat import system
 from nbddp.compat.clock import clock
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 from nbddp.worker.release import BorrowedSocket, shut
 
 LOOK_EVERY = 0.5  # seconds
@@ -34,7 +34,7 @@ SYN_SENT = 2
 class Silence:
     """Looks at torch's sockets, in a thread of its own, on a worker whose peers are on other hosts."""
 
-    def __init__(self, worker: Worker):
+    def __init__(self, worker: RankWorker):
         self._groups = worker.groups
         self._looks: dict[int, int] = {}  # inode → in how many looks in a row nothing was answered
         self._looked = 0.0  # clock.monotonic()

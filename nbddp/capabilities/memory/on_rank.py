@@ -36,7 +36,7 @@ from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 DEEPEST = 4  # containers and objects within each other
 
@@ -223,13 +223,13 @@ def _peak_resident(since_start: bool) -> int:
 # -- on a worker ---------------------------------------------------------------------------------
 
 
-def part(worker: Worker) -> Memory:
+def part(worker: RankWorker) -> Memory:
     """The worker's own."""
     memory = Memory()
     memory.started()
     return memory
 
 
-def memory(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+def memory(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """Where this rank's memory is; None without a module or optimizer."""
     return [pickling.pack_or_words(worker.part("memory").collect(worker.shell.user_ns, worker.part("timings")))]

@@ -11,7 +11,7 @@ from nbddp.capabilities.compare import on_rank
 from nbddp.capabilities.memory.on_rank import storages
 from nbddp.compat import torch as torch_compat
 from nbddp.protocol import pickling
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 KINDS = {"parameter": "parameters", "buffer": "module buffers", "state tensor": "optimizer state"}
 Storage = tuple[str, int, int]  # device, address, bytes
@@ -91,6 +91,6 @@ def _placement(thing: Any) -> str:
     return f"{by} over {thing.device_mesh.size()} ranks"
 
 
-def named_memory(worker: Worker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
+def named_memory(worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
     """What names hold, in bytes."""
     return [pickling.pack_or_words(sizes(worker.shell.user_ns, names))]

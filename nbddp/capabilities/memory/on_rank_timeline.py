@@ -37,7 +37,7 @@ from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure, frames
 from nbddp.worker.frames import SeenFrame
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 EVERY, STILL = 0.001, 0.004  # seconds between samples; between those of a rank that has not moved
 MOST = 200_000  # samples; then every second one goes
@@ -48,7 +48,7 @@ TRIED = 1 << 20  # bytes
 class AllocationRecorder:
     """The recording of the last cell that was recorded here. why: the reason if it has none."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: RankWorker) -> None:
         self._worker = worker
         self.start = 0  # in use when the worker started, by `kind`
         self.why = ""
@@ -217,14 +217,14 @@ def _resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def part(worker: Worker) -> AllocationRecorder:
+def part(worker: RankWorker) -> AllocationRecorder:
     """The worker's own."""
     recorder = AllocationRecorder(worker)
     recorder.started()
     return recorder
 
 
-def allocations(worker: Worker, buffers: Sequence[Any], *, part: str, step: int | None = None) -> list[bytes]:
+def allocations(worker: RankWorker, buffers: Sequence[Any], *, part: str, step: int | None = None) -> list[bytes]:
     """Which steps the recording of the last recorded cell has, or one of them."""
     own = worker.part("allocations")
     return [pickling.pack_or_words(own.summary() if part == "steps" else own.of_step(step))]

@@ -28,7 +28,7 @@ from typing import Any
 
 from nbddp.protocol.run_spec import ScriptSpec
 from nbddp.protocol.surrogates import plain
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 MAIN = "__main__"
 
@@ -196,7 +196,7 @@ def outside_loop() -> Iterator[None]:
         asyncio.set_event_loop(loop)
 
 
-def script(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+def script(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """Run the script or module of the request. Raises what has ended it."""
     spec = worker.spec
     assert spec is not None

@@ -13,7 +13,7 @@ from nbddp.compat import ipykernel
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 Mark = tuple[int, int]  # when a file was written (ns), and its size
 
@@ -21,7 +21,7 @@ Mark = tuple[int, int]  # when a file was written (ns), and its size
 class StaleModules:
     """The worker's part: (name, "changed" or "moved") of modules that are not what their files are now."""
 
-    def __init__(self, worker: Worker):
+    def __init__(self, worker: RankWorker):
         self._modules = Modules(lambda file: failure.is_user(file, {}), worker.shell)
         self._others: list[tuple[str, str]] = []
 

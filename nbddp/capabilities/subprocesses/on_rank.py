@@ -32,7 +32,7 @@ from nbddp.protocol.run_spec import SCRIPT
 from nbddp.worker import child_waits, store_client
 
 if TYPE_CHECKING:
-    from nbddp.worker.parts import Worker
+    from nbddp.worker.parts import RankWorker
 
 Defined = types.FunctionType | type
 Number = tuple[int, int]  # the process that sends, and its count
@@ -42,7 +42,7 @@ class _Sending:
     """A process's side: what was started, and the numbers of what has been sent. worker: None in a process that was
     started by spawn. What is forked from a worker has all names too, and answers by name."""
 
-    def __init__(self, worker: Worker | None):
+    def __init__(self, worker: RankWorker | None):
         self.worker = worker
         self.count = itertools.count()
         self.begin()
@@ -71,7 +71,7 @@ _sending: _Sending | None = None
 _arrived: dict[Number, Any] = {}  # in a process that was started by spawn
 
 
-def install(worker: Worker | None) -> None:
+def install(worker: RankWorker | None) -> None:
     """Have multiprocessing send them; once in a process."""
     global _sending
     _sending = _Sending(worker)

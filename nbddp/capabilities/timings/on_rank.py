@@ -44,7 +44,7 @@ from nbddp.protocol import pickling
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import call_log
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 RING = 2000  # steps kept
 AT_ONCE = 256  # steps that `pace` tells of
@@ -522,23 +522,23 @@ def _values(found: Any) -> Iterator[Any]:
 # -- on a worker ---------------------------------------------------------------------------------
 
 
-def part(worker: Worker) -> Recorder:
+def part(worker: RankWorker) -> Recorder:
     """The worker's own."""
     recorder = Recorder()
     recorder.install()
     return recorder
 
 
-def timings(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+def timings(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """What the recorder has of the last run with DDP steps."""
     return [pickling.pack_or_words(worker.part("timings").collect())]
 
 
-def pace(worker: Worker, run: int, since: int) -> Any:
+def pace(worker: RankWorker, run: int, since: int) -> Any:
     """The DDP steps of run `run` that began after `since`, as far as they are known."""
     return worker.part("timings").pace(run, since)
 
 
-def step(worker: Worker, run: int, number: int) -> Any:
+def step(worker: RankWorker, run: int, number: int) -> Any:
     """One DDP step of run `run`."""
     return worker.part("timings").step(run, number)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbddp.capabilities.timings import on_rank
 from nbddp.protocol import pickling
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 ROUNDS = 60
 TIMEOUT = timedelta(seconds=30)
@@ -46,7 +46,7 @@ def _ask(group: Any, number: Any, peer: int) -> tuple[int, int, int]:
     return asked, int(number[0]), answered
 
 
-def clocks(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+def clocks(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """How far the other ranks' clocks are from rank 0's."""
     with worker.groups.sockets.watch():
         found = measure(worker.groups.store("clocks"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))

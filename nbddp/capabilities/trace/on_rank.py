@@ -22,7 +22,7 @@ from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import position
 from nbddp.worker.call_log import CALLS
-from nbddp.worker.parts import Worker
+from nbddp.worker.parts import RankWorker
 
 MARK, MARKS = "nbddp clock", 20
 TAKEN = "the program has started torch.profiler itself; there can be one profile at a time, and its own is kept"
@@ -156,14 +156,14 @@ def _gpus_at_work() -> bool:
         return False
 
 
-def part(worker: Worker) -> Tracer:
+def part(worker: RankWorker) -> Tracer:
     """The worker's own."""
     tracer = Tracer()
     tracer.install()
     return tracer
 
 
-def trace(worker: Worker, buffers: Sequence[Any]) -> list[bytes]:
+def trace(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """The trace of the last cell that was traced, or why it left none."""
     tracer = worker.part("trace")
     return [pickling.pack_or_words(tracer.last or {"why": tracer.why})]
