@@ -63,6 +63,7 @@ class RankPart:
 class OnAgent:
     """What is added to node agents (`nbddp.agent.server`), on this machine and on hosts.
 
+<<<<<<< HEAD
     - ops: what an agent may be asked for → (NodeAgent, Peer, Message) -> Message | None.
     - starts: kind of a process that it may start → (request) -> exit status.
     - warm: (NodeAgent) -> what else its event `warm` says.
@@ -117,6 +118,8 @@ class Capability:
     - guard: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
+=======
+>>>>>>> 71f06b1 (The worker's parts have class names that nothing else has)
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
 
     - rank: parts of a worker, in the order in which they hear that a run begins.
