@@ -147,12 +147,13 @@ class Runs:
         program = request.program
         run_id = (program.run_id if program is not None else "") or self.id
         meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
-        fields: dict[str, Any] = {"as_python": as_python(request.source)} if request.op == CELL else {}
+        told: dict[str, Any] = {}
         if request.is_program:
             self.parts.on("run")
         for tells in self.parts.tells:
-            fields |= tells(request)
-        common = replace(request.spec(number), **fields)
+            told |= tells(request)
+        python = as_python(request.source) if request.op == CELL else None
+        common = replace(request.spec(number), as_python=python, **told)
         errors = [str(node.errors_of(number)) for node in hosts]
         given = [dict(node.given) for node in hosts]  # once: to read os.environ costs a microsecond a name
         specs = {}
@@ -270,9 +271,8 @@ class Runs:
         specs = dict.fromkeys(ranks, request.spec(number))
         logs = self.group.nodes[0].run_folder(number)
         run = Execution(
-            self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after,
-            parts=self.parts,
-        )  # fmt: skip
+            self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after, parts=self.parts
+        )
         self.ranks.current = run
         try:
             run.execute()
