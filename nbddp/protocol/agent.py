@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-PROTOCOL = 1  # goes up when a message gets another name or another meaning
+PROTOCOL = 2  # goes up when a message gets another name or another meaning
 CONTROLS_ONLY = "--controls-only"  # to an agent on its command line: import what its own process needs, without torch
 
 
