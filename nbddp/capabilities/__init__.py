@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command
+from nbddp.protocol.capability import Capability, Command, Option
 
-if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
+if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
+    from dataclasses import dataclass
+    from typing import TypedDict
+
     import nbddp.capabilities.bench.command
     import nbddp.capabilities.collectives.command
     import nbddp.capabilities.compare.command
@@ -22,6 +25,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checke
     import nbddp.capabilities.timings.command
     import nbddp.capabilities.trace.command
     from nbddp.capabilities.panel.command import Panel
+    from nbddp.capabilities.scripts.logs import LogOptions
     from nbddp.capabilities.slurm.commands import Slurm
 
     __all__ = ["Panel", "Slurm"]
@@ -41,6 +45,48 @@ if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checke
         sync = nbddp.capabilities.hosts.command.sync
         timings = nbddp.capabilities.timings.command.timings
         trace = nbddp.capabilities.trace.command.trace
+
+    @dataclass(frozen=True, kw_only=True)
+    class PoolFields:
+        keep_warm: float | None = None
+        hosts: str | None = None
+        via: str | None = None
+        ssh_config: str | None = None
+        python: str | None = None
+        setup: str | None = None
+        keep_alive: float | None = None
+        interface: str | None = None
+        sync: bool = False
+        cluster: str | None = None
+        slurm: Slurm | None = None
+
+    @dataclass(frozen=True, kw_only=True)
+    class RunFields:
+        show_timings: bool = False
+        timings: bool = True
+        memory: bool = False
+        trace: str | bool = False
+        check: bool = False
+        logs: LogOptions | None = None
+
+    class PoolArguments(TypedDict, total=False):
+        hosts: str | None
+        via: str | None
+        ssh_config: str | None
+        python: str | None
+        setup: str | None
+        keep_alive: float | None
+        interface: str | None
+        sync: bool
+        cluster: str | None
+        slurm: Slurm | bool | None
+
+    class RunArguments(TypedDict, total=False):
+        timings: bool
+        memory: bool
+        trace: bool
+        check: bool
+        logs: LogOptions | None
 
 
 # fmt: off
@@ -73,10 +119,65 @@ ROWS = (
                 notebook="nbddp.capabilities.hosts.command:sync_in_notebook",
             ),
         ),
+        options=(
+            Option(
+                name="hosts", of="pool", workers="hosts", group="other hosts", after="env", flags=("--hosts",),
+                metavar="LIST",
+                help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file with one host per line "
+                "(nodea slots=4)",
+            ),
+            Option(
+                name="via", of="pool", group="other hosts", after="hosts", flags=("--via",), metavar="WAY",
+                help="how to start a process there: ssh (default), mpiexec, or a command such as 'kubectl exec -i "
+                "{host} -- {command}'",
+                value="nbddp.capabilities.hosts.options:via",
+            ),
+            Option(
+                name="ssh_config", of="pool", group="other hosts", after="via", flags=("--ssh-config",), metavar="FILE",
+                help="configuration file of ssh (default: your own)",
+            ),
+            Option(
+                name="python", of="pool", group="other hosts", after="ssh_config", flags=("--python",), metavar="PATH",
+                help="Python interpreter there that has nbddp (default: the path of this kernel's)",
+            ),
+            Option(
+                name="setup", of="pool", group="other hosts", after="python", flags=("--setup",), metavar="LINE",
+                help="shell line to run there first, such as 'module load cuda'",
+            ),
+            Option(
+                name="keep_alive", annotation="float | None", of="pool", group="other hosts", after="setup",
+                flags=("--keep-alive",), type="nbddp.launch.options:duration", metavar="TIME",
+                help="keep workers on --hosts for TIME, such as 10m, after a lost connection, and Slurm's nodes after "
+                "the kernel (%ddp attach)",
+                value="nbddp.capabilities.hosts.options:keep_alive",
+            ),
+            Option(
+                name="interface", of="pool", group="other hosts", after="keep_alive", flags=("--interface",),
+                metavar="NAME",
+                help="network interface that connects all hosts (default: chosen by trying them)",
+            ),
+            Option(
+                name="sync", annotation="bool", default=False, of="pool", keeps=False, group="other hosts",
+                after="interface", flags=("--sync",), const=True,
+                help="copy the notebook's folder there first, without files that git ignores; workers start in the "
+                "copy",
+            ),
+        ),
         methods={
             "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
             "checkup": "nbddp.capabilities.hosts.command:checkup",
         },
+    ),
+    Capability(
+        name="attached",
+        options=(
+            Option(
+                name="cluster", of="pool", workers="engines", group="other hosts", after="sync", flags=("--cluster",),
+                metavar="ID", merge="nbddp.capabilities.attached.options:merged",
+                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
+                "--nproc N takes N engines of each host",
+            ),
+        ),
     ),
     Capability(
         name="topology",
@@ -100,10 +201,36 @@ ROWS = (
                 notebook="nbddp.capabilities.timings.command:show",
             ),
         ),
+        options=(
+            Option(
+                name="show_timings", annotation="bool", default=False, python=False, of="run", on=("cell", "script"),
+                group="run", after="output", flags=("--timings",), const=True, excludes="timings",
+                help="show %ddp timings when the {what} has ended",
+                shows="nbddp.capabilities.timings.command:show_recorded", later="%ddp timings",
+            ),
+            Option(
+                name="timings", annotation="bool", default=True, of="run", on=("cell", "script"), group="run",
+                after="show_timings", flags=("--no-timings",), const=False, excludes="timings", to_ranks=True,
+                help="do not record DDP's steps",
+            ),
+        ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
     ),
     Capability(name="collectives", methods={"collectives": "nbddp.capabilities.collectives.command:collectives"}),
-    Capability(name="trace", methods={"trace": "nbddp.capabilities.trace.command:trace"}),
+    Capability(
+        name="trace",
+        options=(
+            Option(
+                name="trace", annotation="bool", default=False, of="run", group="run", after="timings",
+                flags=("--trace",), type="nbddp.capabilities.trace.options:file", const="", metavar="FILE",
+                to_ranks=True,
+                help="run torch.profiler on every rank and merge the traces for Perfetto into FILE (default "
+                "ddp-trace.json.gz)",
+                shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
+            ),
+        ),
+        methods={"trace": "nbddp.capabilities.trace.command:trace"},
+    ),
     Capability(
         name="compare",
         commands=(
@@ -124,6 +251,14 @@ ROWS = (
                 "over a step",
                 grammar="nbddp.capabilities.memory.command:arguments",
                 notebook="nbddp.capabilities.memory.command:show",
+            ),
+        ),
+        options=(
+            Option(
+                name="memory", annotation="bool", default=False, of="run", on=("cell",), group="run", after="timings",
+                flags=("--memory",), const=True, to_ranks=True,
+                help="record allocations, and show %ddp memory --timeline when the cell has ended",
+                shows="nbddp.capabilities.memory.command:show_recorded", later="%ddp memory --timeline",
             ),
         ),
         methods={
@@ -222,6 +357,44 @@ ROWS = (
                 notebook="nbddp.capabilities.scripts.command:errors",
             ),
         ),
+        options=(
+            Option(
+                name="module", of="run", into="program", on=("script", "terminal"), group="run", after="fresh",
+                flags=("-m", "--module"), const=True,
+                help="SCRIPT is a module, as in python -m",
+            ),
+            Option(
+                name="keep", of="run", into="program", on=("script",), group="run", after="module", flags=("--keep",),
+                const=True,
+                help="run in the existing processes, and keep the script's names there for the next cell",
+            ),
+            Option(
+                name="logs", annotation="LogOptions | None", of="run", after="show",
+                value="nbddp.capabilities.scripts.logs:of_options",
+            ),
+            Option(
+                name="log_dir", of="run", into="logs", group="output", after="logs", flags=("--log-dir", "--log_dir"),
+                metavar="FOLDER",
+                help="folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, stderr.log and error.json, as torchrun",
+            ),
+            Option(
+                name="redirects", of="run", into="logs", group="output", after="log_dir", flags=("-r", "--redirects"),
+                type="nbddp.capabilities.scripts.logs:streams", metavar="STREAMS",
+                help="write these streams to files instead of showing them: 1 stdout, 2 stderr, 3 both, or by local "
+                "rank, as 0:3,1:2",
+            ),
+            Option(
+                name="tee", of="run", into="logs", group="output", after="redirects", flags=("-t", "--tee"),
+                type="nbddp.capabilities.scripts.logs:streams", metavar="STREAMS",
+                help="write these streams to files and show them",
+            ),
+            Option(
+                name="local_ranks_filter", of="run", into="logs", group="output", after="tee",
+                flags=("--local-ranks-filter", "--local_ranks_filter"),
+                type="nbddp.capabilities.scripts.logs:local_ranks", metavar="LIST",
+                help="show the output of these local ranks only",
+            ),
+        ),
         methods={"run_script": "nbddp.capabilities.scripts.command:run_script"},
     ),
     Capability(
@@ -255,8 +428,82 @@ ROWS = (
                 notebook="nbddp.capabilities.slurm.command:submit_in_notebook",
             ),
         ),
+        options=(
+            Option(
+                name="slurm", annotation="Slurm | bool | None", of="pool", workers="hosts", group="Slurm",
+                after="cluster", flags=("--slurm",), type="nbddp.capabilities.slurm.options:job", const="",
+                metavar="JOB", value="nbddp.capabilities.slurm.options:asked",
+                given="nbddp.capabilities.slurm.options:given", merge="nbddp.capabilities.slurm.options:merged",
+                help="start the workers on Slurm nodes: of JOB, else of the kernel's own job, else of a new job",
+            ),
+            Option(
+                name="nodes", of="pool", into="slurm", group="Slurm", after="slurm", flags=("--nodes",),
+                type="nbddp.capabilities.slurm.options:nodes", metavar="N",
+                help="ask Slurm for N nodes, or for 2-4 (default 1)",
+            ),
+            Option(
+                name="partition", of="pool", into="slurm", group="Slurm", after="nodes", flags=("--partition",),
+                metavar="P",
+                help="as for salloc",
+            ),
+            Option(
+                name="time", of="pool", into="slurm", group="Slurm", after="partition", flags=("--time",), metavar="T",
+                help="as for salloc, such as 1:00:00",
+            ),
+            Option(
+                name="gpus_per_node", of="pool", into="slurm", group="Slurm", after="time", flags=("--gpus-per-node",),
+                metavar="G",
+                help="as for salloc, such as 4 or a100:4",
+            ),
+            Option(
+                name="account", of="pool", into="slurm", group="Slurm", after="gpus_per_node", flags=("--account",),
+                metavar="A",
+                help="as for salloc",
+            ),
+            Option(
+                name="qos", of="pool", into="slurm", group="Slurm", after="account", flags=("--qos",), metavar="Q",
+                help="as for salloc",
+            ),
+            Option(
+                name="constraint", of="pool", into="slurm", group="Slurm", after="qos", flags=("--constraint",),
+                metavar="C",
+                help="as for salloc",
+            ),
+            Option(
+                name="cpus_per_node", of="pool", into="slurm", group="Slurm", after="constraint",
+                flags=("--cpus-per-node",), type="nbddp.launch.options:positive", metavar="C",
+                help="cores per node (default: one per worker, if no GPUs are requested)",
+            ),
+            Option(
+                name="slurm_options", of="pool", into="slurm", group="Slurm", after="cpus_per_node",
+                flags=("--slurm-options",), metavar="WORDS",
+                help="other options for salloc, such as '--exclusive --mem=0'",
+            ),
+        ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+    ),
+    Capability(
+        name="warm",
+        options=(
+            Option(
+                name="keep_warm", annotation="float | None", python=False, of="pool", group="pool", after="device",
+                flags=("--keep-warm",), type="nbddp.launch.options:duration", metavar="TIME",
+                help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as "
+                "10m, 90s or 2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a "
+                "terminal)",
+            ),
+        ),
+    ),
+    Capability(
+        name="check",
+        options=(
+            Option(
+                name="check", annotation="bool", default=False, of="run", group="faults", after="hang_after",
+                flags=("--check",), const=True, to_ranks=True,
+                help="before each collective, compare operation, shape, dtype and reduce op across ranks",
+            ),
+        ),
     ),
 )
 # fmt: on

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -22,7 +21,7 @@ from nbddp.agent.client import AgentClient
 from nbddp.capabilities.debugger.command import Debug
 from nbddp.capabilities.warm.client import AskedProcess
 from nbddp.compat import system
-from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
+from nbddp.errors import CommandStopped, RankStatus, RunFailed, RunStopped
 from nbddp.execution import cell_text
 from nbddp.execution.values import RankValues
 from nbddp.launch import options
@@ -37,6 +36,7 @@ from nbddp.notebook.pool_commands import RESTARTED, start_pool
 from nbddp.output.screens import Screen, for_shell
 from nbddp.pool import snapshot
 from nbddp.pool.pool import Pool
+from nbddp.protocol.capability import Option
 from nbddp.protocol.capability import load as load_target
 
 
@@ -158,8 +158,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _change(self, spec: LaunchSpec, line: str) -> None:
         """A `%%ddp` line without a program: `%ddp start` with its options, if they are all of the pool."""
-        if spec.run() != LaunchSpec().run() or not (spec.asks_for_pool() or spec.fresh):
-            shown = "%ddp timings" if spec.show_timings else "%ddp memory --timeline" if spec.memory else ""
+        if spec.asks_for_run() or not spec.asks_for_pool():
+            shown = next((each.later for each in spec.said() if each.later), "")
             raise cell_text.refusal(line.strip(), f"{shown} for the cell before" if shown else "")
         replaced = spec.fresh and self.pool.running
         start_pool(self, spec)
@@ -178,46 +178,32 @@ class DDPMagics(Magics):  # type: ignore[misc]
         try:
             return self.pool.carry_out(spec.request(code, number), screen)
         except RunFailed:
-            if spec.trace is not None and self.pool.running:  # what led to a failure is worth seeing most of all
-                self._trace_if_possible(spec.trace)
+            if self.pool.running:  # what led to a failure is worth seeing most of all
+                self._show_recorded_of_failed(spec)
             raise
 
     def _show_recorded(self, spec: LaunchSpec) -> None:
-        """What a run has recorded, as its line asks."""
-        if spec.trace is not None:
-            self._trace(spec.trace)
-        if spec.memory:
-            from nbddp.capabilities.memory.command import figure_of_allocations
+        """What a run has recorded, as its line asks. The last option comes first: those before may raise."""
+        for option in reversed(spec.said()):
+            self._show(option, spec)
 
-            self._publish(figure_of_allocations(self.pool))
-        if spec.show_timings:
-            from nbddp.capabilities.timings.command import figure_of_timings
+    def _show_recorded_of_failed(self, spec: LaunchSpec) -> None:
+        """The same of a cell that failed: that is the report, whatever becomes of this."""
+        for option in spec.said():
+            try:
+                if option.of_failed:
+                    self._show(option, spec)
+            except Exception as e:
+                print(f"there is no {option.name}: {type(e).__name__}: {e}")
 
-            self._publish(figure_of_timings(self.pool))
-
-    def _trace(self, name: str) -> None:
-        from nbddp.capabilities.trace.command import write
-
-        try:
-            with self.progress() as progress:
-                shown = write(self.pool, Path(name), progress)
-        except BadInput as e:
-            print(e)
-            return
-        for each in shown:
-            self._publish(each)
+    def _show(self, option: Option, spec: LaunchSpec) -> None:
+        for figure in load_target(option.shows)(self, getattr(spec, option.name)) if option.shows else ():
+            self._publish(figure)
 
     def _publish(self, figure: Any) -> None:
         """Display it in front of what the magic returns."""
         data, metadata = figure._repr_mimebundle_()
         self.shell.display_pub.publish(data, metadata)
-
-    def _trace_if_possible(self, name: str) -> None:
-        """As `_trace`, for a cell that failed: that is the report, whatever becomes of the trace."""
-        try:
-            self._trace(name)
-        except Exception as e:
-            print(f"there is no trace: {type(e).__name__}: {e}")
 
     def _ask_front_end(self, headed: Callable[[str], str]) -> None:
         """What `name?` and `%load` in the cell asked of the front end, as the lowest rank answers it: text to show, and
