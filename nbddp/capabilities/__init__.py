@@ -48,6 +48,8 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
 
     @dataclass(frozen=True, kw_only=True)
     class PoolFields:
+        """keep_warm, keep_alive: in seconds."""
+
         keep_warm: float | None = None
         hosts: str | None = None
         via: str | None = None
@@ -62,6 +64,8 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
 
     @dataclass(frozen=True, kw_only=True)
     class RunFields:
+        """trace: the file that gets the merged trace, or whether one is recorded."""
+
         show_timings: bool = False
         timings: bool = True
         memory: bool = False

@@ -56,6 +56,7 @@ class Pool(PoolMethods):
       (`mpiexec`, `kubectl exec -i {host} -- {command}`).
     - slurm: nodes of Slurm, such as `nbddp.Slurm(nodes=2, time="1:00:00")`; True for this process's own job.
     - interface: the network interface that connects all hosts. sync: whether to copy the working directory there.
+      keep_alive: how many seconds workers on hosts outlive a lost connection, and Slurm's nodes this process.
     - cluster: a running ipyparallel cluster, as PROFILE/ID, its id or its connection file.
     - debug: `off`, `info` or `detail`; env: environment variables of the ranks.
 

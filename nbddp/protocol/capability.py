@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar
@@ -183,7 +183,7 @@ def with_options(of: str) -> Callable[[Call], Call]:
     def decorate(call: Call) -> Call:
         shape = signature(call)
         own = [each for each in shape.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-        more: Sequence[Parameter] = [
+        more = [
             Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
             for one in added_options(of) if one.python
         ]  # fmt: skip

@@ -15,11 +15,13 @@ import pytest
 import nbddp
 from nbddp import capabilities
 from nbddp.capabilities.hosts.via import EXAMPLE, NAMED, SSH
+from nbddp.capabilities.scripts.logs import LogOptions, streams
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.capabilities.trace.options import FILE
 from nbddp.errors import BadInput
 from nbddp.launch import options, spec_merge
 from nbddp.launch.options import OWN, LaunchSpec, known, parse_cell
+from nbddp.notebook.commands import parse_command
 from nbddp.protocol.capability import Capability, Option, load
 from nbddp.protocol.request import Request
 from tests.places import ROOT
@@ -224,3 +226,60 @@ def test_what_does_not_go_together_is_refused(line: str, refused: str) -> None:
 
 def test_an_empty_option_of_slurm_asks_for_nothing() -> None:
     assert parse_cell("--slurm-options ''") == LaunchSpec()
+
+
+@pytest.mark.parametrize(
+    ("line", "spec"),
+    [
+        ("--env A=1 --env B", LaunchSpec(env=(("A", "1"), ("B", None)))),
+        ("--nnodes 1:4", LaunchSpec(elastic=(1, 4))),
+        ("--slurm --nnodes 1:4", LaunchSpec(elastic=(1, 4), slurm=Slurm(nodes="1-4"))),
+        ("--slurm --nnodes 2", LaunchSpec(nnodes=2, slurm=Slurm(nodes=2))),
+        ("--slurm --keep-alive 1m", LaunchSpec(slurm=Slurm(), keep_alive=60.0)),
+        ("--hosts a --via mpiexec", LaunchSpec(hosts="a", via=NAMED["mpiexec"])),
+        ("--timings --memory", LaunchSpec(show_timings=True, memory=True)),
+        ("--no-timings --hang-after never", LaunchSpec(timings=False, hang_after=None)),
+        ("-r 0:3 -t 1", LaunchSpec(logs=LogOptions(redirects=streams("0:3"), tee=streams("1")))),
+    ],
+)
+def test_options_come_to_values(line: str, spec: LaunchSpec) -> None:
+    assert parse_cell(line) == spec
+
+
+@pytest.mark.parametrize(
+    ("line", "on_hosts", "elsewhere"),
+    [("", False, False), ("--hosts a", True, True), ("--slurm", True, True), ("--cluster x", False, True)],
+)
+def test_options_say_where_workers_run(line: str, on_hosts: bool, elsewhere: bool) -> None:
+    assert (parse_cell(line).on_hosts, parse_cell(line).elsewhere) == (on_hosts, elsewhere)
+
+
+def test_one_of_two_options_that_exclude_each_other_is_typed() -> None:
+    with pytest.raises(BadInput, match="not allowed with argument --timings"):
+        parse_cell("--timings --no-timings")
+
+
+def test_a_copy_of_the_folder_is_asked_for_each_time() -> None:
+    assert not spec_merge.merged(LaunchSpec(), parse_cell("--hosts a --sync")).sync
+
+
+@pytest.mark.parametrize("flag", ["--fresh", "--keep", "--timings", "--no-timings"])
+def test_some_options_of_a_script_are_for_a_notebook(flag: str) -> None:
+    """A pool from a terminal ends with its script."""
+    assert parse_command(f"run {flag} t.py").launch.program
+    with pytest.raises(BadInput, match=f"has no option {flag}"):
+        parse_command(["run", flag, "t.py"], "python -m nbddp")
+
+
+def test_help_of_a_script_has_its_own_words() -> None:
+    with pytest.raises(options.HelpAsked, match=r"(?s)the default without\s+--keep.*from SIGTERM to SIGKILL"):
+        parse_command("run --help")
+    with pytest.raises(options.HelpAsked, match=r"(?s)all names are lost.*that ranks have to clean up"):
+        parse_cell("--help")
+
+
+def test_what_a_line_shows_has_a_command_for_the_cell_before() -> None:
+    later = [[option.later for option in parse_cell(line).said() if option.later] for line in ("--timings", "--memory")]
+    assert later == [["%ddp timings"], ["%ddp memory --timeline"]]
+    for name in (text.split()[1] for (text,) in later):
+        assert name in {command.name for row in capabilities.ROWS for command in row.commands}
