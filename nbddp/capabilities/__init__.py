@@ -125,44 +125,33 @@ ROWS = (
         ),
         options=(
             Option(
-                name="hosts", of="pool", workers="hosts", group="other hosts", after="env", flags=("--hosts",),
-                metavar="LIST",
-                help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file with one host per line "
-                "(nodea slots=4)",
+                name="hosts", workers="hosts", group="other hosts", after="env", metavar="LIST",
+                help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file with one host per "
+                "line (nodea slots=4)",
             ),
             Option(
-                name="via", of="pool", group="other hosts", after="hosts", flags=("--via",), metavar="WAY",
+                name="via", metavar="WAY", value="nbddp.capabilities.hosts.options:via",
                 help="how to start a process there: ssh (default), mpiexec, or a command such as 'kubectl exec -i "
                 "{host} -- {command}'",
-                value="nbddp.capabilities.hosts.options:via",
             ),
+            Option(name="ssh_config", metavar="FILE", help="configuration file of ssh (default: your own)"),
             Option(
-                name="ssh_config", of="pool", group="other hosts", after="via", flags=("--ssh-config",), metavar="FILE",
-                help="configuration file of ssh (default: your own)",
-            ),
-            Option(
-                name="python", of="pool", group="other hosts", after="ssh_config", flags=("--python",), metavar="PATH",
+                name="python", metavar="PATH",
                 help="Python interpreter there that has nbddp (default: the path of this kernel's)",
             ),
+            Option(name="setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'"),
             Option(
-                name="setup", of="pool", group="other hosts", after="python", flags=("--setup",), metavar="LINE",
-                help="shell line to run there first, such as 'module load cuda'",
-            ),
-            Option(
-                name="keep_alive", annotation="float | None", of="pool", group="other hosts", after="setup",
-                flags=("--keep-alive",), type="nbddp.launch.options:duration", metavar="TIME",
+                name="keep_alive", annotation="float | None", type="nbddp.launch.options:duration", metavar="TIME",
+                value="nbddp.capabilities.hosts.options:keep_alive",
                 help="keep workers on --hosts for TIME, such as 10m, after a lost connection, and Slurm's nodes after "
                 "the kernel (%ddp attach)",
-                value="nbddp.capabilities.hosts.options:keep_alive",
             ),
             Option(
-                name="interface", of="pool", group="other hosts", after="keep_alive", flags=("--interface",),
-                metavar="NAME",
+                name="interface", metavar="NAME",
                 help="network interface that connects all hosts (default: chosen by trying them)",
             ),
             Option(
-                name="sync", annotation="bool", default=False, of="pool", keeps=False, group="other hosts",
-                after="interface", flags=("--sync",), const=True,
+                name="sync", annotation="bool", default=False, keeps=False, const=True,
                 help="copy the notebook's folder there first, without files that git ignores; workers start in the "
                 "copy",
             ),
@@ -176,8 +165,8 @@ ROWS = (
         name="attached",
         options=(
             Option(
-                name="cluster", of="pool", workers="engines", group="other hosts", after="sync", flags=("--cluster",),
-                metavar="ID", merge="nbddp.capabilities.attached.options:merged",
+                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
+                merge="nbddp.capabilities.attached.options:merged",
                 help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
                 "--nproc N takes N engines of each host",
             ),
@@ -208,13 +197,13 @@ ROWS = (
         options=(
             Option(
                 name="show_timings", annotation="bool", default=False, python=False, of="run", on=("cell", "script"),
-                group="run", after="output", flags=("--timings",), const=True, excludes="timings",
-                help="show %ddp timings when the {what} has ended",
+                after="output", flags=("--timings",), const=True, excludes="timings",
                 shows="nbddp.capabilities.timings.command:show_recorded", later="%ddp timings",
+                help="show %ddp timings when the {what} has ended",
             ),
             Option(
-                name="timings", annotation="bool", default=True, of="run", on=("cell", "script"), group="run",
-                after="show_timings", flags=("--no-timings",), const=False, excludes="timings", to_ranks=True,
+                name="timings", annotation="bool", default=True, of="run", on=("cell", "script"),
+                flags=("--no-timings",), const=False, excludes="timings", to_ranks=True,
                 help="do not record DDP's steps",
             ),
         ),
@@ -226,11 +215,10 @@ ROWS = (
         options=(
             Option(
                 name="trace", annotation="bool", default=False, of="run", group="run", after="timings",
-                flags=("--trace",), type="nbddp.capabilities.trace.options:file", const="", metavar="FILE",
-                to_ranks=True,
+                type="nbddp.capabilities.trace.options:file", const="", metavar="FILE", to_ranks=True,
+                shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
                 help="run torch.profiler on every rank and merge the traces for Perfetto into FILE (default "
                 "ddp-trace.json.gz)",
-                shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
             ),
         ),
         methods={"trace": "nbddp.capabilities.trace.command:trace"},
@@ -260,9 +248,9 @@ ROWS = (
         options=(
             Option(
                 name="memory", annotation="bool", default=False, of="run", on=("cell",), group="run", after="timings",
-                flags=("--memory",), const=True, to_ranks=True,
+                const=True, to_ranks=True, shows="nbddp.capabilities.memory.command:show_recorded",
+                later="%ddp memory --timeline",
                 help="record allocations, and show %ddp memory --timeline when the cell has ended",
-                shows="nbddp.capabilities.memory.command:show_recorded", later="%ddp memory --timeline",
             ),
         ),
         methods={
@@ -363,13 +351,12 @@ ROWS = (
         ),
         options=(
             Option(
-                name="module", of="run", into="program", on=("script", "terminal"), group="run", after="fresh",
+                name="module", of="run", into="program", on=("script", "terminal"), after="fresh",
                 flags=("-m", "--module"), const=True,
                 help="SCRIPT is a module, as in python -m",
             ),
             Option(
-                name="keep", of="run", into="program", on=("script",), group="run", after="module", flags=("--keep",),
-                const=True,
+                name="keep", of="run", into="program", on=("script",), const=True,
                 help="run in the existing processes, and keep the script's names there for the next cell",
             ),
             Option(
@@ -377,23 +364,22 @@ ROWS = (
                 value="nbddp.capabilities.scripts.logs:of_options",
             ),
             Option(
-                name="log_dir", of="run", into="logs", group="output", after="logs", flags=("--log-dir", "--log_dir"),
-                metavar="FOLDER",
+                name="log_dir", of="run", into="logs", flags=("--log-dir", "--log_dir"), metavar="FOLDER",
                 help="folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, stderr.log and error.json, as torchrun",
             ),
             Option(
-                name="redirects", of="run", into="logs", group="output", after="log_dir", flags=("-r", "--redirects"),
+                name="redirects", of="run", into="logs", flags=("-r", "--redirects"),
                 type="nbddp.capabilities.scripts.logs:streams", metavar="STREAMS",
                 help="write these streams to files instead of showing them: 1 stdout, 2 stderr, 3 both, or by local "
                 "rank, as 0:3,1:2",
             ),
             Option(
-                name="tee", of="run", into="logs", group="output", after="redirects", flags=("-t", "--tee"),
+                name="tee", of="run", into="logs", flags=("-t", "--tee"),
                 type="nbddp.capabilities.scripts.logs:streams", metavar="STREAMS",
                 help="write these streams to files and show them",
             ),
             Option(
-                name="local_ranks_filter", of="run", into="logs", group="output", after="tee",
+                name="local_ranks_filter", of="run", into="logs",
                 flags=("--local-ranks-filter", "--local_ranks_filter"),
                 type="nbddp.capabilities.scripts.logs:local_ranks", metavar="LIST",
                 help="show the output of these local ranks only",
@@ -434,53 +420,28 @@ ROWS = (
         ),
         options=(
             Option(
-                name="slurm", annotation="Slurm | bool | None", of="pool", workers="hosts", group="Slurm",
-                after="cluster", flags=("--slurm",), type="nbddp.capabilities.slurm.options:job", const="",
-                metavar="JOB", value="nbddp.capabilities.slurm.options:asked",
-                given="nbddp.capabilities.slurm.options:given", merge="nbddp.capabilities.slurm.options:merged",
+                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="cluster",
+                type="nbddp.capabilities.slurm.options:job", const="", metavar="JOB",
+                value="nbddp.capabilities.slurm.options:asked", given="nbddp.capabilities.slurm.options:given",
+                merge="nbddp.capabilities.slurm.options:merged",
                 help="start the workers on Slurm nodes: of JOB, else of the kernel's own job, else of a new job",
             ),
             Option(
-                name="nodes", of="pool", into="slurm", group="Slurm", after="slurm", flags=("--nodes",),
-                type="nbddp.capabilities.slurm.options:nodes", metavar="N",
+                name="nodes", into="slurm", type="nbddp.capabilities.slurm.options:nodes", metavar="N",
                 help="ask Slurm for N nodes, or for 2-4 (default 1)",
             ),
+            Option(name="partition", into="slurm", metavar="P", help="as for salloc"),
+            Option(name="time", into="slurm", metavar="T", help="as for salloc, such as 1:00:00"),
+            Option(name="gpus_per_node", into="slurm", metavar="G", help="as for salloc, such as 4 or a100:4"),
+            Option(name="account", into="slurm", metavar="A", help="as for salloc"),
+            Option(name="qos", into="slurm", metavar="Q", help="as for salloc"),
+            Option(name="constraint", into="slurm", metavar="C", help="as for salloc"),
             Option(
-                name="partition", of="pool", into="slurm", group="Slurm", after="nodes", flags=("--partition",),
-                metavar="P",
-                help="as for salloc",
-            ),
-            Option(
-                name="time", of="pool", into="slurm", group="Slurm", after="partition", flags=("--time",), metavar="T",
-                help="as for salloc, such as 1:00:00",
-            ),
-            Option(
-                name="gpus_per_node", of="pool", into="slurm", group="Slurm", after="time", flags=("--gpus-per-node",),
-                metavar="G",
-                help="as for salloc, such as 4 or a100:4",
-            ),
-            Option(
-                name="account", of="pool", into="slurm", group="Slurm", after="gpus_per_node", flags=("--account",),
-                metavar="A",
-                help="as for salloc",
-            ),
-            Option(
-                name="qos", of="pool", into="slurm", group="Slurm", after="account", flags=("--qos",), metavar="Q",
-                help="as for salloc",
-            ),
-            Option(
-                name="constraint", of="pool", into="slurm", group="Slurm", after="qos", flags=("--constraint",),
-                metavar="C",
-                help="as for salloc",
-            ),
-            Option(
-                name="cpus_per_node", of="pool", into="slurm", group="Slurm", after="constraint",
-                flags=("--cpus-per-node",), type="nbddp.launch.options:positive", metavar="C",
+                name="cpus_per_node", into="slurm", type="nbddp.launch.options:positive", metavar="C",
                 help="cores per node (default: one per worker, if no GPUs are requested)",
             ),
             Option(
-                name="slurm_options", of="pool", into="slurm", group="Slurm", after="cpus_per_node",
-                flags=("--slurm-options",), metavar="WORDS",
+                name="slurm_options", into="slurm", metavar="WORDS",
                 help="other options for salloc, such as '--exclusive --mem=0'",
             ),
         ),
@@ -491,8 +452,8 @@ ROWS = (
         name="warm",
         options=(
             Option(
-                name="keep_warm", annotation="float | None", python=False, of="pool", group="pool", after="device",
-                flags=("--keep-warm",), type="nbddp.launch.options:duration", metavar="TIME",
+                name="keep_warm", annotation="float | None", python=False, after="device",
+                type="nbddp.launch.options:duration", metavar="TIME",
                 help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as "
                 "10m, 90s or 2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a "
                 "terminal)",
@@ -503,8 +464,8 @@ ROWS = (
         name="check",
         options=(
             Option(
-                name="check", annotation="bool", default=False, of="run", group="faults", after="hang_after",
-                flags=("--check",), const=True, to_ranks=True,
+                name="check", annotation="bool", default=False, of="run", after="hang_after", const=True,
+                to_ranks=True,
                 help="before each collective, compare operation, shape, dtype and reduce op across ranks",
             ),
         ),

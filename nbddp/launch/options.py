@@ -13,13 +13,13 @@ import functools
 import keyword
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbddp.errors import BadInput
 from nbddp.launch import env_options
 from nbddp.launch.units import lasting
-from nbddp.protocol.capability import Option, Target, in_order, load, option_fields, rows
+from nbddp.protocol.capability import Option, Target, load, option_fields, rows
 from nbddp.protocol.program import SHUTDOWN
 from nbddp.protocol.request import HANG_AFTER, Options, Request
 from nbddp.protocol.run_spec import CELL, SCRIPT
@@ -36,86 +36,71 @@ MEANT = 0.65  # difflib's ratio from which a word may be another one, mistyped: 
 # fmt: off
 OWN = (
     Option(
-        name="nproc", of="pool", group="pool", flags=("-n", "--nproc", "--nproc-per-node", "--nproc_per_node"),
+        name="nproc", group="pool", flags=("-n", "--nproc", "--nproc-per-node", "--nproc_per_node"),
         type="nbddp.launch.options:workers_per_node", metavar="N", offers=NPROC_WORDS,
         help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; default: unchanged in a "
         "running pool, else one per GPU, else 2",
     ),
     Option(
-        name="nnodes", of="pool", group="pool", flags=("--nnodes",),
-        type="nbddp.launch.options:nodes_or_range", metavar="N|MIN:MAX",
+        name="nnodes", type="nbddp.launch.options:nodes_or_range", metavar="N|MIN:MAX",
         help="number of nodes; without --hosts or --slurm they are simulated. MIN:MAX: nodes may come and go, and the "
         "cell restarts on those present",
     ),
+    Option(name="gpus_per_proc", type="nbddp.launch.options:positive", metavar="K", help="consecutive GPUs per worker"),
     Option(
-        name="gpus_per_proc", of="pool", group="pool", flags=("--gpus-per-proc",),
-        type="nbddp.launch.options:positive", metavar="K",
-        help="consecutive GPUs per worker",
+        name="visible", choices=("all", "own"),
+        help="GPUs that a worker sees: all, and LOCAL_RANK selects (as torchrun), or only its own, and LOCAL_RANK is "
+        "0 (as torchrun --virtual-local-rank)",
     ),
     Option(
-        name="visible", of="pool", group="pool", flags=("--visible",), choices=("all", "own"),
-        help="GPUs that a worker sees: all, and LOCAL_RANK selects (as torchrun), or only its own, and LOCAL_RANK is 0 "
-        "(as torchrun --virtual-local-rank)",
+        name="oversubscribe", const=True, default=False, help="allow more workers than there are GPUs or memory for",
     ),
+    Option(name="device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs"),
     Option(
-        name="oversubscribe", of="pool", group="pool", flags=("--oversubscribe",), const=True, default=False,
-        help="allow more workers than there are GPUs or memory for",
-    ),
-    Option(
-        name="device", of="pool", group="pool", flags=("--device",), choices=("auto", "cpu", "cuda"),
-        help="cpu: do not use the GPUs",
-    ),
-    Option(
-        name="debug", of="pool", group="pool", flags=("--debug",), choices=tuple(env_options.LEVELS),
-        const=env_options.INFO, type="nbddp.launch.options:level",
+        name="debug", choices=tuple(env_options.LEVELS), const=env_options.INFO, type="nbddp.launch.options:level",
         help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until --debug off; detail "
         "also compares each collective across ranks",
     ),
     Option(
-        name="env", of="pool", group="pool", flags=("--env",), repeats=True, default=(),
-        type="nbddp.launch.env_options:setting", metavar="KEY=VALUE",
+        name="env", repeats=True, default=(), type="nbddp.launch.env_options:setting", metavar="KEY=VALUE",
         help="set an environment variable on every rank; KEY alone undoes that. Workers are replaced if the variable "
         "is read once per process",
     ),
     Option(
-        name="fresh", of="pool", on=("cell", "script"), group="run", flags=("--fresh",), const=True, default=False,
-        keeps=False,
+        name="fresh", on=("cell", "script"), group="run", const=True, default=False, keeps=False,
         help="start new worker processes first; all names are lost",
         script="start new worker processes first (the default without --keep)",
     ),
     Option(
-        name="ranks", of="run", on=("cell",), group="run", flags=("--ranks",),
-        type="nbddp.launch.options:rank_set", metavar="SET",
+        name="ranks", of="run", on=("cell",), type="nbddp.launch.options:rank_set", metavar="SET",
         help="run on these ranks only, such as 0,2-3",
     ),
     Option(
-        name="output", of="run", on=("cell",), group="run", flags=("-o", "--output"), default="",
+        name="output", of="run", on=("cell",), flags=("-o", "--output"), default="",
         type="nbddp.launch.options:bindable", metavar="NAME",
         help="bind NAME to the last expression's value on every rank: NAME[rank]",
     ),
     Option(
-        name="show", of="run", group="output", flags=("--show",),
-        type="nbddp.launch.options:rank_set", metavar="SET",
+        name="show", of="run", group="output", type="nbddp.launch.options:rank_set", metavar="SET",
         help="show the output of these ranks only, or none",
     ),
     Option(
-        name="timeout", of="run", group="faults", flags=("--timeout",),
-        type="nbddp.launch.options:seconds", metavar="S",
-        help="end the cell after S seconds; names are kept", script="end the script after S seconds",
+        name="timeout", of="run", group="faults", type="nbddp.launch.options:seconds", metavar="S",
+        help="end the cell after S seconds; names are kept",
+        script="end the script after S seconds",
     ),
     Option(
-        name="hang_after", of="run", group="faults", flags=("--hang-after",), default=HANG_AFTER,
-        type="nbddp.launch.options:seconds_or_never", metavar="S",
+        name="hang_after", of="run", default=HANG_AFTER, type="nbddp.launch.options:seconds_or_never", metavar="S",
         help=f"report and end a deadlock after S seconds, or never (default {HANG_AFTER:g})",
     ),
     Option(
-        name="max_restarts", of="run", group="faults", flags=("--max-restarts", "--max_restarts"), default=0,
+        name="max_restarts", of="run", flags=("--max-restarts", "--max_restarts"), default=0,
         type="nbddp.launch.options:count", metavar="K",
         help="on a failure start new workers and run the {what} again, at most K times",
     ),
     Option(
-        name="shutdown_timeout", of="run", group="faults", flags=("--shutdown-timeout", "--shutdown_timeout"),
-        default=SHUTDOWN, type="nbddp.launch.options:seconds", metavar="S",
+        name="shutdown_timeout", of="run", flags=("--shutdown-timeout", "--shutdown_timeout"), default=SHUTDOWN,
+        type="nbddp.launch.options:seconds", metavar="S",
         help="seconds that ranks have to clean up when a failure, a deadlock or --timeout ends the cell (default "
         f"{SHUTDOWN:g})",
         script=f"seconds from SIGTERM to SIGKILL when ranks have to end (default {SHUTDOWN:g})",
@@ -126,8 +111,17 @@ OWN = (
 
 @functools.cache
 def known() -> Mapping[str, Option]:
-    """Name → option, in the order of `--help`."""
-    return in_order(OWN, (option for row in rows() for option in row.options))
+    """Name → option, in the order of `--help`, with its flags and its group."""
+    found: list[Option] = []
+    for options in (OWN, *(row.options for row in rows())):
+        at = len(found)
+        for option in options:
+            names = [other.name for other in found]
+            at = names.index(option.after) + 1 if option.after in names else at
+            flags = option.flags or (f"--{option.name.replace('_', '-')}",) * bool(option.help)
+            found.insert(at, replace(option, flags=flags, group=option.group or found[at - 1].group))
+            at += 1
+    return {option.name: option for option in found}
 
 
 class HelpAsked(Exception):

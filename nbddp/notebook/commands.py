@@ -27,7 +27,7 @@ from nbddp.launch.options import (
     rank_set,
     split_line,
 )
-from nbddp.protocol.capability import Command, in_order, load, rows
+from nbddp.protocol.capability import Command, load, rows
 
 if TYPE_CHECKING:
     from nbddp.notebook.history import CellHistory
@@ -123,8 +123,12 @@ class Asked(Protocol):
 @functools.cache
 def known(prog: str = NOTEBOOK) -> Mapping[str, Command]:
     """Name → command, in the order of the list."""
-    found = in_order(OWN, (command for row in rows() for command in row.commands))
-    return {name: command for name, command in found.items() if prog == NOTEBOOK or command.terminal}
+    found = list(OWN)
+    for command in (command for row in rows() for command in row.commands):
+        before = [other.name for other in found]
+        last = before.index(command.after) + 1 if command.after in before else len(found) - 1
+        found.insert(last if command.after else 0, command)
+    return {command.name: command for command in found if prog == NOTEBOOK or command.terminal}
 
 
 def names_arguments(parser: Parser) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar
@@ -55,9 +55,11 @@ class Option:
     - of: what it describes, `pool` or `run`. keeps: a line without it keeps the running pool's value.
     - on: the lines that take it: `cell`, `start` (and restart; only for a pool's options), `script`, and `terminal` for
       `python -m nbddp run`.
-    - flags: as typed; none for a value that parts make. into: the option that this one is a part of.
-    - group, after: its place in `--help`, the second below the option `after`. help: {what} is the cell or the script;
-      script: other words for a script.
+    - flags: as typed, if not as `name` has it. into: the option that this one is a part of.
+    - after: its place in `--help`, where not below the one before it in its row. group: the title there, if not of the
+      option above it.
+    - help: {what} is the cell or the script; script: other words for a script. An option without help is not typed: its
+      parts make its value.
     - excludes: a name that options share of which one alone can be typed.
     - type: (text) -> value, raises ArgumentTypeError; empty: the text. choices: all values; offers: some, for Tab.
     - const: the value of a flag without one; with a metavar or choices, of a flag behind which nothing is typed.
@@ -75,7 +77,7 @@ class Option:
     annotation: str = "str | None"
     default: Any = None
     python: bool = True
-    of: str
+    of: str = "pool"
     keeps: bool = True
     on: tuple[str, ...] = ("cell", "start", "script", "terminal")
     flags: tuple[str, ...] = ()
@@ -140,20 +142,6 @@ class _Method:
 def pool_methods() -> type:
     """A class with the methods of all rows, for `Pool` to inherit from: no row can replace what `Pool` itself has."""
     return type("PoolMethods", (), {name: _Method(target) for row in rows() for name, target in row.methods.items()})
-
-
-Declared = TypeVar("Declared", Command, Option)
-
-
-def in_order(own: Iterable[Declared], added: Iterable[Declared]) -> dict[str, Declared]:
-    """The core's own and those of rows by name, each behind the one that it names; where that is not there, before the
-    last one."""
-    found = list(own)
-    for one in added:
-        before = [other.name for other in found]
-        at = before.index(one.after) + 1 if one.after in before else len(found) - 1
-        found.insert(at if one.after else 0, one)
-    return {one.name: one for one in found}
 
 
 @functools.cache

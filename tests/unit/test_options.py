@@ -40,8 +40,9 @@ LATER = {"pool_commands: spec.cluster", "terminal: launch.cluster"}  # whose eng
 def test_each_option_is_declared_once() -> None:
     declared = [*OWN, *ADDED]
     assert [name for name, count in Counter(option.name for option in declared).items() if count > 1] == []
-    assert [flag for flag, count in Counter(f for option in declared for f in option.flags).items() if count > 1] == []
-    assert {option.after for option in ADDED} <= {option.name for option in declared}
+    flags = Counter(flag for option in known().values() for flag in option.flags)
+    assert [flag for flag, count in flags.items() if count > 1] == []
+    assert {option.after for option in ADDED} <= {"", *known()}
     assert [*known()] == [option.name for option in known().values()]
     assert len(known()) == len(declared)
 
@@ -69,7 +70,8 @@ def test_the_values_of_every_pools_options_are_read(option: Option) -> None:
 
 def test_no_file_of_the_core_names_an_option_of_a_capability() -> None:
     """Neither as it is typed nor as a field of a spec or a request."""
-    names, flags = {option.name for option in ADDED}, {flag for option in ADDED for flag in option.flags}
+    names = {option.name for option in ADDED}
+    flags = {flag for name in names for flag in known()[name].flags}
     found = set()
     for path in CORE:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -98,6 +100,7 @@ def test_type_checkers_see_what_the_rows_add() -> None:
 
 @pytest.mark.parametrize("gone", [row for row in capabilities.ROWS if row.options], ids=lambda row: row.name)
 def test_without_its_row_an_option_is_not_known(gone: Capability, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = [flag for option in gone.options for flag in known()[option.name].flags]
     monkeypatch.setattr(options, "rows", lambda: tuple(row for row in capabilities.ROWS if row is not gone))
     caches = (known, options.fields_of, options.cell_parser, parse_cell)
     for cache in caches:
@@ -106,10 +109,9 @@ def test_without_its_row_an_option_is_not_known(gone: Capability, monkeypatch: p
         assert {*known()} == {option.name for option in (*OWN, *ADDED)} - {option.name for option in gone.options}
         assert parse_cell("--nproc 3 --show 0") == LaunchSpec(nproc=3, show=(0,))
         assert spec_merge.merged(LaunchSpec(), LaunchSpec(nproc=3)) == LaunchSpec(nproc=3)
-        for option in gone.options:
-            for flag in option.flags:
-                with pytest.raises(BadInput, match=f"has no option {flag}"):
-                    parse_cell(f"{flag}=1")
+        for flag in flags:
+            with pytest.raises(BadInput, match=f"has no option {flag}"):
+                parse_cell(f"{flag}=1")
     finally:
         for cache in caches:
             cache.cache_clear()
@@ -121,10 +123,9 @@ from nbddp import capabilities
 from nbddp.protocol.capability import Capability, Option, rows
 
 row = Capability(name="colours", options=(
-    Option(name="colour", of="pool", group="colours", after="nnodes", flags=("--colour",), choices=("red", "blue"),
-           help="paint the workers"),
-    Option(name="loud", annotation="bool", default=False, of="run", group="run", after="ranks", flags=("--loud",),
-           const=True, help="let the {what} sing at 100%"),
+    Option(name="colour", group="colours", after="nnodes", choices=("red", "blue"), help="paint the workers"),
+    Option(name="loud", annotation="bool", default=False, of="run", after="ranks", const=True,
+           help="let the {what} sing at 100%"),
 ))
 capabilities.ROWS += (row,)
 rows.cache_clear()
