@@ -34,7 +34,10 @@ def install() -> None:
     heard, told = os.pipe()
     os.set_blocking(heard, False)
     os.set_blocking(told, False)
+    controller_app.Hub, heartmonitor.HeartMonitor = _hub(told), _heart_monitor(heard)
 
+
+def _hub(told: int) -> type[Any]:
     class Hub(controller_app.Hub):  # type: ignore[misc]
         """A hub that announces each engine that begins to register."""
 
@@ -42,6 +45,10 @@ def install() -> None:
             os.write(told, b"1")
             return super().register_engine(*args)
 
+    return Hub
+
+
+def _heart_monitor(heard: int) -> type[Any]:
     class HeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]
         """A heart monitor that hears of them."""
 
@@ -71,4 +78,4 @@ def install() -> None:
                 self.awaited -= 1
                 self.handle_new_hearts({heart})
 
-    controller_app.Hub, heartmonitor.HeartMonitor = Hub, HeartMonitor
+    return HeartMonitor

@@ -7,6 +7,12 @@ how much longer a rank takes than the median of the others in the same step. By 
 difference that so many steps exceed that chance would do it in one of 1 / CHANCE comparisons of as many ranks. A rank
 is slow if that bound is more than BEYOND of a step, and the median SIZE of it or more.
 
+Ranks that share their cores, with each other or with other processes, are not alike all the time: for seconds, one may
+lose its core more often, finds its caches cold when it is back, and takes up to 1.3 times as long in all parts of its
+steps, without what it waits for the core. There a rank is slow only if it takes HALF as long again, or if one part of
+its steps stands out from the others (`timings.rank_time`). On two cores with two busy loops, 12 of 200 pieces of equal
+ranks would be told as slow otherwise, and none is.
+
 With fewer steps than that needs (11 of two ranks), a rank is slow only if every one of at least FEW steps takes it
 twice as long as the others. Bursts last up to some tenths of a second on a busy machine: in 2,300 pieces of 8 steps of
 equal ranks none was 33 % slower throughout, in 3,800 pieces of 5 steps four were twice as slow
@@ -22,11 +28,13 @@ import math
 import statistics
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CHANCE = 0.001  # that one of equal ranks is named
 SIZE, BEYOND = 0.03, 0.015  # of a step: the least median of the difference, and its lower bound
 FEW = 5  # steps
+SHARED = 0.01  # of a step: a rank that waits so long for a core shares it
+HALF = 0.5  # of the others' time: more than a shared core takes a rank longer by itself
 WAITS_BLOCKS, WAITS_SECONDS = 12, 1.0  # what a rank waits for a core is compared in so many blocks of this length
 
 
@@ -70,10 +78,12 @@ def enough(ranks: int) -> int:
     return math.ceil(-math.log2(CHANCE / ranks))
 
 
-def slower(times: Mapping[int, Sequence[float]], step: float, much: float = 1.0) -> Evidence | None:
+def slower(
+    times: Mapping[int, Sequence[float]], step: float, much: float = 1.0, size: float = SIZE, beyond: float = BEYOND
+) -> Evidence | None:
     """times: rank → its own time in each step, without waiting for others. step: how long a step lasts. much: how many
-    times as long as the others it must take in addition, in each of a few steps. None with one rank, or without
-    steps."""
+    times as long as the others it must take in addition, in each of a few steps. size, beyond: as SIZE and BEYOND.
+    None with one rank, or without steps."""
     count = min(map(len, times.values()), default=0)
     if len(times) < 2 or not count:
         return None
@@ -82,11 +92,11 @@ def slower(times: Mapping[int, Sequence[float]], step: float, much: float = 1.0)
     more, needed = statistics.median(apart[rank]), enough(len(times))
     if count < needed:
         usual = [own - d for own, d in zip(times[rank], apart[rank], strict=True)]
-        sure = count >= FEW and all(d > max(much * u, BEYOND * step) for d, u in zip(apart[rank], usual, strict=True))
+        sure = count >= FEW and all(d > max(much * u, beyond * step) for d, u in zip(apart[rank], usual, strict=True))
         return Evidence(rank if sure else None, more, abs(more), count, needed)
     least = sorted(apart[rank])[_rare(count, 0.5, CHANCE / len(times)) - 1]
-    sure = more >= SIZE * step and least > BEYOND * step
-    return Evidence(rank if sure else None, more, max(SIZE * step, more - least), count, needed)
+    sure = more >= size * step and least > beyond * step
+    return Evidence(rank if sure else None, more, max(size * step, more - least), count, needed)
 
 
 def mostly(last: int, of: int, ranks: int) -> bool:
@@ -113,10 +123,20 @@ def judged(
     """Which rank is slow by itself, and else which waits longer for a core than the others (True). own, queued: rank →
     its time in each step without what it waits for a core, and that; ends: when each step ended, in nanoseconds."""
     found = slower(own, step)
-    if found is None or found.rank is not None:
-        return found, False
+    if found is None:
+        return None, False
+    if found.rank is not None:
+        usual = statistics.median(own[found.rank]) - found.more
+        if found.more >= HALF * usual or not _shared(queued, step):
+            return found, False
+        found = replace(found, rank=None, noise=max(found.noise, found.more))
     crowded = waits(queued, ends, step)
     return (crowded, True) if crowded is not None and crowded.rank is not None else (found, False)
+
+
+def _shared(queued: Mapping[int, Sequence[float]], step: float) -> bool:
+    """Whether a rank shares its core, with another rank or with another process."""
+    return any(statistics.fmean(some) >= SHARED * step for some in queued.values())
 
 
 def waits(queued: Mapping[int, Sequence[float]], ends: Sequence[float], step: float) -> Evidence | None:

@@ -297,11 +297,12 @@ class Pool(PoolMethods):
         buffers = [payloads.packed(value, name) for name, value in names.items()]
         self.answers("push", chosen, buffers, names=list(names))
 
-    def pull(self, names: Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
-        """Fetch names from the ranks. Raises BadInput if a name is not defined on every rank."""
+    def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
+        """Fetch one name or several from the ranks. Raises BadInput if a name is not defined on every rank."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
-        return payloads.pulled(names, self.answers("pull", chosen, names=list(names)))
+        wanted = [names] if isinstance(names, str) else list(names)
+        return payloads.pulled(wanted, self.answers("pull", chosen, names=wanted))
 
     def answers(
         self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any

@@ -114,7 +114,7 @@ def test_a_call_has_ranks_limits_the_callers_argv_and_its_own_failures(monkeypat
         assert pool.call(leave, (1,)).ranks == (0, 2), "a rank that left has no value"
         with pytest.raises(nbddp.BadInput, match="ranks names rank 3, but the pool has ranks 0–2"):
             pool.call(rank_times, (5,), ranks=(3,))
-        assert list(pool.pull(["kept"])["kept"]) == [1, 1, 1]
+        assert list(pool.pull("kept")["kept"]) == [1, 1, 1], "one name is a name, not its letters"
 
 
 def test_controller_listens_where_the_system_puts_nobody() -> None:

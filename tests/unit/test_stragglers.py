@@ -239,6 +239,21 @@ def test_what_a_rank_waits_for_a_core_is_not_its_own() -> None:
     assert own(replace(before, queued=(5, 7)), replace(after, queued=(100, 100))) == (0, 80), "no more than there is"
 
 
+def test_of_a_rank_that_shares_its_core_only_a_part_that_stands_out_counts() -> None:
+    """Cold caches make all its parts slower alike, which shows no program; what it waits for the core is 20 ms a step,
+    in backward."""
+    alike = {INPUT: 4, AFTER: 4, FORWARD: 4, LOSS: 1, BACKWARD: 16, OPTIMIZER: 4}
+    found = slow(recording(alike))
+    assert found is not None
+    assert (found.rank, found.cause.what) == (1, MACHINE), "its cores are its own"
+    for extra, rank in ((alike, None), ({BACKWARD: 25}, 1), ({**alike, FORWARD: 30}, 1)):
+        made = recording({**extra, BACKWARD: extra.get(BACKWARD, 0) + 20})
+        waits = [replace(s, queued=(20 * MS * (i + 1),) * 2) for i, s in enumerate(made.steps[1])]
+        others = {r: [replace(s, queued=(0, 0)) for s in made.steps[r]] for r in (0, 2)}
+        judged = slow(replace(made, steps={**others, 1: waits}))
+        assert (judged and judged.rank) == rank, extra
+
+
 def test_ranks_alike_have_no_slow_one() -> None:
     assert slow(recording({})) is None
     assert slow(recording({FORWARD: 2})) is None

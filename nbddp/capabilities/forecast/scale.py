@@ -193,26 +193,37 @@ def forecast(
     per_node = ranks_per_node or what.ranks
     intra = Link(found.latency, intra_node or found.bandwidth)
     inter = Link(found.latency if latency is None else latency, inter_node or found.bandwidth)
-    name = chosen.algorithm
-
-    def within(ranks: int) -> Callable[[float], float]:
-        return lambda count: seconds(name, "all_reduce", ranks, count, intra)
-
-    def between(some: int) -> Callable[[float], float]:
-        return lambda count: hierarchical(count, some, per_node, intra, inter, name)
-
-    def scaled(is_strong: bool) -> tuple[Predicted, ...]:
-        inside = [predict(what, r, within(r), strong=is_strong) for r in doublings(per_node) if r < per_node]
-        whole = [predict(what, k * per_node, between(k), nodes=k, strong=is_strong) for k in doublings(nodes)]
-        return (*inside, *whole)
-
-    as_measured = Link(found.latency, found.bandwidth)
-    here = predict(what, what.ranks, lambda count: seconds(name, "all_reduce", what.ranks, count, as_measured))
+    links = Links(chosen.algorithm, per_node, intra, inter)
+    as_measured = Links(chosen.algorithm, what.ranks, Link(found.latency, found.bandwidth), inter)
+    here = predict(what, what.ranks, as_measured.within(what.ranks))
     return Forecast(
-        recording.model, number, what, tuple(fits.values()), left_out, chosen, decided, why,
-        intra, inter, per_node, here, scaled(False), scaled(True), "strong" if strong else "weak",
+        recording.model, number, what, tuple(fits.values()), left_out, chosen, decided, why, intra, inter, per_node,
+        here, links.scaled(what, nodes, False), links.scaled(what, nodes, True), "strong" if strong else "weak",
         max(chosen.ranks), _assumed(what, per_node, inter_node, latency),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Links:
+    """What an all-reduce takes within a node of `per_node` ranks, and between nodes."""
+
+    algorithm: str
+    per_node: int
+    intra: Link
+    inter: Link
+
+    def within(self, ranks: int) -> Callable[[float], float]:
+        return lambda count: seconds(self.algorithm, "all_reduce", ranks, count, self.intra)
+
+    def between(self, nodes: int) -> Callable[[float], float]:
+        return lambda count: hierarchical(count, nodes, self.per_node, self.intra, self.inter, self.algorithm)
+
+    def scaled(self, what: Profile, nodes: int, strong: bool) -> tuple[Predicted, ...]:
+        """The step on 1, 2, 4, … ranks of a node, and on 1, 2, 4, … `nodes` whole ones."""
+        within = [r for r in doublings(self.per_node) if r < self.per_node]
+        inside = [predict(what, r, self.within(r), strong=strong) for r in within]
+        whole = [predict(what, k * self.per_node, self.between(k), nodes=k, strong=strong) for k in doublings(nodes)]
+        return (*inside, *whole)
 
 
 def _assumed(what: Profile, per_node: int, inter_node: float | None, latency: float | None) -> tuple[str, ...]:

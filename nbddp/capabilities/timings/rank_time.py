@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from nbddp.analysis.cause import BACKWARD, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, SlowRankCause, cause
 from nbddp.analysis.overlap import common, length
 from nbddp.analysis.quantities import duration
-from nbddp.analysis.significance import Evidence, differences, judged
+from nbddp.analysis.significance import Evidence, differences, judged, slower
 from nbddp.analysis.steps import Bucket, Recording, Span, Step
 from nbddp.analysis.wait_time import transfers
 from nbddp.launch.topology import counted
 
 BETWEEN, LOSS = "between steps", "loss"
+PART, ALONE = 0.02, 0.01  # of a step: what a rank must take longer, and one part beyond the others, to be named for it
 AFTER = "host-to-device copy (between data loader and forward)"  # all that is between them
 
 
@@ -125,7 +126,9 @@ def verdict(recording: Recording) -> SlowRankVerdict | None:
     )
     known = {r: [own(*pair) for pair in some] for r, some in pairs.items()}
     times, queued = ({r: [one[i] for one in some] for r, some in known.items()} for i in (0, 1))
-    found, waits = judged(times, queued, [max(s.end for s in steps[n].values()) for n in numbers], step)
+    found, waits = slower(times, step, size=PART, beyond=PART / 4), False
+    if found is None or not _stands_out(recording, numbers, found, step):
+        found, waits = judged(times, queued, [max(s.end for s in steps[n].values()) for n in numbers], step)
     if found is None or found.rank is None:
         return SlowRankVerdict(found) if found is not None else None
     if waits:
@@ -135,6 +138,24 @@ def verdict(recording: Recording) -> SlowRankVerdict | None:
     return SlowRankVerdict(
         found, _slow(recording, numbers, found.rank, found.more, why or SlowRankCause(found.rank, UNKNOWN, 0))
     )
+
+
+def _stands_out(recording: Recording, numbers: Sequence[int], found: Evidence, step: float) -> bool:
+    """Whether one part takes the slow rank longer than the other parts explain.
+
+    A rank that loses its core now and then is slower in all parts by about the same factor. The parts include what it
+    waits for the core and `found.more` does not, so the part gets what the others leave of that.
+    """
+    if found.rank is None:
+        return False
+    times = typical_parts(recording, numbers, found.rank)
+    own = times[found.rank]
+    usual = next(of for r, of in times.items() if r != found.rank)
+    extra = {part: own[part] - usual[part] for part in own}
+    top = max(extra, key=lambda part: extra[part])
+    others = max(0, sum(extra.values()) - extra[top])
+    factor = others / max(1, sum(usual.values()) - usual[top])
+    return min(extra[top], found.more - others) - factor * usual[top] >= ALONE * step
 
 
 def slow(recording: Recording) -> Slow | None:

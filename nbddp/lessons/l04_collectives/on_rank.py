@@ -98,34 +98,11 @@ def listening(neighbours: str = NEIGHBOURS) -> Iterator[dict[str, list[Any]]]:
     import torch.distributed as dist
 
     heard: dict[str, list[Any]] = {"sent": [], "collectives": [], "dtypes": [[], []]}
-    rank, size = dist.get_rank(), dist.get_world_size()
-
-    def listened(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-            sends.refuse_dropped()
-            if name == ANY:
-                _not_empty(args[0])
-            elif name in MESSAGES:
-                _there(args[1], rank, size, neighbours)
-                heard["dtypes"][name == "recv"] += [str(t.dtype).removeprefix("torch.") for t in args[0]]
-            if name == "send":
-                heard["sent"].append((args[1], sum(t.numel() for t in args[0])))
-            elif name in COLLECTIVES:
-                heard["collectives"].append(COLLECTIVES[name][0])
-            work = original(group, *args, **kwargs)
-            if name == "send":
-                sends.watch(work)
-            return work
-
-        return call
-
-    kind = dist.ProcessGroup
+    kind, sends = dist.ProcessGroup, Sends()
     # as they stand in the class; getattr would unbind them
     originals = {n: vars(kind)[n] for n in (*COLLECTIVES, *MESSAGES) if n in vars(kind) and n != "barrier"}
     for name in originals:
-        setattr(kind, name, listened(name, getattr(kind, name)))
-    sends = Sends()
+        setattr(kind, name, _listened(name, getattr(kind, name), heard, sends, neighbours))
     try:
         with sends.seen_to_end():
             yield heard
@@ -133,6 +110,33 @@ def listening(neighbours: str = NEIGHBOURS) -> Iterator[dict[str, list[Any]]]:
     finally:
         for name, original in originals.items():
             setattr(kind, name, original)
+
+
+def _listened(
+    name: str, original: Callable[..., Any], heard: dict[str, list[Any]], sends: Sends, neighbours: str
+) -> Callable[..., Any]:
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    @functools.wraps(original)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        sends.refuse_dropped()
+        if name == ANY:
+            _not_empty(args[0])
+        elif name in MESSAGES:
+            _there(args[1], rank, size, neighbours)
+            heard["dtypes"][name == "recv"] += [str(t.dtype).removeprefix("torch.") for t in args[0]]
+        if name == "send":
+            heard["sent"].append((args[1], sum(t.numel() for t in args[0])))
+        elif name in COLLECTIVES:
+            heard["collectives"].append(COLLECTIVES[name][0])
+        work = original(group, *args, **kwargs)
+        if name == "send":
+            sends.watch(work)
+        return work
+
+    return call
 
 
 class Sends:
