@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, OnAgent, PoolPart, RankPart, Recorded
+from nbddp.protocol.capability import Capability, Command, OnAgent, Option, PoolPart, RankPart
 from nbddp.protocol.messages import STOPPED
 
-if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
+if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
+    from dataclasses import dataclass
+    from typing import TypedDict
+
     import nbddp.capabilities.bench.command
     import nbddp.capabilities.collectives.command
     import nbddp.capabilities.compare.command
@@ -23,6 +26,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checke
     import nbddp.capabilities.timings.command
     import nbddp.capabilities.trace.command
     from nbddp.capabilities.panel.command import Panel
+    from nbddp.capabilities.scripts.logs import LogOptions
     from nbddp.capabilities.slurm.commands import Slurm
 
     __all__ = ["Panel", "Slurm"]
@@ -42,6 +46,52 @@ if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checke
         sync = nbddp.capabilities.hosts.command.sync
         timings = nbddp.capabilities.timings.command.timings
         trace = nbddp.capabilities.trace.command.trace
+
+    @dataclass(frozen=True, kw_only=True)
+    class PoolFields:
+        """keep_warm, keep_alive: in seconds."""
+
+        keep_warm: float | None = None
+        hosts: str | None = None
+        via: str | None = None
+        ssh_config: str | None = None
+        python: str | None = None
+        setup: str | None = None
+        keep_alive: float | None = None
+        interface: str | None = None
+        sync: bool = False
+        cluster: str | None = None
+        slurm: Slurm | None = None
+
+    @dataclass(frozen=True, kw_only=True)
+    class RunFields:
+        """trace: the file that gets the merged trace, or whether one is recorded."""
+
+        show_timings: bool = False
+        timings: bool = True
+        memory: bool = False
+        trace: str | bool = False
+        check: bool = False
+        logs: LogOptions | None = None
+
+    class PoolArguments(TypedDict, total=False):
+        hosts: str | None
+        via: str | None
+        ssh_config: str | None
+        python: str | None
+        setup: str | None
+        keep_alive: float | None
+        interface: str | None
+        sync: bool
+        cluster: str | None
+        slurm: Slurm | bool | None
+
+    class RunArguments(TypedDict, total=False):
+        timings: bool
+        memory: bool
+        trace: bool
+        check: bool
+        logs: LogOptions | None
 
 
 # fmt: off
@@ -82,6 +132,39 @@ ROWS = (
                 notebook="nbddp.capabilities.hosts.command:sync_in_notebook",
             ),
         ),
+        options=(
+            Option(
+                name="hosts", workers="hosts", group="other hosts", after="env", metavar="LIST",
+                help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file with one host per "
+                "line (nodea slots=4)",
+            ),
+            Option(
+                name="via", metavar="WAY", value="nbddp.capabilities.hosts.options:via",
+                help="how to start a process there: ssh (default), mpiexec, or a command such as 'kubectl exec -i "
+                "{host} -- {command}'",
+            ),
+            Option(name="ssh_config", metavar="FILE", help="configuration file of ssh (default: your own)"),
+            Option(
+                name="python", metavar="PATH",
+                help="Python interpreter there that has nbddp (default: the path of this kernel's)",
+            ),
+            Option(name="setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'"),
+            Option(
+                name="keep_alive", annotation="float | None", type="nbddp.launch.options:duration", metavar="TIME",
+                value="nbddp.capabilities.hosts.options:keep_alive",
+                help="keep workers on --hosts for TIME, such as 10m, after a lost connection, and Slurm's nodes after "
+                "the kernel (%ddp attach)",
+            ),
+            Option(
+                name="interface", metavar="NAME",
+                help="network interface that connects all hosts (default: chosen by trying them)",
+            ),
+            Option(
+                name="sync", annotation="bool", default=False, keeps=False, const=True,
+                help="copy the notebook's folder there first, without files that git ignores; workers start in the "
+                "copy",
+            ),
+        ),
         methods={
             "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
             "checkup": "nbddp.capabilities.hosts.command:checkup",
@@ -94,6 +177,17 @@ ROWS = (
                 "scale": "nbddp.capabilities.hosts.on_agent:scale",
             },
             starts={"facts": "nbddp.capabilities.hosts.facts:main"},
+        ),
+    ),
+    Capability(
+        name="attached",
+        options=(
+            Option(
+                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
+                merge="nbddp.capabilities.attached.options:merged",
+                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
+                "--nproc N takes N engines of each host",
+            ),
         ),
     ),
     Capability(
@@ -122,10 +216,17 @@ ROWS = (
                 notebook="nbddp.capabilities.timings.command:show",
             ),
         ),
-        recorded=(
-            Recorded(
-                option="show_timings", show="nbddp.capabilities.timings.command:show_recorded", command="%ddp timings",
-                order=3,
+        options=(
+            Option(
+                name="show_timings", annotation="bool", default=False, python=False, of="run", on=("cell", "script"),
+                after="output", flags=("--timings",), const=True, excludes="timings",
+                shows="nbddp.capabilities.timings.command:show_recorded", later="%ddp timings",
+                help="show %ddp timings when the {what} has ended",
+            ),
+            Option(
+                name="timings", annotation="bool", default=True, of="run", on=("cell", "script"),
+                flags=("--no-timings",), const=False, excludes="timings", to_ranks=True,
+                help="do not record DDP's steps",
             ),
         ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
@@ -145,7 +246,15 @@ ROWS = (
     ),
     Capability(
         name="trace",
-        recorded=(Recorded(option="trace", show="nbddp.capabilities.trace.command:show_recorded", order=1),),
+        options=(
+            Option(
+                name="trace", annotation="bool", default=False, of="run", group="run", after="timings",
+                type="nbddp.capabilities.trace.options:file", const="", metavar="FILE", to_ranks=True,
+                shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
+                help="run torch.profiler on every rank and merge the traces for Perfetto into FILE (default "
+                "ddp-trace.json.gz)",
+            ),
+        ),
         methods={"trace": "nbddp.capabilities.trace.command:trace"},
         rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part"),),
         requests={"trace": "nbddp.capabilities.trace.on_rank:trace"},
@@ -173,10 +282,12 @@ ROWS = (
                 notebook="nbddp.capabilities.memory.command:show",
             ),
         ),
-        recorded=(
-            Recorded(
-                option="memory", show="nbddp.capabilities.memory.command:show_recorded",
-                command="%ddp memory --timeline", order=2,
+        options=(
+            Option(
+                name="memory", annotation="bool", default=False, of="run", on=("cell",), group="run", after="timings",
+                const=True, to_ranks=True, shows="nbddp.capabilities.memory.command:show_recorded",
+                later="%ddp memory --timeline",
+                help="record allocations, and show %ddp memory --timeline when the cell has ended",
             ),
         ),
         methods={
@@ -298,6 +409,42 @@ ROWS = (
                 notebook="nbddp.capabilities.scripts.command:errors",
             ),
         ),
+        options=(
+            Option(
+                name="module", of="run", into="program", on=("script", "terminal"), after="fresh",
+                flags=("-m", "--module"), const=True,
+                help="SCRIPT is a module, as in python -m",
+            ),
+            Option(
+                name="keep", of="run", into="program", on=("script",), const=True,
+                help="run in the existing processes, and keep the script's names there for the next cell",
+            ),
+            Option(
+                name="logs", annotation="LogOptions | None", of="run", after="show",
+                value="nbddp.capabilities.scripts.logs:of_options",
+            ),
+            Option(
+                name="log_dir", of="run", into="logs", flags=("--log-dir", "--log_dir"), metavar="FOLDER",
+                help="folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, stderr.log and error.json, as torchrun",
+            ),
+            Option(
+                name="redirects", of="run", into="logs", flags=("-r", "--redirects"),
+                type="nbddp.capabilities.scripts.logs:streams", metavar="STREAMS",
+                help="write these streams to files instead of showing them: 1 stdout, 2 stderr, 3 both, or by local "
+                "rank, as 0:3,1:2",
+            ),
+            Option(
+                name="tee", of="run", into="logs", flags=("-t", "--tee"),
+                type="nbddp.capabilities.scripts.logs:streams", metavar="STREAMS",
+                help="write these streams to files and show them",
+            ),
+            Option(
+                name="local_ranks_filter", of="run", into="logs",
+                flags=("--local-ranks-filter", "--local_ranks_filter"),
+                type="nbddp.capabilities.scripts.logs:local_ranks", metavar="LIST",
+                help="show the output of these local ranks only",
+            ),
+        ),
         methods={"run_script": "nbddp.capabilities.scripts.command:run_script"},
         requests={"script": "nbddp.capabilities.scripts.on_rank:script"},
     ),
@@ -322,6 +469,15 @@ ROWS = (
     ),
     Capability(
         name="warm",
+        options=(
+            Option(
+                name="keep_warm", annotation="float | None", python=False, after="device",
+                type="nbddp.launch.options:duration", metavar="TIME",
+                help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as "
+                "10m, 90s or 2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a "
+                "terminal)",
+            ),
+        ),
         on_agent=OnAgent(
             ops={"keep": "nbddp.capabilities.warm.on_agent:keep"}, warm="nbddp.capabilities.warm.on_agent:told",
             begins="nbddp.capabilities.warm.on_agent:begin", succeeds="nbddp.capabilities.warm.on_agent:go_on",
@@ -347,12 +503,46 @@ ROWS = (
                 notebook="nbddp.capabilities.slurm.command:submit_in_notebook",
             ),
         ),
+        options=(
+            Option(
+                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="cluster",
+                type="nbddp.capabilities.slurm.options:job", const="", metavar="JOB",
+                value="nbddp.capabilities.slurm.options:asked", given="nbddp.capabilities.slurm.options:given",
+                merge="nbddp.capabilities.slurm.options:merged",
+                help="start the workers on Slurm nodes: of JOB, else of the kernel's own job, else of a new job",
+            ),
+            Option(
+                name="nodes", into="slurm", type="nbddp.capabilities.slurm.options:nodes", metavar="N",
+                help="ask Slurm for N nodes, or for 2-4 (default 1)",
+            ),
+            Option(name="partition", into="slurm", metavar="P", help="as for salloc"),
+            Option(name="time", into="slurm", metavar="T", help="as for salloc, such as 1:00:00"),
+            Option(name="gpus_per_node", into="slurm", metavar="G", help="as for salloc, such as 4 or a100:4"),
+            Option(name="account", into="slurm", metavar="A", help="as for salloc"),
+            Option(name="qos", into="slurm", metavar="Q", help="as for salloc"),
+            Option(name="constraint", into="slurm", metavar="C", help="as for salloc"),
+            Option(
+                name="cpus_per_node", into="slurm", type="nbddp.launch.options:positive", metavar="C",
+                help="cores per node (default: one per worker, if no GPUs are requested)",
+            ),
+            Option(
+                name="slurm_options", into="slurm", metavar="WORDS",
+                help="other options for salloc, such as '--exclusive --mem=0'",
+            ),
+        ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
         waits="nbddp.capabilities.slurm.allocation:kept",
     ),
     Capability(
         name="check",
+        options=(
+            Option(
+                name="check", annotation="bool", default=False, of="run", after="hang_after", const=True,
+                to_ranks=True,
+                help="before each collective, compare operation, shape, dtype and reduce op across ranks",
+            ),
+        ),
         rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
     ),
     Capability(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nbddp.errors import BadInput
 from nbddp.launch.options import (
+    START,
     HelpAsked,
     LaunchSpec,
     Parser,
@@ -114,10 +115,6 @@ class Asked(Protocol):
         """Start workers by `change`, which gets the place for progress and returns what to say."""
         ...
 
-    def publish(self, figure: Any) -> None:
-        """Display it in front of what the magic returns."""
-        ...
-
     def run(self, spec: LaunchSpec) -> None:
         """Run a script as a cell runs, and show what it has recorded."""
         ...
@@ -154,7 +151,7 @@ def log_arguments(parser: Parser) -> None:
 
 def parse_pool_options(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine:
     space = parser.parse_strictly(words)
-    return CommandLine(command, vars(space), launch_spec(space))
+    return CommandLine(command, vars(space), launch_spec(space, START))
 
 
 def command_parser(name: str, prog: str = NOTEBOOK) -> Parser:

@@ -34,7 +34,7 @@ from nbddp.notebook.pool_commands import RESTARTED, start_pool
 from nbddp.output.screens import Screen, for_shell
 from nbddp.pool import snapshot
 from nbddp.pool.pool import Pool
-from nbddp.protocol.capability import Recorded, recorded
+from nbddp.protocol.capability import Option
 from nbddp.protocol.capability import load as load_target
 
 
@@ -155,9 +155,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _change(self, spec: LaunchSpec, line: str) -> None:
         """A `%%ddp` line without a program: `%ddp start` with its options, if they are all of the pool."""
-        if spec.run() != LaunchSpec().run() or not (spec.asks_for_pool() or spec.fresh):
-            shown = [one.command for one in _recorded(spec) if one.command]
-            raise cell_text.refusal(line.strip(), f"{shown[-1]} for the cell before" if shown else "")
+        if spec.asks_for_run() or not spec.asks_for_pool():
+            shown = next((each.later for each in spec.said() if each.later), "")
+            raise cell_text.refusal(line.strip(), f"{shown} for the cell before" if shown else "")
         replaced = spec.fresh and self.pool.running
         start_pool(self, spec)
         if replaced:
@@ -175,14 +175,32 @@ class DDPMagics(Magics):  # type: ignore[misc]
         try:
             return self.pool.carry_out(spec.request(code, number), screen)
         except RunFailed:
-            if self.pool.running:
-                self._show_recorded(spec, failed=True)
+            if self.pool.running:  # what led to a failure is worth seeing most of all
+                self._show_recorded_of_failed(spec)
             raise
 
-    def _show_recorded(self, spec: LaunchSpec, failed: bool = False) -> None:
-        """What a run has recorded, as its line asks."""
-        for one in _recorded(spec):
-            load_target(one.show)(self, getattr(spec, one.option), failed)
+    def _show_recorded(self, spec: LaunchSpec) -> None:
+        """What a run has recorded, as its line asks. The last option comes first: those before may raise."""
+        for option in reversed(spec.said()):
+            self._show(option, spec)
+
+    def _show_recorded_of_failed(self, spec: LaunchSpec) -> None:
+        """The same of a cell that failed: that is the report, whatever becomes of this."""
+        for option in spec.said():
+            try:
+                if option.of_failed:
+                    self._show(option, spec)
+            except Exception as e:
+                print(f"there is no {option.name}: {type(e).__name__}: {e}")
+
+    def _show(self, option: Option, spec: LaunchSpec) -> None:
+        for figure in load_target(option.shows)(self, getattr(spec, option.name)) if option.shows else ():
+            self._publish(figure)
+
+    def _publish(self, figure: Any) -> None:
+        """Display it in front of what the magic returns."""
+        data, metadata = figure._repr_mimebundle_()
+        self.shell.display_pub.publish(data, metadata)
 
     def _ask_front_end(self, headed: Callable[[str], str]) -> None:
         """What `name?` and `%load` in the cell asked of the front end, as the lowest rank answers it: text to show, and
@@ -204,11 +222,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
         """Run a script as a cell runs, and show what it has recorded."""
         self._carry_out(spec, "", self.number())
         self._show_recorded(spec)
-
-    def publish(self, figure: Any) -> None:
-        """Display it in front of what the magic returns."""
-        data, metadata = figure._repr_mimebundle_()
-        self.shell.display_pub.publish(data, metadata)
 
     def ensure(self, spec: LaunchSpec) -> Screen:
         """Make the pool match a line. Returns the screen that tells the changes."""
@@ -260,11 +273,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if system.lost() and not self._told_of_system:
             print(system.lost())
         self._told_of_system = True
-
-
-def _recorded(spec: LaunchSpec) -> list[Recorded]:
-    """What a line asks to show."""
-    return [one for one in recorded() if getattr(spec, one.option) not in (None, False)]
 
 
 TRANSFORMS = (cell_text.uncommented, cell_text.bodied)  # of a shell's cells, before it looks for a magic

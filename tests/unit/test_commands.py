@@ -45,7 +45,7 @@ def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
     assert importlib.util.find_spec(f"nbddp.capabilities.{row.name}")
     own = [*row.names.values(), *row.methods.values()]
     own += [row.part.target] if row.part is not None else []
-    own += [one.show for one in row.recorded]
+    own += [option.shows for option in row.options if option.shows]
     own += [target for c in row.commands for field in TARGETS if (target := getattr(c, field))]
     there = row.on_agent
     own += [*there.ops.values(), *there.starts.values()]

@@ -9,7 +9,7 @@ import pytest
 
 from nbddp import capabilities
 from nbddp.launch.options import LaunchSpec
-from nbddp.protocol.capability import Capability, PoolPart, recorded
+from nbddp.protocol.capability import Capability, PoolPart, added_options
 from nbddp.protocol.pool_parts import PoolParts
 
 made: list[str] = []
@@ -104,6 +104,8 @@ def test_each_part_of_a_row_has_a_method_that_is_called() -> None:
 
 
 def test_what_a_cell_shows_in_the_end_is_by_options_that_there_are() -> None:
-    assert [one.option for one in recorded()] == ["trace", "memory", "show_timings"]
-    for one in recorded():
-        assert getattr(LaunchSpec(), one.option) in (None, False)
+    """The last option that is said comes first."""
+    shown = [one.name for one in added_options("run") if one.shows]
+    assert sorted(shown) == ["memory", "show_timings", "trace"]
+    said = LaunchSpec(trace="a.json.gz", memory=True, show_timings=True).said()
+    assert [one.name for one in reversed(said) if one.shows] == ["trace", "memory", "show_timings"]

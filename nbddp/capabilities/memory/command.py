@@ -136,15 +136,14 @@ def show(asked: Asked, line: CommandLine) -> Any:
     return draw_memory(memory(asked.pool))
 
 
+def show_recorded(asked: Asked, said: bool) -> list[Any]:
+    """`%%ddp --memory`."""
+    return [figure_of_allocations(asked.pool)]
+
+
 def figure_of_allocations(ranks: IdleRanks, asked: int | str | None = None) -> Any:
     """Step `asked`, `all` of the cell, or the step with the highest peak."""
     from nbddp.capabilities.memory.figure_timeline import draw_allocations
 
     step = asked if isinstance(asked, int) else None
     return draw_allocations(allocations(ranks, step, whole=asked == "all"))
-
-
-def show_recorded(asked: Asked, value: bool, failed: bool) -> None:
-    """At the end of a cell with `--memory`."""
-    if not failed:
-        asked.publish(figure_of_allocations(asked.pool))

@@ -88,7 +88,7 @@ def _carry_out(pool: Pool, spec: LaunchSpec, says_kept: bool) -> int:
         print(report.terminal_text(e, _signal_of(pool)), file=sys.stderr)
         return FAILED
     finally:
-        if spec.trace is not None and pool.last_run is not None:
+        if isinstance(spec.trace, str) and pool.last_run is not None:
             _write_trace(pool, spec.trace)
     return 0
 

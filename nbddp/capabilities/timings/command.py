@@ -54,6 +54,11 @@ def show(asked: Asked, line: CommandLine) -> Any:
     return figure_of_timings(asked.pool, line.args["step"])
 
 
+def show_recorded(asked: Asked, said: bool) -> list[Any]:
+    """`%%ddp --timings`."""
+    return [figure_of_timings(asked.pool)]
+
+
 def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
     """Step `asked` of the last run that trained, or the median one; the last collectives where none trained."""
     from nbddp.capabilities.timings.figure import draw_timings
@@ -74,12 +79,6 @@ def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
     if number not in have:
         raise BadInput(f"there is no step {number}; steps {have[0]} to {have[-1]} are recorded on every rank")
     return draw_timings(recording, number)
-
-
-def show_recorded(asked: Asked, value: bool, failed: bool) -> None:
-    """At the end of a cell with `--timings`."""
-    if not failed:
-        asked.publish(figure_of_timings(asked.pool))
 
 
 def _figure_of_collectives(pool: Pool) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,16 @@ def trace(ranks: IdleRanks) -> Merged:
     return merged
 
 
+def show_recorded(asked: Asked, file: str) -> Sequence[Any]:
+    """`%%ddp --trace`. That there is no trace is said, and is no error of the cell's."""
+    try:
+        with asked.progress() as progress:
+            return write(asked.pool, Path(file), progress)
+    except BadInput as e:
+        print(e)
+        return ()
+
+
 def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tuple[Any, Any]:
     """Write the merged trace of the cell that has just run. Returns where it is, and the figure of what it shows."""
     from nbddp.capabilities.collectives.figure import draw_program
@@ -55,25 +65,3 @@ def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tupl
     found = written(merged, file)
     progress("looking for what the trace shows")
     return found, draw_program(program(merged.data["traceEvents"]))
-
-
-def show_recorded(asked: Asked, name: str, failed: bool) -> None:
-    """At the end of a cell with `--trace`. Of one that failed the failure is the report, whatever becomes of the
-    trace."""
-    try:
-        _show(asked, Path(name))
-    except Exception as e:
-        if not failed:
-            raise
-        print(f"there is no trace: {type(e).__name__}: {e}")
-
-
-def _show(asked: Asked, file: Path) -> None:
-    try:
-        with asked.progress() as progress:
-            shown = write(asked.pool, file, progress)
-    except BadInput as e:
-        print(e)
-        return
-    for each in shown:
-        asked.publish(each)
