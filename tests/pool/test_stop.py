@@ -377,10 +377,12 @@ class Interrupted(NullScreen):
      ("0", WorkerFailed)],
 )  # fmt: skip
 def test_an_interrupt_from_elsewhere_is_stop_only_if_stop_comes(tmp_path: Path, order: str, error: type) -> None:
-    run = Interrupted(order, tmp_path).run
+    run, told = Interrupted(order, tmp_path).run, list[str]()
+    run.ends.append(lambda: told.append("ends"))
     run.execute()
     with pytest.raises(error):
         run.raise_if_bad()
+    assert told or "s" not in order, "who waits for a line hears of Stop"
 
 
 def test_a_cells_stop_before_its_code_runs_is_answered(stopped: Kernel) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from nbddp import capabilities
+from nbddp.capabilities.widgets.part import WidgetsPart
 from nbddp.launch.options import LaunchSpec
+from nbddp.output.buffer import VIEW
 from nbddp.protocol.capability import Capability, PoolPart, added_options
 from nbddp.protocol.pool_parts import PoolParts
 
@@ -101,6 +103,17 @@ def test_each_part_of_a_row_has_a_method_that_is_called() -> None:
             methods = {name for name in called if hasattr(parts.of(row.name), name)}
             assert methods, row.name
             assert bool(row.part.messages) == ("message" in methods), row.name
+
+
+def test_a_bar_that_has_ended_is_let_go_with_its_run() -> None:
+    part, shown, run = WidgetsPart(None), {VIEW: {"model_id": "bar"}}, None  # type: ignore[arg-type]
+    state = {"_model_name": "FloatProgressModel", "bar_style": "success", "value": 1, "max": 2}
+    told = {"comm_id": "bar", "target_name": "jupyter.widget", "data": {"state": state}}
+    assert part.message(0, "comm_open", told, ())
+    assert part.display_over(shown)
+    assert part.display_left(shown, True) == {"text/plain": part.display_words(shown)}
+    part.run_ended(run)  # type: ignore[arg-type]
+    assert part.display_words(shown) is None
 
 
 def test_what_a_cell_shows_in_the_end_is_by_options_that_there_are() -> None:
