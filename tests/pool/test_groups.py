@@ -690,7 +690,7 @@ for one, error in ((dist.HashStore(), dist.DistStoreError), (store, RuntimeError
         except TypeError as e: assert 'incompatible' in str(e), e
         else: raise AssertionError
 store.set_timeout(timedelta(seconds=20))
-for file in (path + 'one', path + 'two'):  # torch removes the file with the group: both at once may leave it to the other
+for file in (path + 'one', path + 'two'):  # torch removes it with the last group, unless both go at once
     dist.init_process_group('gloo', init_method='file://' + file, rank=r, world_size=2)
     dist.barrier(dist.new_group([0, 1])); gathered = [None] * 2; dist.all_gather_object(gathered, r)
     assert gathered == [0, 1]
