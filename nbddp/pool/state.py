@@ -105,9 +105,10 @@ class PoolState:
         return [f"{ended}; {new} {'are' if self.group.world_size > 1 else 'is'} new and empty"] if ended else []
 
     def _refuse_keeping(self, merged: LaunchSpec) -> None:
-        why = self.group.nodes[0].agent.why_not_kept() if merged.keep_warm else ""
-        if merged.keep_warm and why:
-            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {why}; leave it out")
+        seconds = _kept_for(merged)
+        why = self.group.nodes[0].agent.why_not_kept() if seconds else ""
+        if seconds and why:
+            raise BadInput(f"--keep-warm {lasts(seconds)}: {why}; leave it out")
 
     def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: EnvChange, progress: Progress) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
@@ -135,7 +136,8 @@ class PoolState:
         group.topology, group.visible, self.spec = topology, visible, replace(merged, visible=visible)
         group.describe()
         assert group.agent is not None
-        group.nodes[0].keep(self._keep if merged.keep_warm is None else merged.keep_warm)
+        said = _kept_for(merged)
+        group.nodes[0].keep(self._keep if said is None else said)
         self.elsewhere.keep(self.spec)
         for started in self.parts.started if old is None else ():
             started(group.agent)
@@ -175,7 +177,7 @@ class PoolState:
         given = self._given_agent
         if seconds is not None and given is not None and given.alive:
             given.keep(seconds)
-        if seconds is not None and self.group.alive and self.spec.keep_warm is None:
+        if seconds is not None and self.group.alive and _kept_for(self.spec) is None:
             self.group.nodes[0].keep(seconds)
 
     # -- new processes -------------------------------------------------------------------------------
@@ -279,6 +281,11 @@ class PoolState:
         unkept = f"no process is kept warm: {why}" if why else ""
         lacks = lines(self.parts.shortcomings)
         return list(filter(None, [system.lost(), *lacks, unguarded, unkept, _torchcomms()]))
+
+
+def _kept_for(spec: LaunchSpec) -> float | None:
+    """Seconds of `--keep-warm`, where a row has it."""
+    return getattr(spec, "keep_warm", None)
 
 
 def _torchcomms() -> str:

@@ -69,7 +69,7 @@ def test_a_cell_runs_without_them(copy: Path) -> None:
     said = done.stdout.splitlines()
     assert said[-1] == str(copy / "nbddp" / "__init__.py")
     assert sorted(line for line in said if "sees" in line) == [f"rank {r} │ rank {r} sees 2.0" for r in range(2)]
-    assert "--keep-warm 10m: nothing here keeps a process; leave it out" in said
+    assert any("--keep-warm" in line for line in said), "an option that no row has is refused"
 
 
 @pytest.mark.parametrize("words", ["status", "--help"])
