@@ -80,9 +80,9 @@ def load_ipython_extension(shell: Any) -> None:
     """`%load_ext nbddp`: register the magics and start the node agent in the background."""
     import os
 
-    from nbddp.agent.client import AgentClient
+    from nbddp.agent.client import ask
 
-    asked = AgentClient.ask(os.environ)  # a warm process that waits looks at its files while the rest is imported here
+    asked = ask(os.environ)  # a warm process that waits looks at its files while the rest is imported here
 
     from nbddp.notebook.magics import load
 

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, keeper, warning_filters
+from nbddp.agent import children, warning_filters
 from nbddp.agent import server as agent_server
 from nbddp.agent.server import WARM, NodeAgent, import_all
-from nbddp.capabilities.warm import client, fingerprint, server
+from nbddp.capabilities.warm import client, fingerprint, on_agent, server
 from nbddp.launch import env_options
 
 SECONDS = 600.0  # that a fork waits
@@ -146,14 +146,10 @@ def _wait(template: int, facts: fingerprint.Facts, imports: fingerprint.Imports,
         return
     os.close(pipe)
     children.outlive_parent()
-    channel = owner.enter()
-    keeper.keep(owner.home)
-    agent: NodeAgent | None = NodeAgent(owner.home, channel, channel, owner.pid, imports)
-    assert agent is not None
-    agent.inherited = facts
+    agent: NodeAgent | None = on_agent.become(owner, on_agent.Kept(imports, facts))
     while agent is not None:
         agent.serve()
-        agent = agent.go_on()
+        agent = agent.successor()
 
 
 def be(request: dict[str, Any]) -> None:

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import nbddp
-from nbddp.agent.client import AgentClient
-from nbddp.capabilities.warm import client
+from nbddp.agent.client import AgentClient, Offer, ask
 from tests.template import Template
 
 
@@ -33,13 +32,13 @@ start_cold = AgentClient.launch.__func__  # type: ignore[attr-defined]
 def launch(
     cls: type[AgentClient],
     env: Mapping[str, str],
-    asked: client.AskedProcess | None = None,
+    asked: Offer | None = None,
     controls_only: bool = False,
 ) -> AgentClient:
     """`AgentClient.launch`, which takes a fork of the template where it would start a process."""
     if asked is None and not controls_only:
         ready(env)
-        asked = AgentClient.ask(env)
+        asked = ask(env)
     agent: AgentClient = start_cold(cls, env, asked, controls_only)
     return agent
 

@@ -2,7 +2,7 @@
 
 One reader thread takes the lines in; whoever asked waits on a condition. A line that is no message, and a message that
 nobody understands, are noted in the log, and the next one is read. Nothing here knows what the messages mean, except
-that the agent says `warm` once it is ready.
+that the agent says `warm` once it is ready. A capability may have agents that need not be started (`AgentSource`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,57 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from nbddp.agent import runtime_dir, stop
 from nbddp.agent.last_error import cause
 from nbddp.agent.process_id import ProcessId
-from nbddp.capabilities.warm import client, fingerprint
-from nbddp.compat import system, working_dir
+from nbddp.compat import working_dir
 from nbddp.errors import AgentFailed
-from nbddp.protocol.agent import Hello
+from nbddp.protocol.agent import CONTROLS_ONLY, Hello
+from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.jsonl import LineBuffer, Message, encode, unknown_words
 
 ROOM = 4096  # bytes that a log needs
+NO_SOURCE = "nothing here keeps a process"
 SLICE = 0.1  # seconds between two looks whether Stop was pressed
 START_TIMEOUT = 120.0  # a cold import of torch from a slow disk
+
+
+class Offer(Protocol):
+    """A process that has been asked to be the agent of a new pool."""
+
+    def take(self, env: Mapping[str, str]) -> AgentClient | None:
+        """The agent that it has become, as one launched with `env`; None if it is no good, or somebody else's."""
+
+
+class AgentSource(Protocol):
+    """What has agents that need not be started, and keeps those that have been."""
+
+    def ask(self, env: Mapping[str, str]) -> Offer | None:
+        """Ask a process to be the agent that `env` would launch; returns at once. None if there is none."""
+
+    def facts(self, env: Mapping[str, str]) -> Message:
+        """What is to be known of an agent that is about to be launched, for `keep`."""
+
+    def keep(self, agent: AgentClient, seconds: float) -> None:
+        """Have the agent's process go on for so long after its owner; 0: not at all."""
+
+    def why_not(self, agent: AgentClient) -> str:
+        """Why a warm agent's process cannot be kept; empty if it can."""
+
+
+def source() -> AgentSource | None:
+    """The one of the table."""
+    return next((load(row.agents)() for row in rows() if row.agents), None)
+
+
+def ask(env: Mapping[str, str]) -> Offer | None:
+    """Ask a process that waits to be this process's agent, for `AgentClient.launch`; returns at once. None if there is
+    none."""
+    found = source()
+    return found.ask(env) if found is not None else None
 
 
 class AgentClient:
@@ -54,12 +90,12 @@ class AgentClient:
         self.controls_only = False
         self.process: subprocess.Popen[bytes] | None = None
         self._read, self._write = read, write
-        self.inherited: Message = {}  # what the agent's process began with, where it was launched here
+        self.facts: Message = {}  # of its source, where it was launched here
         self._connection: socket.socket | None = None
         self._owned = True  # whether it serves us alone
         self._over = threading.Event()
         self._last_words = ""  # where its log is gone
-        self._kept = False  # whether its process may go on without us
+        self.outlives = False  # whether its process may go on without us
         self._ids = itertools.count(1)
         self._answers: dict[int, Message] = {}
         self._callbacks: list[Callable[[Message], None]] = []
@@ -70,41 +106,37 @@ class AgentClient:
         threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
 
     @classmethod
-    def launch(
-        cls, env: Mapping[str, str], asked: client.AskedProcess | None = None, controls_only: bool = False
-    ) -> AgentClient:
+    def launch(cls, env: Mapping[str, str], asked: Offer | None = None, controls_only: bool = False) -> AgentClient:
         """Start an agent on this machine; returns at once, while it warms up.
 
-        asked: a warm process that becomes the agent instead, if it is still good for it. controls_only: the workers
-        will be on other hosts, so torch is not imported here.
+        asked: what becomes the agent instead, if it is still good for it. controls_only: the workers will be on other
+        hosts, so torch is not imported here.
         """
-        inherited = fingerprint.inherited(env) if system.is_linux() else {}
-        connection = asked.answer() if asked is not None else None
-        if asked is not None and connection is not None:
-            return cls.at(connection, asked.home, env, inherited, kept=True)
+        kept_by = source()
+        facts = kept_by.facts(env) if kept_by is not None else {}
+        agent = (asked.take(env) if asked is not None else None) or cls._start(env, controls_only)
+        agent.facts = facts
+        return agent
+
+    @classmethod
+    def _start(cls, env: Mapping[str, str], controls_only: bool) -> AgentClient:
         runtime_dir.running()  # sweeps what a killed agent left
         home = runtime_dir.new_home()
-        what = [fingerprint.CONTROLS_ONLY] if controls_only else []
+        what = [CONTROLS_ONLY] if controls_only else []
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "nbddp.agent.server", str(home), str(os.getpid()), str(theirs.fileno()), *what]
+        command = [sys.executable, "-m", "nbddp.agent", str(home), str(os.getpid()), str(theirs.fileno()), *what]
         try:
             with theirs, open(home / "agent.log", "ab") as log, without_stop():
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()],
-                    env=_own(env), start_new_session=True,
+                    env=own_env(env), start_new_session=True,
                 )  # fmt: skip
         except BaseException:
             ours.close()
             raise
-        agent = cls.at(ours, home, env, inherited)
+        agent = cls.at(ours, home, env)
         agent.process, agent.controls_only = process, controls_only
         return agent
-
-    @classmethod
-    def ask(cls, env: Mapping[str, str]) -> client.AskedProcess | None:
-        """Ask a warm process that waits to be this process's agent, for `launch`; returns at once. None if none waits
-        that this process could have started."""
-        return client.ask(fingerprint.inherited(env), _own(env)) if client.waiting() else None
 
     @classmethod
     def connect(cls, home: Path) -> AgentClient:
@@ -114,23 +146,14 @@ class AgentClient:
             connection.connect(str(runtime_dir.socket_of(home)))
         except OSError as e:
             raise AgentFailed(f"the pool {home.name} does not answer: {e.strerror}") from None
-        return cls.at(connection, home, {}, {}, owned=False)
+        return cls.at(connection, home, {}, owned=False)
 
     @classmethod
-    def at(
-        cls,
-        connection: socket.socket,
-        home: Path,
-        env: Mapping[str, str],
-        inherited: Message,
-        owned: bool = True,
-        kept: bool = False,
-    ) -> AgentClient:
-        """The agent at the other end. owned: whether it serves us alone; kept: whether its process may go on without
-        us."""
+    def at(cls, connection: socket.socket, home: Path, env: Mapping[str, str], owned: bool = True) -> AgentClient:
+        """The agent at the other end. owned: whether it serves us alone."""
         stream = connection.makefile("rwb", buffering=0)
         agent = cls(home, stream, stream, env)  # type: ignore[arg-type]
-        agent._connection, agent._owned, agent._kept, agent.inherited = connection, owned, kept, inherited
+        agent._connection, agent._owned = connection, owned
         return agent
 
     @property
@@ -246,9 +269,15 @@ class AgentClient:
                     return
 
     def keep(self, seconds: float) -> None:
-        """Have the warm process outlive its owner for so long, where it can (`warm["unkept"]`); 0: not at all."""
-        self._kept = seconds > 0
-        self.tell("keep", seconds=seconds, inherited=self.inherited)
+        """Have the warm process outlive its owner for so long, where it can (`why_not_kept`); 0: not at all."""
+        kept_by = source()
+        if kept_by is not None:
+            kept_by.keep(self, seconds)
+
+    def why_not_kept(self) -> str:
+        """Why its process, which is warm, ends with its owner; empty if it can go on."""
+        kept_by = source()
+        return NO_SOURCE if kept_by is None else kept_by.why_not(self)
 
     def stop(self) -> None:
         """As `close`, and nothing of it is kept."""
@@ -276,7 +305,7 @@ class AgentClient:
         self.begin_close()
         if self.process is not None:
             self._end_process(self.process, timeout)
-        elif self._owned and not self._over.wait(timeout) and not self._kept:
+        elif self._owned and not self._over.wait(timeout) and not self.outlives:
             self.kill()
         if self._connection is not None:
             self._connection.close()
@@ -285,12 +314,12 @@ class AgentClient:
     def _end_process(self, process: subprocess.Popen[bytes], timeout: float) -> None:
         """As `close`, where it is a child of this process."""
         is_importing = self._hello is not None and self.warm is None  # it would not listen before it has imported all
-        if is_importing and not self._kept:
+        if is_importing and not self.outlives:
             process.terminate()
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
-            if not self._kept:
+            if not self.outlives:
                 self.kill()
                 process.wait()
 
@@ -401,7 +430,7 @@ class AgentClient:
             callback(message)
 
 
-def _own(env: Mapping[str, str]) -> dict[str, str]:
+def own_env(env: Mapping[str, str]) -> dict[str, str]:
     """The environment of an agent."""
     own = {**runtime_dir.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     if os.environ.get("NBDDP_START_METHOD"):

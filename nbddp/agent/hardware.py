@@ -49,6 +49,14 @@ def cores_of(text: str) -> set[int]:
     return found
 
 
+def address_towards(to: str) -> str:
+    """The address from which packets to a host go; nothing is sent. Raises OSError where there is no way."""
+    family, kind, _, _, address = socket.getaddrinfo(to, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
 def interfaces() -> list[dict[str, Any]]:
     """The network interfaces that are up: fields of `machine.Interface`, and their `addresses`."""
     loopback, addresses = loopback_name(), psutil.net_if_addrs()

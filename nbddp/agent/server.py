@@ -5,8 +5,8 @@ stays single-threaded, never touches CUDA, and forks. It serves one owner on
 descriptors that nothing else writes to, in lines of JSON (`protocol.jsonl`), and others of the same
 user on a unix socket (the terminal's `python -m nbddp`). What is printed here, by whatever
 module is imported, goes to its log. It ends with its owner, taking all its
-children along; asked to, the warm process alone goes on and waits for another owner
-(`capabilities.warm.server`). It holds no rule about runs: it starts, signals, reports.
+children along. It holds no rule about runs: it starts, signals, reports. Capabilities add to what it may be asked for,
+what it starts, and what becomes of its process in the end (`protocol.capability.OnAgent`).
 """
 
 from __future__ import annotations
@@ -22,32 +22,27 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import psutil
 
 from nbddp.agent import children, devices, hardware, keeper, log_rotation, runtime_dir, spool_files, warning_filters
 from nbddp.agent.process_id import ProcessId, is_zombie
-from nbddp.capabilities.hosts.listeners import Listeners
-from nbddp.capabilities.panel.on_agent import Gpus, WorkerPids
-from nbddp.capabilities.private import sock_owner
-from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.errors import NbddpError, RankStatus
-from nbddp.protocol.agent import PROTOCOL, Hello
-from nbddp.protocol.codec import to_json
+from nbddp.protocol.agent import CONTROLS_ONLY, PROTOCOL, Hello, OpenStore
+from nbddp.protocol.capability import OnAgent, load, rows
+from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.jsonl import LineBuffer, Message, encode, log_unknown
 
-WORKER, CONTROLLER, STORE, TRIALS, FACTS = "worker", "controller", "store", "trials", "facts"
+WORKER, CONTROLLER, STORE = "worker", "controller", "store"
 TARGETS = {
     WORKER: "nbddp.worker.engine:main",
     CONTROLLER: "nbddp.agent.controller:main",
     STORE: "nbddp.agent.store_host:main",
-    TRIALS: "nbddp.capabilities.doctor.probe_runner:in_copy",
-    FACTS: "nbddp.capabilities.hosts.facts:main",
 }
 WARM = (
     "torch",
@@ -69,12 +64,14 @@ WARM = (
     "tornado.queues",
     "bdb",
     "nbddp.worker.engine",
+    "nbddp.worker.ahead",
 )
 CONTROLS = ("ipyparallel.controller.app", "tornado.platform.asyncio", "tornado.queues")  # of a pool on other hosts
 LOOK_EVERY = 1.0  # seconds
 MOST_PIPES = 8  # that a child sends at once
 LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have
 SPARED = (torch_compat.COMPILER,)  # without it a worker starts all the same
+Part = TypeVar("Part")
 
 
 @dataclass
@@ -115,22 +112,19 @@ class NodeAgent:
         hears: int,
         says: int,
         owner: int | None = None,
-        imports: fingerprint.Imports | None = None,
         modules: tuple[str, ...] = WARM,
     ):
         """hears, says: the descriptors, or the one, by which it talks with its owner. owner: whose agent it is; that of
-        its parent if None. imports: what the process has read, where it may be kept. modules: those to import before
-        anything is started."""
+        its parent if None. modules: those to import before anything is started."""
         self.home, self.hears, self.says = folder, hears, says
         self.owner_pid = os.getppid() if owner is None else owner
-        self.keep = 0.0  # seconds that the warm process waits for another owner
-        self.imports, self.modules = imports, modules
-        self.inherited: Message = {}  # what it began with, as its owner says (`capabilities.warm.fingerprint`)
+        self.keep = 0.0  # seconds for which its process goes on after the owner's end
+        self.modules = modules
+        self.parts: dict[Callable[[NodeAgent], Any], Any] = {}
+        self.looks: list[Callable[[], None]] = []  # what is called each second besides
         self.children: dict[int, Child] = {}
         self.peers: list[Peer] = []
         self.info: dict[str, Any] = {}
-        self._gpus: Gpus | None = None
-        self._uses = WorkerPids()
         self.files: list[str] = []
         self.stores: dict[int, tuple[Peer, Any]] = {}
         self.next_store = 0
@@ -140,7 +134,6 @@ class NodeAgent:
         self.owner = Peer(self._write_owner, owner=True)
         self.identity = ProcessId.of(os.getpid())
         self.store_channel: socket.socket | None = None
-        self.doors = Listeners(self.selector)
         self._looked = 0.0  # by time.monotonic()
 
     def serve(self) -> None:
@@ -167,7 +160,15 @@ class NodeAgent:
     def each_second(self) -> None:
         for path in {child.log for child in self.children.values()}:
             log_rotation.cut(path)
-        self.doors.look()
+        for look in self.looks:
+            look()
+
+    def part(self, make: Callable[[NodeAgent], Part]) -> Part:
+        """What a capability keeps here: `make(self)`, from when it is first asked for."""
+        if make not in self.parts:
+            self.parts[make] = make(self)
+        found: Part = self.parts[make]
+        return found
 
     # -- starting up ---------------------------------------------------------------
 
@@ -178,8 +179,7 @@ class NodeAgent:
         reason = children.why_not_fork()
         found = devices.gpus(os.environ) if _torch_has_cuda() else devices.told([])
         cores = hardware.allowed_cores()
-        if self.imports is not None:
-            self.imports.end()
+        more = {name: value for row in added() if row.warm for name, value in load(row.warm)(self).items()}
         self.is_warm = True
         self.tell(
             self.owner,
@@ -192,8 +192,7 @@ class NodeAgent:
             numa=hardware.numa(cores),
             interfaces=hardware.interfaces(),
             host=socket.gethostname(),
-            unguarded=sock_owner.unguarded(self.owner_pid),
-            unkept=server.why_not() if self.modules is WARM else "the pool's workers are on other hosts",
+            **more,
         )
 
     def _watch_owner(self) -> None:
@@ -294,7 +293,7 @@ class NodeAgent:
 
     def _handle(self, peer: Peer, message: Message) -> None:
         try:
-            answer = self.REQUESTS[message["op"]](self, peer, message)
+            answer = self._handler(message["op"])(self, peer, message)
         except NbddpError as e:  # in words of ours
             answer = {"error": str(e)}
         except Exception as e:
@@ -302,10 +301,19 @@ class NodeAgent:
         if answer is not None and "id" in message:
             self.tell(peer, id=message["id"], **answer)
 
+    def _handler(self, op: str) -> Callable[[Any, Peer, Message], Message | None]:
+        """What carries a request out; no row replaces an agent's own."""
+        if op in self.REQUESTS:
+            return self.REQUESTS[op]
+        found: Callable[[Any, Peer, Message], Message | None] = load(
+            {name: target for row in added() for name, target in row.ops.items()}[op]
+        )
+        return found
+
     # -- requests ------------------------------------------------------------------
 
     def _do_start(self, peer: Peer, message: Message) -> Message:
-        """Start a worker or the controller; answers with its pid and start time."""
+        """Start a worker, the controller or what a row has; answers with its pid and start time."""
         kind = message["kind"]
         request = {k: v for k, v in message.items() if k not in ("op", "id")}
         child = self._start(kind, request)
@@ -334,8 +342,8 @@ class NodeAgent:
         assert self.store_channel is not None
         self.next_store += 1
         self.stores[self.next_store] = (peer, message.get("id"))
-        how: Message = {name: message[name] for name in ("outside", "of", "key", "roots") if name in message}
-        self.store_channel.sendall(encode({"op": "open", "store": self.next_store, **how}))
+        asked = replace(from_json(OpenStore, message), store=self.next_store)
+        self.store_channel.sendall(encode({"op": "open", **to_json(asked)}))
 
     def _do_close_stores(self, peer: Peer, message: Message) -> Message:
         if self.store_channel is not None:
@@ -360,54 +368,10 @@ class NodeAgent:
         children = [asdict(c) for c in self.children.values()]
         return {"info": self.info, "files": self.files, "children": children, "keep": self.keep}
 
-    def _do_use(self, peer: Peer, message: Message) -> Message:
-        """What the workers use of this machine, and the seconds of CPU that it took to find out. memory: ranks whose
-        memory is wanted too, which costs more."""
-        if self._gpus is None:
-            self._gpus = Gpus()
-        began = time.thread_time()
-        found = self._uses.of([c for c in self.children.values() if c.kind == WORKER], message["memory"])
-        took = time.thread_time() - began
-        return {"workers": found, "took": took, "gpus": self._gpus.use(), "why": self._gpus.why}
-
-    def _do_scale(self, peer: Peer, message: Message) -> Message:
-        """Tell the owner that somebody wants the pool on so many nodes."""
-        self.tell(self.owner, ev="scale", nodes=message["nodes"])
-        return {}
-
     def _do_limits(self, peer: Peer, message: Message) -> Message:
         """What bounds the number of workers here, as it is now."""
         workers = sum(c.kind == WORKER for c in self.children.values())
         return {"limits": hardware.limits(workers, spawned=bool(children.why_not_fork()))}
-
-    def _do_doors(self, peer: Peer, message: Message) -> Message:
-        """Open doors at own addresses, for others to knock at (`capabilities.hosts.listeners`). towards: also at the
-        address on the way there; quiet: at ports such as the controller's."""
-        addresses = [*message["addresses"]]
-        if message.get("towards"):
-            with suppress(OSError):  # there is no way; who asks sees that no door is there
-                addresses.insert(0, address_towards(message["towards"]))
-        ports = [quiet_port(address) if message.get("quiet") else 0 for address in addresses]
-        opened = self.doors.open([*zip(addresses, ports, strict=True)], message["token"])
-        return {"doors": [[address, *found] for address, found in zip(addresses, opened, strict=True)]}
-
-    def _do_knock(self, peer: Peer, message: Message) -> None:
-        """Knock at others' doors; the answer comes when all have answered, or the time is over."""
-        self.doors.knock(
-            message["doors"], message["seconds"], lambda found: self.tell(peer, id=message.get("id"), found=found)
-        )
-
-    def _do_close_doors(self, peer: Peer, message: Message) -> Message:
-        self.doors.close()
-        return {}
-
-    def _do_keep(self, peer: Peer, message: Message) -> Message:
-        """Have the warm process outlive the owner by `seconds`; 0 for not at all."""
-        self.inherited = message["inherited"]
-        self.keep = 0.0 if server.why_not() else message["seconds"]
-        if self.keep and self.imports is not None:
-            self.imports.take()
-        return {}
 
     def _do_stop(self, peer: Peer, message: Message) -> Message:
         self.keep = 0.0
@@ -424,19 +388,14 @@ class NodeAgent:
         "note": _do_note,
         "status": _do_status,
         "limits": _do_limits,
-        "use": _do_use,
-        "scale": _do_scale,
-        "doors": _do_doors,
-        "knock": _do_knock,
-        "close_doors": _do_close_doors,
-        "keep": _do_keep,
         "stop": _do_stop,
     }
 
     # -- children ------------------------------------------------------------------
 
     def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> Child:
-        pid = children.start(TARGETS[kind], request, close=self.own_descriptors() - set(keep), keep=keep)
+        targets = {**{kind: target for row in added() for kind, target in row.starts.items()}, **TARGETS}
+        pid = children.start(targets[kind], request, close=self.own_descriptors() - set(keep), keep=keep)
         child = Child(kind, pid, ProcessId.of(pid).started, log=request["log"])
         self.children[pid] = child
         return child
@@ -551,11 +510,8 @@ class NodeAgent:
             time.sleep(0.002)
         runtime_dir.remove(self.home, self.files)
 
-    def go_on(self) -> NodeAgent | None:
-        """Once it has ended: the agent that the warm process becomes for another owner, in another process; None if it
-        is not to wait for one, or none came."""
-        if not self.keep or self.imports is None or server.why_not():
-            return None
+    def release(self) -> None:
+        """Once it has ended: close what it has heard and spoken with."""
         for key in [*self.selector.get_map().values()]:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -563,36 +519,16 @@ class NodeAgent:
                 os.close(key.fd)
         self._wakeup[1].close()
         self.selector.close()
-        try:
-            server.go_on()
-            owner = server.wait(self.keep, self.imports, self.inherited)
-        except server.EndedUnused:
-            return None
-        channel = owner.enter()
-        keeper.keep(owner.home)
-        successor = type(self)(owner.home, channel, channel, owner.pid, self.imports)
-        successor.keep, successor.inherited = self.keep, self.inherited
-        return successor
+
+    def successor(self) -> NodeAgent | None:
+        """Once it has ended: the agent that its process becomes for another owner; None if it is to end as well."""
+        found = (load(row.succeeds)(self) for row in added() if self.keep and row.succeeds)
+        return next(filter(None, found), None)
 
 
-def address_towards(to: str) -> str:
-    """The address from which packets to a host go; nothing is sent. Raises OSError where there is no way."""
-    family, kind, _, _, address = socket.getaddrinfo(to, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def quiet_port(address: str) -> int:
-    """A free port of the range in which the controller listens; 0 if there is none."""
-    from nbddp.agent.controller import quiet_ports
-
-    try:
-        claim, (port,) = quiet_ports(1, address)
-    except OSError:
-        return 0
-    claim.close()
-    return port
+def added() -> list[OnAgent]:
+    """What capabilities add to agents."""
+    return [row.on_agent for row in rows()]
 
 
 def _orphans() -> set[int]:
@@ -638,7 +574,7 @@ def _torch_has_cuda() -> bool:
 
 
 def main() -> None:
-    """`python -m nbddp.agent.server HOME OWNER_PID DESCRIPTOR [--controls-only]`."""
+    """`python -m nbddp.agent HOME OWNER_PID DESCRIPTOR [--controls-only]`."""
     warning_filters.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
@@ -646,18 +582,15 @@ def main() -> None:
     children.die_with_parent(owner, keeper.OWNER_DIED)
     keeper.keep(home)
     os.set_inheritable(channel, False)
-    modules = CONTROLS if fingerprint.CONTROLS_ONLY in sys.argv[4:] else WARM
-    imports = fingerprint.Imports() if system.is_linux() else None
-    agent: NodeAgent | None = NodeAgent(home, channel, channel, owner, imports, modules)
+    modules = CONTROLS if CONTROLS_ONLY in sys.argv[4:] else WARM
+    agent: NodeAgent | None = NodeAgent(home, channel, channel, owner, modules)
     try:
+        for begin in [row.begins for row in added() if row.begins]:
+            load(begin)(agent)
         while agent is not None:
             agent.serve()
-            agent = agent.go_on()
+            agent = agent.successor()
     except BaseException:  # its last words; at exit Python would have more to say, such as of sockets that stand open
         traceback.print_exc()
         os._exit(1)
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
-
-
-if __name__ == "__main__":
-    main()

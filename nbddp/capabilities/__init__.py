@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command
+from nbddp.protocol.capability import Capability, Command, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.messages import STOPPED
 
-if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checkers and editors
+if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
+    from dataclasses import dataclass
+    from typing import TypedDict
+
     import nbddp.capabilities.bench.command
     import nbddp.capabilities.collectives.command
     import nbddp.capabilities.compare.command
@@ -22,6 +26,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checke
     import nbddp.capabilities.timings.command
     import nbddp.capabilities.trace.command
     from nbddp.capabilities.panel.command import Panel
+    from nbddp.capabilities.scripts.logs import LogOptions
     from nbddp.capabilities.slurm.commands import Slurm
 
     __all__ = ["Panel", "Slurm"]
@@ -42,9 +47,61 @@ if TYPE_CHECKING:  # what the rows add to `nbddp` and to `Pool`, for type checke
         timings = nbddp.capabilities.timings.command.timings
         trace = nbddp.capabilities.trace.command.trace
 
+    @dataclass(frozen=True, kw_only=True)
+    class PoolFields:
+        """keep_warm, keep_alive: in seconds."""
+
+        keep_warm: float | None = None
+        hosts: str | None = None
+        via: str | None = None
+        ssh_config: str | None = None
+        python: str | None = None
+        setup: str | None = None
+        keep_alive: float | None = None
+        interface: str | None = None
+        sync: bool = False
+        cluster: str | None = None
+        slurm: Slurm | None = None
+
+    @dataclass(frozen=True, kw_only=True)
+    class RunFields:
+        """trace: the file that gets the merged trace, or whether one is recorded."""
+
+        show_timings: bool = False
+        timings: bool = True
+        memory: bool = False
+        trace: str | bool = False
+        check: bool = False
+        logs: LogOptions | None = None
+
+    class PoolArguments(TypedDict, total=False):
+        hosts: str | None
+        via: str | None
+        ssh_config: str | None
+        python: str | None
+        setup: str | None
+        keep_alive: float | None
+        interface: str | None
+        sync: bool
+        cluster: str | None
+        slurm: Slurm | bool | None
+
+    class RunArguments(TypedDict, total=False):
+        timings: bool
+        memory: bool
+        trace: bool
+        check: bool
+        logs: LogOptions | None
+
 
 # fmt: off
 ROWS = (
+    Capability(
+        name="widgets",
+        part=PoolPart(
+            target="nbddp.capabilities.widgets.part:WidgetsPart", messages=("comm_open", "comm_msg", "comm_close"),
+        ),
+    ),
     Capability(
         name="panel",
         commands=(
@@ -54,8 +111,10 @@ ROWS = (
                 notebook="nbddp.capabilities.panel.command:show",
             ),
         ),
+        part=PoolPart(target="nbddp.capabilities.panel.session:PanelPart"),
         names={"Panel": "nbddp.capabilities.panel.command:Panel"},
         methods={"_repr_mimebundle_": "nbddp.capabilities.panel.panel:shown"},
+        on_agent=OnAgent(ops={"use": "nbddp.capabilities.panel.on_agent:use"}),
     ),
     Capability(
         name="hosts",
@@ -73,10 +132,63 @@ ROWS = (
                 notebook="nbddp.capabilities.hosts.command:sync_in_notebook",
             ),
         ),
+        options=(
+            Option(
+                name="hosts", workers="hosts", group="other hosts", after="env", metavar="LIST",
+                help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file with one host per "
+                "line (nodea slots=4)",
+            ),
+            Option(
+                name="via", metavar="WAY", value="nbddp.capabilities.hosts.options:via",
+                help="how to start a process there: ssh (default), mpiexec, or a command such as 'kubectl exec -i "
+                "{host} -- {command}'",
+            ),
+            Option(name="ssh_config", metavar="FILE", help="configuration file of ssh (default: your own)"),
+            Option(
+                name="python", metavar="PATH",
+                help="Python interpreter there that has nbddp (default: the path of this kernel's)",
+            ),
+            Option(name="setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'"),
+            Option(
+                name="keep_alive", annotation="float | None", type="nbddp.launch.options:duration", metavar="TIME",
+                value="nbddp.capabilities.hosts.options:keep_alive",
+                help="keep workers on --hosts for TIME, such as 10m, after a lost connection, and Slurm's nodes after "
+                "the kernel (%ddp attach)",
+            ),
+            Option(
+                name="interface", metavar="NAME",
+                help="network interface that connects all hosts (default: chosen by trying them)",
+            ),
+            Option(
+                name="sync", annotation="bool", default=False, keeps=False, const=True,
+                help="copy the notebook's folder there first, without files that git ignores; workers start in the "
+                "copy",
+            ),
+        ),
         methods={
             "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
             "checkup": "nbddp.capabilities.hosts.command:checkup",
         },
+        rank=(RankPart(name="silence", target="nbddp.capabilities.hosts.on_rank:Silence", when="hosts"),),
+        on_agent=OnAgent(
+            ops={
+                "doors": "nbddp.capabilities.hosts.on_agent:doors", "knock": "nbddp.capabilities.hosts.on_agent:knock",
+                "close_doors": "nbddp.capabilities.hosts.on_agent:close_doors",
+                "scale": "nbddp.capabilities.hosts.on_agent:scale",
+            },
+            starts={"facts": "nbddp.capabilities.hosts.facts:main"},
+        ),
+    ),
+    Capability(
+        name="attached",
+        options=(
+            Option(
+                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
+                merge="nbddp.capabilities.attached.options:merged",
+                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
+                "--nproc N takes N engines of each host",
+            ),
+        ),
     ),
     Capability(
         name="topology",
@@ -91,6 +203,10 @@ ROWS = (
         ),
     ),
     Capability(
+        name="stale_modules",
+        rank=(RankPart(name="stale_modules", target="nbddp.capabilities.stale_modules.on_rank:StaleModules"),),
+    ),
+    Capability(
         name="timings",
         commands=(
             Command(
@@ -100,10 +216,49 @@ ROWS = (
                 notebook="nbddp.capabilities.timings.command:show",
             ),
         ),
+        options=(
+            Option(
+                name="show_timings", annotation="bool", default=False, python=False, of="run", on=("cell", "script"),
+                after="output", flags=("--timings",), const=True, excludes="timings",
+                shows="nbddp.capabilities.timings.command:show_recorded", later="%ddp timings",
+                help="show %ddp timings when the {what} has ended",
+            ),
+            Option(
+                name="timings", annotation="bool", default=True, of="run", on=("cell", "script"),
+                flags=("--no-timings",), const=False, excludes="timings", to_ranks=True,
+                help="do not record DDP's steps",
+            ),
+        ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
+        rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
+        requests={
+            "timings": "nbddp.capabilities.timings.on_rank:timings",
+            "clocks": "nbddp.capabilities.timings.on_rank_clocks:clocks",
+        },
+        questions={
+            "pace": "nbddp.capabilities.timings.on_rank:pace", "step": "nbddp.capabilities.timings.on_rank:step",
+        },
     ),
-    Capability(name="collectives", methods={"collectives": "nbddp.capabilities.collectives.command:collectives"}),
-    Capability(name="trace", methods={"trace": "nbddp.capabilities.trace.command:trace"}),
+    Capability(
+        name="collectives",
+        methods={"collectives": "nbddp.capabilities.collectives.command:collectives"},
+        requests={"together": "nbddp.capabilities.collectives.on_rank:together"},
+    ),
+    Capability(
+        name="trace",
+        options=(
+            Option(
+                name="trace", annotation="bool", default=False, of="run", group="run", after="timings",
+                type="nbddp.capabilities.trace.options:file", const="", metavar="FILE", to_ranks=True,
+                shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
+                help="run torch.profiler on every rank and merge the traces for Perfetto into FILE (default "
+                "ddp-trace.json.gz)",
+            ),
+        ),
+        methods={"trace": "nbddp.capabilities.trace.command:trace"},
+        rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part"),),
+        requests={"trace": "nbddp.capabilities.trace.on_rank:trace"},
+    ),
     Capability(
         name="compare",
         commands=(
@@ -114,6 +269,7 @@ ROWS = (
             ),
         ),
         methods={"compare": "nbddp.capabilities.compare.command:compare"},
+        requests={"compare": "nbddp.capabilities.compare.on_rank:compare"},
     ),
     Capability(
         name="memory",
@@ -126,9 +282,26 @@ ROWS = (
                 notebook="nbddp.capabilities.memory.command:show",
             ),
         ),
+        options=(
+            Option(
+                name="memory", annotation="bool", default=False, of="run", on=("cell",), group="run", after="timings",
+                const=True, to_ranks=True, shows="nbddp.capabilities.memory.command:show_recorded",
+                later="%ddp memory --timeline",
+                help="record allocations, and show %ddp memory --timeline when the cell has ended",
+            ),
+        ),
         methods={
             "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
             "allocations": "nbddp.capabilities.memory.command:allocations",
+        },
+        rank=(
+            RankPart(name="memory", target="nbddp.capabilities.memory.on_rank:part"),
+            RankPart(name="allocations", target="nbddp.capabilities.memory.on_rank_timeline:part"),
+        ),
+        requests={
+            "memory": "nbddp.capabilities.memory.on_rank:memory",
+            "named_memory": "nbddp.capabilities.memory.on_rank_sizes:named_memory",
+            "allocations": "nbddp.capabilities.memory.on_rank_timeline:allocations",
         },
     ),
     Capability(
@@ -154,9 +327,13 @@ ROWS = (
             ),
         ),
         methods={"bench": "nbddp.capabilities.bench.command:bench"},
+        requests={"bench": "nbddp.capabilities.bench.on_rank:bench"},
     ),
     Capability(
         name="debugger",
+        part=PoolPart(
+            target="nbddp.capabilities.debugger.part:DebuggerPart", when=("shell", "run"), messages=(STOPPED,),
+        ),
         commands=(
             Command(
                 name="debug", after="bench",
@@ -166,6 +343,12 @@ ROWS = (
                 notebook="nbddp.capabilities.debugger.command:show",
             ),
         ),
+        rank=(RankPart(name="debugger", target="nbddp.capabilities.debugger.on_rank:part"),),
+        requests={"evaluate": "nbddp.capabilities.debugger.on_rank:evaluate"},
+        questions={
+            "debug": "nbddp.capabilities.debugger.on_rank:debug",
+            "debug_names": "nbddp.capabilities.debugger.on_rank:debug_names",
+        },
     ),
     Capability(
         name="stacks",
@@ -180,6 +363,7 @@ ROWS = (
     ),
     Capability(
         name="doctor",
+        part=PoolPart(target="nbddp.capabilities.doctor.background:Probes", when=("start",)),
         commands=(
             Command(
                 name="doctor", after="stacks",
@@ -188,9 +372,12 @@ ROWS = (
                 terminal="nbddp.capabilities.doctor.command:in_terminal",
             ),
         ),
+        questions={"seams": "nbddp.capabilities.doctor.on_rank:seams"},
+        on_agent=OnAgent(starts={"trials": "nbddp.capabilities.doctor.probe_runner:in_copy"}),
     ),
     Capability(
         name="scripts",
+        part=PoolPart(target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",)),
         commands=(
             Command(
                 name="run", after="log",
@@ -222,7 +409,44 @@ ROWS = (
                 notebook="nbddp.capabilities.scripts.command:errors",
             ),
         ),
+        options=(
+            Option(
+                name="module", of="run", into="program", on=("script", "terminal"), after="fresh",
+                flags=("-m", "--module"), const=True,
+                help="SCRIPT is a module, as in python -m",
+            ),
+            Option(
+                name="keep", of="run", into="program", on=("script",), const=True,
+                help="run in the existing processes, and keep the script's names there for the next cell",
+            ),
+            Option(
+                name="logs", annotation="LogOptions | None", of="run", after="show",
+                value="nbddp.capabilities.scripts.logs:of_options",
+            ),
+            Option(
+                name="log_dir", of="run", into="logs", flags=("--log-dir", "--log_dir"), metavar="FOLDER",
+                help="folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, stderr.log and error.json, as torchrun",
+            ),
+            Option(
+                name="redirects", of="run", into="logs", flags=("-r", "--redirects"),
+                type="nbddp.capabilities.scripts.logs:streams", metavar="STREAMS",
+                help="write these streams to files instead of showing them: 1 stdout, 2 stderr, 3 both, or by local "
+                "rank, as 0:3,1:2",
+            ),
+            Option(
+                name="tee", of="run", into="logs", flags=("-t", "--tee"),
+                type="nbddp.capabilities.scripts.logs:streams", metavar="STREAMS",
+                help="write these streams to files and show them",
+            ),
+            Option(
+                name="local_ranks_filter", of="run", into="logs",
+                flags=("--local-ranks-filter", "--local_ranks_filter"),
+                type="nbddp.capabilities.scripts.logs:local_ranks", metavar="LIST",
+                help="show the output of these local ranks only",
+            ),
+        ),
         methods={"run_script": "nbddp.capabilities.scripts.command:run_script"},
+        requests={"script": "nbddp.capabilities.scripts.on_rank:script"},
     ),
     Capability(
         name="export",
@@ -239,7 +463,31 @@ ROWS = (
         ),
     ),
     Capability(
+        name="private",
+        on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told"),
+        guard="nbddp.capabilities.private.store_guard:serve",
+    ),
+    Capability(
+        name="warm",
+        options=(
+            Option(
+                name="keep_warm", annotation="float | None", python=False, after="device",
+                type="nbddp.launch.options:duration", metavar="TIME",
+                help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as "
+                "10m, 90s or 2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a "
+                "terminal)",
+            ),
+        ),
+        on_agent=OnAgent(
+            ops={"keep": "nbddp.capabilities.warm.on_agent:keep"}, warm="nbddp.capabilities.warm.on_agent:told",
+            begins="nbddp.capabilities.warm.on_agent:begin", succeeds="nbddp.capabilities.warm.on_agent:go_on",
+        ),
+        agents="nbddp.capabilities.warm.client:WarmProcesses",
+        waits="nbddp.capabilities.warm.client:waiting",
+    ),
+    Capability(
         name="slurm",
+        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("start",)),
         commands=(
             Command(
                 name="attach", after="stop",
@@ -255,8 +503,51 @@ ROWS = (
                 notebook="nbddp.capabilities.slurm.command:submit_in_notebook",
             ),
         ),
+        options=(
+            Option(
+                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="cluster",
+                type="nbddp.capabilities.slurm.options:job", const="", metavar="JOB",
+                value="nbddp.capabilities.slurm.options:asked", given="nbddp.capabilities.slurm.options:given",
+                merge="nbddp.capabilities.slurm.options:merged",
+                help="start the workers on Slurm nodes: of JOB, else of the kernel's own job, else of a new job",
+            ),
+            Option(
+                name="nodes", into="slurm", type="nbddp.capabilities.slurm.options:nodes", metavar="N",
+                help="ask Slurm for N nodes, or for 2-4 (default 1)",
+            ),
+            Option(name="partition", into="slurm", metavar="P", help="as for salloc"),
+            Option(name="time", into="slurm", metavar="T", help="as for salloc, such as 1:00:00"),
+            Option(name="gpus_per_node", into="slurm", metavar="G", help="as for salloc, such as 4 or a100:4"),
+            Option(name="account", into="slurm", metavar="A", help="as for salloc"),
+            Option(name="qos", into="slurm", metavar="Q", help="as for salloc"),
+            Option(name="constraint", into="slurm", metavar="C", help="as for salloc"),
+            Option(
+                name="cpus_per_node", into="slurm", type="nbddp.launch.options:positive", metavar="C",
+                help="cores per node (default: one per worker, if no GPUs are requested)",
+            ),
+            Option(
+                name="slurm_options", into="slurm", metavar="WORDS",
+                help="other options for salloc, such as '--exclusive --mem=0'",
+            ),
+        ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+        waits="nbddp.capabilities.slurm.allocation:kept",
+    ),
+    Capability(
+        name="check",
+        options=(
+            Option(
+                name="check", annotation="bool", default=False, of="run", after="hang_after", const=True,
+                to_ranks=True,
+                help="before each collective, compare operation, shape, dtype and reduce op across ranks",
+            ),
+        ),
+        rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
+    ),
+    Capability(
+        name="subprocesses",
+        rank=(RankPart(name="subprocesses", target="nbddp.capabilities.subprocesses.on_rank:install"),),
     ),
 )
 # fmt: on

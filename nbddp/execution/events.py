@@ -1,6 +1,7 @@
 """What happens in a run, on one queue that any thread and a signal's handler may put into, and one thread takes from.
 
-Where something else is to be heard while that thread waits (`beside`), it sleeps there, and a byte on a pipe wakes it.
+Where something else is to be heard while that thread waits, it sleeps in an `ExtraPoller`, and a byte on a pipe wakes
+it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class ExtraPoller(Protocol):
 
 
 class Events:
-    """The queue. Without `beside` it is a plain one."""
+    """The queue. Without an `ExtraPoller` it is a plain one."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._beside: ExtraPoller | None = None
+        self._poller: ExtraPoller | None = None
         self._ends = (-1, -1)
         self._asleep = False
 
@@ -47,7 +48,7 @@ class Events:
 
     def get(self, timeout: float | None) -> Event:
         """The next event. Raises queue.Empty after `timeout` seconds."""
-        if self._beside is None:
+        if self._poller is None:
             return self._queue.get(timeout=timeout)
         end = None if timeout is None else time.monotonic() + timeout
         self._asleep = True
@@ -58,25 +59,25 @@ class Events:
                 left = None if end is None else end - time.monotonic()
                 if left is not None and left <= 0:
                     raise queue.Empty
-                self._beside.wait(self._ends[0], left)
+                self._poller.wait(self._ends[0], left)
                 with suppress(BlockingIOError):
                     os.read(self._ends[0], 4096)
         finally:
             self._asleep = False
 
-    def hear(self, beside: ExtraPoller) -> None:
+    def hear(self, poller: ExtraPoller) -> None:
         """From here on this is heard as well; nothing happens if something is."""
-        if self._beside is not None:
+        if self._poller is not None:
             return
         self._ends = os.pipe()
         for end in self._ends:
             os.set_blocking(end, False)
-        self._beside = beside
+        self._poller = poller
 
     def close(self) -> None:
         """Nothing else is heard any more."""
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            beside.close()
+        poller, self._poller = self._poller, None
+        if poller is not None:
+            poller.close()
             for end in self._ends:
                 os.close(end)

@@ -18,10 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbddp.capabilities.debugger.sender import DebugSender
-from nbddp.capabilities.scripts.failures import Failure
-from nbddp.capabilities.widgets import state as widgets_state
-from nbddp.capabilities.widgets.state import Widgets
 from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
 from nbddp.execution.deadlock import Deadlock
@@ -30,13 +26,14 @@ from nbddp.execution.events import Events
 from nbddp.execution.positions import Position, facts_of
 from nbddp.execution.result import RankPlaces, RunResult
 from nbddp.execution.watch import RankWatcher
+from nbddp.output.buffer import COMMS
 from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput
 from nbddp.output.screens import Screen
 from nbddp.protocol import outcome
-from nbddp.protocol.codec import from_json
-from nbddp.protocol.messages import INTERRUPTED, OUTCOME, STOPPED, Stopped
+from nbddp.protocol.messages import INTERRUPTED, OUTCOME
 from nbddp.protocol.outcome import Outcome, ProcessExit, RankExit
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import Reply, RunSpec
 
@@ -73,14 +70,16 @@ class Execution:
         timed_from: float | None = None,
         most: int = LIMIT,
         after: Execution | None = None,
-        widgets: Widgets | None = None,
+        parts: PoolParts | None = None,
+        attempt: int = 0,
     ):
         """timed_from: when `timeout` began (time.monotonic()); None: when the run does. most: bytes of each rank's
         output that are kept. after: the run whose freed ranks carry this one out without being asked (`then`).
-        widgets: those that the ranks have made so far."""
-        self.request, self._timed_from = request, timed_from
+        parts: the pool's. attempt: how many have failed before."""
+        self.request, self._timed_from, self.attempt = request, timed_from, attempt
         self.workers, self.specs, self.number = workers, dict(specs), number
-        self.display = RunOutput(list(specs), request.show, logs, most, widgets or Widgets(), screen)
+        self.parts = parts or PoolParts()
+        self.display = RunOutput(list(specs), request.show, logs, most, self.parts, screen)
         self.outputs, self.shown = self.display.outputs, self.display.shown
         self.earlier: dict[int, list[Path]] = {}  # rank → files of what is shown under this run and was printed before
         self.ended: dict[int, RankExit] = {}
@@ -99,7 +98,6 @@ class Execution:
         self.world_size = max(sizes, default=len(specs))
         self.regrouped = ""
         self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
-        self.failures: dict[int, Failure] = {}  # once it has ended: of ranks that failed by themselves
         self.watcher = RankWatcher(
             workers, list(specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
             run=number, world_size=self.world_size, hang_after=request.hang_after,
@@ -107,9 +105,9 @@ class Execution:
         )  # fmt: skip
         self.began = 0.0
         self._output_until = 0.0
-        self._debugging = DebugSender(workers, self.watcher, self.events, self.stop)
-        self.debugged, self.ask_by = self._debugging.debugged, self._debugging.ask_by
-        self.display.around = self._debugging.aside
+        self.kept: dict[str, Any] = {}  # what parts of capabilities keep of it
+        self.looks: list[Callable[[], float | None]] = []  # called while it waits: seconds until one has something due
+        self.ends: list[Callable[[], None]] = []  # called when it is to end
         self.ladder = Escalation(self)
 
     # -- fed from other threads ------------------------------------------------------
@@ -124,12 +122,12 @@ class Execution:
             self.aside(rank, kind, message["content"])
         elif kind == INTERRUPTED:
             self.events.put(("do", -1, lambda: self.ladder.took(rank)))
-        elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in widgets_state.KINDS:
+        elif kind == OUTCOME or kind in PRINTED or kind in COMMS or kind in self.parts.messages:
             self.events.put((kind, rank, message))
             if kind == OUTCOME and message["content"].next_run is not None:
                 self.goes_on.add(rank)
 
-    def env_of(self, rank: int) -> Mapping[str, str]:
+    def env_of(self, rank: int) -> dict[str, str]:
         """torchrun's variables of a rank."""
         here = self.specs[rank].rendezvous
         return here.env if here is not None else {}
@@ -151,10 +149,6 @@ class Execution:
     def free(self) -> None:
         """Have blocked calls raise, and let the ranks go on from there."""
         self.events.put(("do", -1, self.ladder.free))
-
-    def debug(self, ranks: Sequence[int], line: str) -> None:
-        """A line for the debuggers of these ranks, as far as they wait for one."""
-        self.events.put(("do", -1, lambda: self._debugging.send_line(ranks, line)))
 
     def replace(self, ranks: Sequence[int]) -> None:
         """End the run as Stop does, and the processes of these ranks at once; the next run has new ones."""
@@ -225,7 +219,7 @@ class Execution:
                 self._take(action.seconds)
             else:
                 if isinstance(action, supervise.Interrupt):
-                    self._debugging.close()
+                    self._tell_end()
                 self.ladder.take(action)
 
     def _stop_for(self, error: BaseException) -> BaseException:
@@ -285,10 +279,8 @@ class Execution:
         """Wait for one event and handle it and all that have come with it."""
         ladder = self.ladder
         due = (self._note_if_long(), self._look_if_due(), ladder.ask_through_if_due(), ladder.tell_if_due(),
-               self._ask_line_if_due())  # fmt: skip
-        seen, status = self.display.seen, self.watcher.status
-        look = None if self._debugging.asks else self.display.screen.refresh(seen, status)
-        waits = [w for w in (patience, look, *due) if w is not None]
+               *[look() for look in self.looks])  # fmt: skip
+        waits = [w for w in (patience, *due, self.display.refresh(self.watcher.status)) if w is not None]
         try:
             event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -335,20 +327,24 @@ class Execution:
             what()
         elif kind == OUTCOME:
             self._came_out(rank, what)
-        elif kind == STOPPED:
-            self.debugged.heard(rank, from_json(Stopped, what["content"]))
-        elif kind in widgets_state.KINDS:
-            self.display.take_widget(rank, kind, what)
-        else:
+        elif kind in COMMS:
+            self.display.take_comm(rank, kind, what)
+        elif kind in PRINTED:
             self._printed(rank, kind, what["content"])
+        else:
+            self.parts.hear(rank, kind, what["content"])
 
     def _stopped_at(self, at: float) -> None:
         """Stop was pressed; it may have reached ranks before us."""
         self.stops += (at,)
-        self._debugging.close()
+        self._tell_end()
         for rank, ended in self.ended.items():
             if ended.own_interrupt and at - ended.at < supervise.STOP_COMES:
                 self.ended[rank] = replace(ended, status=outcome.INTERRUPTED)
+
+    def _tell_end(self) -> None:
+        for end in self.ends:
+            end()
 
     def _died(self, rank: int, process: ProcessExit) -> None:
         now = time.monotonic()
@@ -400,9 +396,6 @@ class Execution:
         while self.watcher.waits_for_answers and time.monotonic() < until:
             with suppress(queue.Empty):
                 self._handle(*self.events.get(timeout=max(0.0, until - time.monotonic())))
-
-    def _ask_line_if_due(self) -> float | None:
-        return self._debugging.ask_if_due(self.display.screen.ready, over=self.ladder.interrupted_at is not None)
 
     def _give_up(self, ranks: Sequence[int]) -> None:
         self._stopped_at(time.monotonic())

@@ -11,9 +11,9 @@ from nbddp.protocol.outcome import ENDED, RankExit
 def notes(ended: Sequence[RankExit]) -> list[str]:
     """What a user should know of the ranks' processes, however the run has ended."""
     said = [e.outcome for e in ended if e.outcome is not None]
-    stale = {module for outcome in said for module in outcome.stale_modules}
+    stale = {module for outcome in said for module in map(tuple, outcome.parts.get("stale_modules", ()))}
     handling = {outcome.nccl_handling for outcome in said if outcome.nccl_handling}
-    return [note for note in (modules_note(stale), handling_note(handling)) if note]
+    return [note for note in (modules_note(stale), handling_note(handling), *parts_notes(ended)) if note]
 
 
 def modules_note(found: Collection[tuple[str, str]]) -> str:
@@ -26,6 +26,18 @@ def modules_note(found: Collection[tuple[str, str]]) -> str:
     it = "it" if len(found) == 1 else "them"
     anew = f"importlib.reload in a %%ddp cell, or --fresh, reloads {it}"
     return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
+
+
+def parts_notes(ended: Sequence[RankExit]) -> list[str]:
+    """Which parts of capabilities have failed, on which ranks."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for e in ended:
+        for failed in e.outcome.part_errors if e.outcome is not None else ():
+            ranks.setdefault(failed, []).append(e.rank)
+    return [
+        f"{name} failed on {rank_words(some)} ({error}); the program itself is not affected"
+        for (name, error), some in ranks.items()
+    ]
 
 
 def handling_note(found: Collection[str]) -> str:

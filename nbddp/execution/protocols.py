@@ -15,7 +15,7 @@ class IdleRanks(Protocol):
     def answers(
         self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
     ) -> dict[int, list[Any]]:
-        """Have ranks (all, if None) carry out a row of `worker.requests`; rank → the buffers it answered with."""
+        """Have ranks (all, if None) carry out what `worker.requests` knows; rank → the buffers it answered with."""
         ...
 
     def ask(self, rank: int, question: Question) -> Any:

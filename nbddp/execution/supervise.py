@@ -152,7 +152,7 @@ def group_is_broken(ends: dict[int, RankStatus], groups: Mapping[int, GroupFacts
     """
     if all(end == RankStatus.FINISHED for end in ends.values()):
         return False
-    silenced = any(g.silenced for g in groups.values())
-    if silenced or any(end in SPOILS for end in ends.values()) or len(groups) < len(ends):
+    cut = any(g.cut for g in groups.values())
+    if cut or any(end in SPOILS for end in ends.values()) or len(groups) < len(ends):
         return True
     return len({(g.run, g.sequence) for g in groups.values()}) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbddp.capabilities.widgets.state import VIEW as WIDGET
+from nbddp.output.buffer import VIEW as WIDGET
 
 VERSION = {"version_major": 2, "version_minor": 0}  # ipywidgets 7 and 8; 7 shows a widget itself, without a bundle
 

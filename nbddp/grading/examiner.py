@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, ClassVar
 
 from nbddp.agent import children, rlimits, spool_files
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.doctor.background import Probes
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
 from nbddp.grading.definitions import Handed, absent, kind
@@ -35,11 +34,13 @@ from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.state import PoolState
 from nbddp.protocol import json_values
 from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.run_spec import RunSpec
 
 WARM = (
     "nbddp.grading.examiner",
     "nbddp.worker.engine",
+    "nbddp.worker.ahead",
     "ipyparallel.controller.app",
     "ipykernel.zmqshell",
     "torch.nn.parallel",
@@ -59,13 +60,6 @@ OWN_MEMORY = 4 << 30  # bytes that ranks which flood it can make this process ta
 NO_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 
 
-class _NoTrials(Probes):
-    """What nbddp leans on is not tried anew for every learner."""
-
-    def begin(self, agent: AgentClient) -> None:
-        pass
-
-
 class StrangersRanks(RankChannel):
     """Of ranks on which a learner's code runs only outcomes are heard; what they print is dropped."""
 
@@ -81,13 +75,15 @@ class StrangersRanks(RankChannel):
 
 
 class _StrangersLife(PoolState):
-    """An agent that the ranks have ended is not replaced by one without limits."""
+    """An agent that the ranks have ended is not replaced by one without limits; and capabilities have no part in it:
+    what nbddp leans on is not tried anew for every learner."""
 
-    def __init__(
-        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankChannel], trials: type[Probes]
-    ):
-        super().__init__(spec, agent, connection, trials)
+    def __init__(self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankChannel]):
+        super().__init__(spec, agent, connection)
         self._bounding = agent
+
+    def with_parts(self) -> PoolParts:
+        return PoolParts()
 
     def have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
         if self._bounding is None or not self._bounding.alive:
@@ -98,7 +94,7 @@ class _StrangersLife(PoolState):
 class StrangersPool(Pool):
     """Ranks on which a learner's code runs: only JSON is taken from them."""
 
-    holding, connection, trials, plain = _StrangersLife, StrangersRanks, _NoTrials, True
+    holding, connection, plain = _StrangersLife, StrangersRanks, True
 
     def __init__(self, nproc: int, agent: AgentClient):
         super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
@@ -177,7 +173,7 @@ def main(request: dict[str, Any]) -> int:
     home, _, connection = sandbox_agent.launch(os.environ, guard, close=[channel.fileno()])
     refuse_pickles()
     rlimits.bound_self(OWN_MEMORY)
-    agent = AgentClient.at(connection, home, os.environ, {})
+    agent = AgentClient.at(connection, home, os.environ)
     run_check.DEADLINE = request["deadline"]
     with channel.makefile("rwb") as lines:
         _serve(lines, StrangersPool(request["nproc"], agent))

@@ -1,8 +1,8 @@
-"""The grammar of a `%%ddp` line, and what `commands` shares with it: a line of text → plain specs.
+"""The options of `%%ddp`, and what `commands` shares with it: a line of text → plain specs.
 
-argparse does the parsing; this file holds the words. Every error is a BadInput that
-names the option as typed, and `--help` is an answer (HelpAsked), not an exit. Nothing
-else in the package parses a command line. Pure: no IPython, no torch.
+Each option is declared once: those of every pool in `OWN`, the others in the rows of capabilities. argparse does the
+parsing; this file holds the words. Every error is a BadInput that names the option as typed, and `--help` is an answer
+(HelpAsked), not an exit. Nothing else in the package parses a command line. Pure: no IPython, no torch.
 """
 
 from __future__ import annotations
@@ -12,29 +12,116 @@ import difflib
 import functools
 import keyword
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbddp.capabilities.hosts.via import EXAMPLE, NAMED, SSH, via_of
-from nbddp.capabilities.scripts import logs
-from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import BadInput
 from nbddp.launch import env_options
 from nbddp.launch.units import lasting
+from nbddp.protocol.capability import Option, Target, load, option_fields, rows
 from nbddp.protocol.program import SHUTDOWN
-from nbddp.protocol.request import Options, Request
+from nbddp.protocol.request import HANG_AFTER, Options, Request
 from nbddp.protocol.run_spec import CELL, SCRIPT
 
-TRACE_FILE = "ddp-trace.json.gz"
+if TYPE_CHECKING:
+    from nbddp.capabilities import PoolFields
+else:
+    PoolFields = option_fields("pool")
+
+START = "start"  # the kind of line; a cell's is CELL, and `nbddp.protocol.capability` has all
 NPROC_WORDS = ("auto", "gpu", "cpu")
-NEW = 0  # for the number of a job: one that is not there yet
-SALLOC = (  # options that are salloc's, with a value and an example
-    ("partition", "P", ""), ("time", "T", ", such as 1:00:00"), ("gpus-per-node", "G", ", such as 4 or a100:4"),
-    ("account", "A", ""), ("qos", "Q", ""), ("constraint", "C", ""),
-)  # fmt: skip
 MOST_RANKS = 100_000  # a rank set is written out as numbers: a mistyped 0-9999999999 must not fill the memory
 MEANT = 0.65  # difflib's ratio from which a word may be another one, mistyped: `resart`, but not `free` for `forecast`
+# fmt: off
+OWN = (
+    Option(
+        name="nproc", group="pool", flags=("-n", "--nproc", "--nproc-per-node", "--nproc_per_node"),
+        type="nbddp.launch.options:workers_per_node", metavar="N", offers=NPROC_WORDS,
+        help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; default: unchanged in a "
+        "running pool, else one per GPU, else 2",
+    ),
+    Option(
+        name="nnodes", type="nbddp.launch.options:nodes_or_range", metavar="N|MIN:MAX",
+        help="number of nodes; without --hosts or --slurm they are simulated. MIN:MAX: nodes may come and go, and the "
+        "cell restarts on those present",
+    ),
+    Option(name="gpus_per_proc", type="nbddp.launch.options:positive", metavar="K", help="consecutive GPUs per worker"),
+    Option(
+        name="visible", choices=("all", "own"),
+        help="GPUs that a worker sees: all, and LOCAL_RANK selects (as torchrun), or only its own, and LOCAL_RANK is "
+        "0 (as torchrun --virtual-local-rank)",
+    ),
+    Option(
+        name="oversubscribe", const=True, default=False, help="allow more workers than there are GPUs or memory for",
+    ),
+    Option(name="device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs"),
+    Option(
+        name="debug", choices=tuple(env_options.LEVELS), const=env_options.INFO, type="nbddp.launch.options:level",
+        help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until --debug off; detail "
+        "also compares each collective across ranks",
+    ),
+    Option(
+        name="env", repeats=True, default=(), type="nbddp.launch.env_options:setting", metavar="KEY=VALUE",
+        help="set an environment variable on every rank; KEY alone undoes that. Workers are replaced if the variable "
+        "is read once per process",
+    ),
+    Option(
+        name="fresh", on=("cell", "script"), group="run", const=True, default=False, keeps=False,
+        help="start new worker processes first; all names are lost",
+        script="start new worker processes first (the default without --keep)",
+    ),
+    Option(
+        name="ranks", of="run", on=("cell",), type="nbddp.launch.options:rank_set", metavar="SET",
+        help="run on these ranks only, such as 0,2-3",
+    ),
+    Option(
+        name="output", of="run", on=("cell",), flags=("-o", "--output"), default="",
+        type="nbddp.launch.options:bindable", metavar="NAME",
+        help="bind NAME to the last expression's value on every rank: NAME[rank]",
+    ),
+    Option(
+        name="show", of="run", group="output", type="nbddp.launch.options:rank_set", metavar="SET",
+        help="show the output of these ranks only, or none",
+    ),
+    Option(
+        name="timeout", of="run", group="faults", type="nbddp.launch.options:seconds", metavar="S",
+        help="end the cell after S seconds; names are kept",
+        script="end the script after S seconds",
+    ),
+    Option(
+        name="hang_after", of="run", default=HANG_AFTER, type="nbddp.launch.options:seconds_or_never", metavar="S",
+        help=f"report and end a deadlock after S seconds, or never (default {HANG_AFTER:g})",
+    ),
+    Option(
+        name="max_restarts", of="run", flags=("--max-restarts", "--max_restarts"), default=0,
+        type="nbddp.launch.options:count", metavar="K",
+        help="on a failure start new workers and run the {what} again, at most K times",
+    ),
+    Option(
+        name="shutdown_timeout", of="run", flags=("--shutdown-timeout", "--shutdown_timeout"), default=SHUTDOWN,
+        type="nbddp.launch.options:seconds", metavar="S",
+        help="seconds that ranks have to clean up when a failure, a deadlock or --timeout ends the cell (default "
+        f"{SHUTDOWN:g})",
+        script=f"seconds from SIGTERM to SIGKILL when ranks have to end (default {SHUTDOWN:g})",
+    ),
+)
+# fmt: on
+
+
+@functools.cache
+def known() -> Mapping[str, Option]:
+    """Name → option, in the order of `--help`, with its flags and its group."""
+    found: list[Option] = []
+    for options in (OWN, *(row.options for row in rows())):
+        at = len(found)
+        for option in options:
+            names = [other.name for other in found]
+            at = names.index(option.after) + 1 if option.after in names else at
+            flags = option.flags or (f"--{option.name.replace('_', '-')}",) * bool(option.help)
+            found.insert(at, replace(option, flags=flags, group=option.group or found[at - 1].group))
+            at += 1
+    return {option.name: option for option in found}
 
 
 class HelpAsked(Exception):
@@ -45,15 +132,17 @@ class HelpAsked(Exception):
         self.text = text
 
 
-@dataclass(frozen=True)
-class LaunchSpec(Options):
-    """What one `%%ddp` line asks for: of the run what `Options` has, and of the pool.
+@functools.cache
+def fields_of(*of: str) -> tuple[Option, ...]:
+    """The options that are fields of a spec, of the pool or of the run."""
+    return tuple(option for option in known().values() if option.of in of and not option.into)
 
-    `nproc` None keeps the standing pool as it is. `output` is the name that gets the values, `trace` the file that gets
-    the merged trace. `keep_warm` is in seconds; None: as it is. `hosts`: as typed (`capabilities.hosts.names` reads
-    it); `via`, `ssh_config`, `python` and `setup` say how they are reached, `interface` how they meet; `sync`: whether
-    the notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive a lost connection,
-    and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed. `debug`: a level of
+
+@dataclass(frozen=True)
+class LaunchSpec(PoolFields, Options):
+    """What one `%%ddp` line asks for: of the run what `Options` has, and of the pool; rows of capabilities add fields.
+
+    `nproc` None keeps the running pool as it is. `output` is the name that gets the values. `debug`: a level of
     `launch.env_options`; `env`: variables of the ranks, None to take one back.
     """
 
@@ -64,69 +153,46 @@ class LaunchSpec(Options):
     visible: str | None = None
     oversubscribe: bool = False
     device: str | None = None
-    keep_warm: float | None = None
-    hosts: str | None = None
-    ssh_config: str | None = None
-    python: str | None = None
-    setup: str | None = None
-    via: str | None = None
-    slurm: Slurm | None = None
-    keep_alive: float | None = None
-    interface: str | None = None
-    sync: bool = False
-    cluster: str | None = None
     debug: str | None = None
     env: tuple[tuple[str, str | None], ...] = ()
     fresh: bool = False
     output: str = ""
-    show_timings: bool = False
-    trace: str | None = None
+
+    def says(self, option: Option) -> bool:
+        """Whether it has a value for this option."""
+        return getattr(self, option.name) not in ("", option.default)
+
+    def said(self) -> list[Option]:
+        """The options for which it has a value."""
+        return [option for option in fields_of("pool", "run") if self.says(option)]
 
     @property
     def on_hosts(self) -> bool:
         """Whether the pool's own agents start the workers on other hosts."""
-        return bool(self.hosts) or self.slurm is not None
+        return any(self.says(option) for option in fields_of("pool") if option.workers == "hosts")
 
     @property
     def elsewhere(self) -> bool:
         """Whether the workers may have other files and another environment than this process: on other hosts, or as
         engines of a cluster."""
-        return self.on_hosts or bool(self.cluster)
+        return any(self.says(option) for option in fields_of("pool") if option.workers)
+
+    def _of_run(self) -> dict[str, Any]:
+        return {**self.options(), "output": self.output}
 
     def asks_for_pool(self) -> bool:
         """True if the line says anything about the pool."""
-        return (
-            any(
-                v is not None
-                for v in (
-                    self.nproc,
-                    self.nnodes,
-                    self.elastic,
-                    self.gpus_per_proc,
-                    self.visible,
-                    self.device,
-                    self.hosts,
-                    self.slurm,
-                    self.cluster,
-                    self.keep_warm,
-                    self.keep_alive,
-                    self.debug,
-                )
-            )
-            or self.oversubscribe
-            or self.sync
-            or bool(self.env)
-        )
+        return self != LaunchSpec(**self._of_run())
 
-    def run(self) -> tuple[Any, ...]:
-        """What the line says of the run."""
-        return *self.options().values(), self.output, self.show_timings, self.trace
+    def asks_for_run(self) -> bool:
+        """True if the line says anything about the run."""
+        return self._of_run() != LaunchSpec()._of_run()
 
     def request(self, code: str, number: int) -> Request:
         """The run that this line and the code below it ask for, as In[number]."""
         return Request(
             op=CELL if self.program is None else SCRIPT, code=code, cell=number, argv0=f"Cell In[{number}]",
-            want_value=bool(self.output), trace=self.trace is not None, **self.options(),
+            want_value=bool(self.output), **self.options(),
         )  # fmt: skip
 
 
@@ -267,7 +333,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def _seconds_or_never(text: str) -> float | None:
+def seconds_or_never(text: str) -> float | None:
     return None if text == "never" else seconds(text)
 
 
@@ -282,51 +348,21 @@ def nodes_or_range(text: str) -> int | tuple[int, int]:
     return found
 
 
-def _nodes(text: str) -> int | str:
-    """`2`, or salloc's `1-4`."""
-    least, dash, most = text.partition("-")
-    return f"{positive(least)}-{positive(most)}" if dash else positive(text)
-
-
-def _job(text: str) -> int:
-    if text == "":
-        return NEW
-    if not _is_number(text) or not 0 < int(text) < 1 << 32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a job number; squeue --me lists yours")
-    return int(text)
-
-
-def _via(space: argparse.Namespace) -> str | None:
-    if space.via is None:
-        return None
-    if not space.hosts:
-        raise BadInput(f"--via {space.via} needs --hosts; name the hosts, as in --hosts nodea,nodeb")
-    return via_of(space.via)
-
-
-def _lasting(text: str) -> float:
+def duration(text: str) -> float:
+    """`10m` → seconds."""
     try:
         return lasting(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(str(e)) from None
 
 
-def _trace_file(name: str) -> str:
-    """Empty: the default."""
-    if name and not name.endswith((".json", ".json.gz")):
-        raise argparse.ArgumentTypeError(
-            f"{name}: Perfetto reads only .json and .json.gz; use such a name, as in {TRACE_FILE}"
-        )
-    return name or TRACE_FILE
-
-
-def _level(text: str) -> str:
+def level(text: str) -> str:
     """Empty: the default."""
     return text or env_options.INFO
 
 
 def count(text: str) -> int:
-    if not _is_number(text) or len(text) > 6:
+    if not is_number(text) or len(text) > 6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts; use 0 or more")
     return int(text)
 
@@ -338,7 +374,7 @@ def rank_set(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not _is_number(first) or (dash and not _is_number(last)):
+        if not is_number(first) or (dash and not is_number(last)):
             raise argparse.ArgumentTypeError(f"{text!r} is not a set of ranks; write it as 0,2-3")
         if max(len(first), len(last)) > len(str(MOST_RANKS)) or int(last or first) >= MOST_RANKS:
             raise argparse.ArgumentTypeError(f"{part!r} goes beyond any pool; use ranks below {MOST_RANKS}")
@@ -349,13 +385,13 @@ def rank_set(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     """True for 0-9 alone: str.isdigit also takes digits that int() refuses, such as ²."""
     return text.isascii() and text.isdigit()
 
 
 def one_rank(text: str) -> int:
-    if not _is_number(text) or len(text) > len(str(MOST_RANKS)):
+    if not is_number(text) or len(text) > len(str(MOST_RANKS)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a rank; use one number, such as 0")
     return int(text)
 
@@ -366,106 +402,56 @@ def bindable(text: str) -> str:
     return text
 
 
+@dataclass(frozen=True)
+class Reader:
+    """Reads the value of an option for argparse. What it needs is imported when a value is typed. offers: values for
+    Tab."""
+
+    target: Target
+    offers: tuple[str, ...] = ()
+
+    def __call__(self, text: str) -> Any:
+        return load(self.target)(text)
+
+
+def options_of(line: str) -> list[Option]:
+    """The options of a kind of line: `cell`, `start`, `script` or `terminal`."""
+    return [one for one in known().values() if line in one.on and (line != START or one.of == "pool")]
+
+
+def add_options(parser: argparse.ArgumentParser, line: str) -> None:
+    """What is not typed has no value."""
+    groups: dict[str, Any] = {}
+    for option in options_of(line):
+        if not option.flags:
+            continue
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group)
+        group = groups[option.group]
+        if option.excludes:
+            group = groups.setdefault(option.excludes, None) or group.add_mutually_exclusive_group()
+            groups[option.excludes] = group
+        how = _for_argparse(option, what="cell" if line == CELL else "script")
+        group.add_argument(*option.flags, dest=option.name, default=argparse.SUPPRESS, **how)
+
+
+def _for_argparse(option: Option, what: str) -> dict[str, Any]:
+    words = option.script if option.script and what == "script" else option.help
+    found: dict[str, Any] = {"help": words.replace("{what}", what).replace("%", "%%")}
+    if option.const is not None:
+        found |= {"const": option.const, "action": "store_const"}
+        if option.metavar or option.choices:
+            found |= {"action": "store", "nargs": "?"}
+    if option.repeats:
+        found["action"] = "append"
+    if option.type:
+        found["type"] = Reader(option.type, option.offers)
+    return found | {name: value for name in ("metavar", "choices") if (value := getattr(option, name))}
+
+
 def pool_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("pool")
-    group.add_argument(
-        "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=workers_per_node, metavar="N",
-        help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; "
-        "default: unchanged in a running pool, else one per GPU, else 2",
-    )  # fmt: skip
-    group.add_argument("--nnodes", type=nodes_or_range, metavar="N|MIN:MAX",
-                       help="number of nodes; without --hosts or --slurm they are simulated. MIN:MAX: nodes may come "
-                       "and go, and the cell restarts on those present")  # fmt: skip
-    group.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per worker")
-    group.add_argument(
-        "--visible", choices=("all", "own"),
-        help="GPUs that a worker sees: all, and LOCAL_RANK selects (as torchrun), or only its own, and "
-        "LOCAL_RANK is 0 (as torchrun --virtual-local-rank)",
-    )  # fmt: skip
-    group.add_argument(
-        "--oversubscribe", action="store_true", help="allow more workers than there are GPUs or memory for"
-    )
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
-    group.add_argument(
-        "--keep-warm", type=_lasting, metavar="TIME",
-        help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
-        "2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a terminal)",
-    )  # fmt: skip
-    group.add_argument("--debug", nargs="?", const=env_options.INFO, type=_level, choices=tuple(env_options.LEVELS),
-                       help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until "
-                       "--debug off; detail also compares each collective across ranks")  # fmt: skip
-    group.add_argument("--env", action="append", default=[], type=env_options.setting, metavar="KEY=VALUE",
-                       help="set an environment variable on every rank; KEY alone undoes that. Workers are replaced "
-                       "if the variable is read once per process")  # fmt: skip
-    far = parser.add_argument_group("other hosts")
-    far.add_argument(
-        "--hosts",
-        metavar="LIST",
-        help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file "
-        "with one host per line (nodea slots=4)",
-    )
-    far.add_argument("--via", metavar="WAY", help=f"how to start a process there: {SSH} (default), {', '.join(NAMED)}, "
-                     f"or a command such as {EXAMPLE}")  # fmt: skip
-    far.add_argument("--ssh-config", metavar="FILE", help="configuration file of ssh (default: your own)")
-    far.add_argument("--python", metavar="PATH", help="Python interpreter there that has nbddp (default: the path of "
-                     "this kernel's)")  # fmt: skip
-    far.add_argument("--setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'")
-    far.add_argument(
-        "--keep-alive",
-        type=_lasting,
-        metavar="TIME",
-        help="keep workers on --hosts for TIME, such as 10m, "
-        "after a lost connection, and Slurm's nodes after the kernel (%%ddp attach)",
-    )
-    far.add_argument("--interface", metavar="NAME", help="network interface that connects all hosts (default: chosen "
-                     "by trying them)")  # fmt: skip
-    far.add_argument(
-        "--sync",
-        action="store_true",
-        help="copy the notebook's folder there first, without files that git ignores; workers start in the copy",
-    )
-    far.add_argument("--cluster", metavar="ID", help="use the engines of a running ipyparallel cluster: its id, "
-                     "PROFILE/ID or its connection file; --nproc N takes N engines of each host")  # fmt: skip
-    _slurm_options(parser)
-
-
-def _slurm_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("Slurm").add_argument
-    add(
-        "--slurm",
-        nargs="?",
-        const=NEW,
-        type=_job,
-        metavar="JOB",
-        help="start the workers on Slurm nodes: of JOB, else of the kernel's own job, else of a new job",
-    )
-    add("--nodes", type=_nodes, metavar="N", help="ask Slurm for N nodes, or for 2-4 (default 1)")
-    for name, value, what in SALLOC:
-        add(f"--{name}", metavar=value, help=f"as for salloc{what}")
-    add("--cpus-per-node", type=positive, metavar="C", help="cores per node (default: one per worker, if no GPUs are "
-        "requested)")  # fmt: skip
-    add("--slurm-options", metavar="WORDS", help="other options for salloc, such as '--exclusive --mem=0'")
-
-
-def fault_options(parser: argparse.ArgumentParser, what: str) -> None:
-    """What is to happen when something goes wrong. what: a cell or a script."""
-    faults = parser.add_argument_group("faults")
-    faults.add_argument("--timeout", type=seconds, metavar="S", help=f"end the {what} after S seconds"
-                        + "; names are kept" * (what == "cell"))  # fmt: skip
-    faults.add_argument("--hang-after", type=_seconds_or_never, default=5.0, metavar="S",
-                        help="report and end a deadlock after S seconds, or never (default 5)")  # fmt: skip
-    faults.add_argument(
-        "--check",
-        action="store_true",
-        help="before each collective, compare operation, shape, dtype and reduce op across ranks",
-    )
-    faults.add_argument("--max-restarts", "--max_restarts", type=count, default=0, metavar="K",
-                        help=f"on a failure start new workers and run the {what} again, at most K times")  # fmt: skip
-    grace = "seconds from SIGTERM to SIGKILL when ranks have to end"
-    if what == "cell":
-        grace = "seconds that ranks have to clean up when a failure, a deadlock or --timeout ends the cell"
-    faults.add_argument("--shutdown-timeout", "--shutdown_timeout", type=seconds, metavar="S",
-                        help=f"{grace} (default {SHUTDOWN:g})")  # fmt: skip
+    """The options of a pool."""
+    add_options(parser, START)
 
 
 @functools.cache
@@ -476,21 +462,7 @@ def cell_parser() -> Parser:
         usage="%%%%ddp [options] [-- arguments of the cell]",
         description="Run the cell on every worker of the pool, as torchrun would run it as a script.",
     )  # fmt: skip
-    pool_options(parser)
-    run = parser.add_argument_group("run")
-    run.add_argument("--fresh", action="store_true", help="start new worker processes first; all names are lost")
-    run.add_argument("--ranks", type=rank_set, metavar="SET", help="run on these ranks only, such as 0,2-3")
-    run.add_argument("--show", type=rank_set, metavar="SET", help="show the output of these ranks only, or none")
-    run.add_argument("-o", "--output", type=bindable, metavar="NAME",
-                     help="bind NAME to the last expression's value on every rank: NAME[rank]")  # fmt: skip
-    fault_options(parser, "cell")
-    logs.add_options(parser.add_argument_group("output"))
-    which = run.add_mutually_exclusive_group()
-    which.add_argument("--timings", action="store_true", help="show %%ddp timings when the cell has ended")
-    which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
-    run.add_argument("--memory", action="store_true",
-                     help="record allocations, and show %%ddp memory --timeline when the cell has ended")  # fmt: skip
-    trace_option(run)
+    add_options(parser, CELL)
     parser.add_argument("-h", "--help", action="help", help="show this text")
     return parser
 
@@ -501,17 +473,12 @@ def parse_cell(line: str) -> LaunchSpec:
     most cells have the line of one before."""
     words, argv = split_argv(split_line(line, "%%ddp"))
     space = cell_parser().parse_strictly(words)
-    if space.max_restarts and space.ranks is not None:
+    spec = launch_spec(space, CELL, argv=argv)
+    if spec.max_restarts and spec.ranks is not None:
         raise BadInput(
             "%%ddp --max-restarts restarts all workers, so it cannot be combined with --ranks; leave one out"
         )
-    return launch_spec(
-        space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
-        hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        shutdown_timeout=SHUTDOWN if space.shutdown_timeout is None else space.shutdown_timeout,
-        timings=not space.no_timings, show_timings=space.timings, trace=space.trace,
-        memory=space.memory, argv=argv, logs=logs.of_options(space),
-    )  # fmt: skip
+    return spec
 
 
 def split_argv(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -540,22 +507,11 @@ def complete(parser: Parser, line: str) -> list[str]:
         return []
     action = waiting_for(parser, before[-1]) if before else None
     if action is not None:
-        choices = list(action.choices or (NPROC_WORDS if action.type is workers_per_node else ()))
+        choices: Any = action.choices or getattr(action.type, "offers", ())
         return [c for c in choices if str(c).startswith(current)]
     named = [a for a in parser._actions if before[-1:] and before[-1] in a.option_strings and a.nargs == "?"]
     may = [str(c) for a in named for c in a.choices or ()]
     return [c for c in [*may, *parser.long_options()] if c.startswith(current) and "_" not in c]
-
-
-def trace_option(group: Any) -> None:
-    group.add_argument(
-        "--trace",
-        nargs="?",
-        const=TRACE_FILE,
-        type=_trace_file,
-        metavar="FILE",
-        help=f"run torch.profiler on every rank and merge the traces for Perfetto into FILE (default {TRACE_FILE})",
-    )
 
 
 def waiting_for(parser: Parser, word: str) -> argparse.Action | None:
@@ -566,39 +522,25 @@ def waiting_for(parser: Parser, word: str) -> argparse.Action | None:
     return None
 
 
-def _slurm_of(space: argparse.Namespace) -> Slurm | None:
-    """What is asked of Slurm; None if nothing is. Raises BadInput where it does not fit together."""
-    names = ("nodes", *(name.replace("-", "_") for name, *_ in SALLOC), "cpus_per_node")
-    said = {name: getattr(space, name) for name in names if getattr(space, name) is not None}
-    if space.slurm_options:
-        said["more"] = space.slurm_options
-    if space.slurm is not None and space.nnodes and not space.slurm:
-        least, most = space.nnodes if isinstance(space.nnodes, tuple) else (space.nnodes, space.nnodes)
-        said.setdefault("nodes", least if least == most else f"{least}-{most}")
-    if space.slurm is None:
-        if said:
-            option = next(iter(said)).replace("more", "slurm_options").replace("_", "-")
-            raise BadInput(f"--{option} needs --slurm; add --slurm, or leave it out")
-        if space.keep_alive is not None and not space.hosts:
-            raise BadInput("--keep-alive needs --hosts or --slurm; add one of them, or use --keep-warm")
-        return None
-    if space.hosts:
-        raise BadInput(f"--slurm chooses the hosts, so it cannot be combined with --hosts {space.hosts}; leave one out")
-    if space.slurm and said:
-        raise BadInput(f"--slurm {space.slurm} already has its nodes; leave out --{next(iter(said)).replace('_', '-')}")
-    return Slurm(job=space.slurm or None, **said)
+def launch_spec(space: argparse.Namespace, line: str, **more: Any) -> LaunchSpec:
+    """What was typed on such a line, and what is known besides. Raises BadInput for what does not go together."""
+    typed = vars(space)
+    of_line = options_of(line)
+    parts = {option.into for option in of_line if option.name in typed}
+    values: dict[str, Any] = {}
+    for option in of_line:
+        if not option.into and (option.name in typed or option.name in parts):
+            value = load(option.value)(typed) if option.value else typed[option.name]
+            values[option.name] = tuple(value) if option.repeats else value
+    if isinstance(values.get("nnodes"), tuple):
+        values["elastic"] = values.pop("nnodes")
+    return LaunchSpec(**{**values, **more})
 
 
-def launch_spec(space: argparse.Namespace, **run: Any) -> LaunchSpec:
-    elastic = isinstance(space.nnodes, tuple)
-    return LaunchSpec(
-        nproc=space.nproc, nnodes=None if elastic else space.nnodes, elastic=space.nnodes if elastic else None,
-        gpus_per_proc=space.gpus_per_proc, visible=space.visible,
-        oversubscribe=space.oversubscribe, device=space.device, keep_warm=space.keep_warm, hosts=space.hosts,
-        ssh_config=space.ssh_config, python=space.python, setup=space.setup, via=_via(space), slurm=_slurm_of(space),
-        keep_alive=space.keep_alive, interface=space.interface, sync=space.sync, cluster=space.cluster,
-        debug=space.debug, env=tuple(space.env), **run,
-    )  # fmt: skip
+def typed(name: str, value: Any) -> list[str]:
+    """A value as it is typed, such as `["--nproc", "4"]`."""
+    flag = next(flag for flag in known()[name].flags if flag.startswith("--"))
+    return [flag] if value is True else [flag, str(value)]
 
 
 def split_line(line: str, prog: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nbddp.errors import BadInput
 from nbddp.launch.options import (
+    START,
     HelpAsked,
     LaunchSpec,
     Parser,
@@ -150,7 +151,7 @@ def log_arguments(parser: Parser) -> None:
 
 def parse_pool_options(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine:
     space = parser.parse_strictly(words)
-    return CommandLine(command, vars(space), launch_spec(space))
+    return CommandLine(command, vars(space), launch_spec(space, START))
 
 
 def command_parser(name: str, prog: str = NOTEBOOK) -> Parser:

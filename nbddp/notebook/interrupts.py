@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -29,6 +30,7 @@ class NotebookInterrupts:
         self._in_cell = self._ended = False
         self._times = 0
         self._hook: Any = None
+        self._is_ipykernels = False
         self._events = {
             "pre_execute": self._begin,
             "pre_run_cell": self._before,
@@ -42,6 +44,8 @@ class NotebookInterrupts:
         self._in_cell = True  # that which loads the extension
         kernel = getattr(self.shell, "kernel", None)
         self._hook = getattr(kernel, "pre_handler_hook", None)
+        own = getattr(sys.modules.get("ipykernel.kernelbase"), "Kernel", None)
+        self._is_ipykernels = own is not None and getattr(self._hook, "__func__", None) is own.pre_handler_hook
         if kernel is not None and self._hook is not None:
             kernel.pre_handler_hook = self._before_request
 
@@ -53,10 +57,15 @@ class NotebookInterrupts:
             self._hook = None
 
     def _before_request(self) -> None:
-        self._hook()
-        if threading.current_thread() is threading.main_thread():
-            self._request, self._times, self._ended = self._request + 1, 0, False
+        if threading.current_thread() is not threading.main_thread():
+            self._hook()
+            return
+        self._request, self._times, self._ended = self._request + 1, 0, False
+        if not self._is_ipykernels:
+            self._hook()
             signal.signal(signal.SIGINT, self._hear)
+        else:  # the hook would set Python's handler first, and an interrupt in that moment ends the kernel
+            self.shell.kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._hear)
 
     def _hear(self, number: int, frame: Any) -> None:
         if self._in_cell or self._times >= TIMES:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -18,11 +17,9 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from traitlets import TraitError, Unicode, observe, validate
 
 from nbddp.agent import stop
-from nbddp.agent.client import AgentClient
-from nbddp.capabilities.debugger.command import Debug
-from nbddp.capabilities.warm.client import AskedProcess
+from nbddp.agent.client import AgentClient, Offer
 from nbddp.compat import system
-from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
+from nbddp.errors import CommandStopped, RankStatus, RunFailed, RunStopped
 from nbddp.execution import cell_text
 from nbddp.execution.values import RankValues
 from nbddp.launch import options
@@ -37,6 +34,7 @@ from nbddp.notebook.pool_commands import RESTARTED, start_pool
 from nbddp.output.screens import Screen, for_shell
 from nbddp.pool import snapshot
 from nbddp.pool.pool import Pool
+from nbddp.protocol.capability import Option
 from nbddp.protocol.capability import load as load_target
 
 
@@ -54,7 +52,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
         super().__init__(shell)
         self.assistant = Assistant(shell, lambda: self.pool)
         self.interrupts = NotebookInterrupts(shell)
-        self.debug = Debug(shell, lambda: self.pool)
         self.history = CellHistory()
         self._told_of_system = False
 
@@ -158,8 +155,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _change(self, spec: LaunchSpec, line: str) -> None:
         """A `%%ddp` line without a program: `%ddp start` with its options, if they are all of the pool."""
-        if spec.run() != LaunchSpec().run() or not (spec.asks_for_pool() or spec.fresh):
-            shown = "%ddp timings" if spec.show_timings else "%ddp memory --timeline" if spec.memory else ""
+        if spec.asks_for_run() or not spec.asks_for_pool():
+            shown = next((each.later for each in spec.said() if each.later), "")
             raise cell_text.refusal(line.strip(), f"{shown} for the cell before" if shown else "")
         replaced = spec.fresh and self.pool.running
         start_pool(self, spec)
@@ -178,46 +175,32 @@ class DDPMagics(Magics):  # type: ignore[misc]
         try:
             return self.pool.carry_out(spec.request(code, number), screen)
         except RunFailed:
-            if spec.trace is not None and self.pool.running:  # what led to a failure is worth seeing most of all
-                self._trace_if_possible(spec.trace)
+            if self.pool.running:  # what led to a failure is worth seeing most of all
+                self._show_recorded_of_failed(spec)
             raise
 
     def _show_recorded(self, spec: LaunchSpec) -> None:
-        """What a run has recorded, as its line asks."""
-        if spec.trace is not None:
-            self._trace(spec.trace)
-        if spec.memory:
-            from nbddp.capabilities.memory.command import figure_of_allocations
+        """What a run has recorded, as its line asks. The last option comes first: those before may raise."""
+        for option in reversed(spec.said()):
+            self._show(option, spec)
 
-            self._publish(figure_of_allocations(self.pool))
-        if spec.show_timings:
-            from nbddp.capabilities.timings.command import figure_of_timings
+    def _show_recorded_of_failed(self, spec: LaunchSpec) -> None:
+        """The same of a cell that failed: that is the report, whatever becomes of this."""
+        for option in spec.said():
+            try:
+                if option.of_failed:
+                    self._show(option, spec)
+            except Exception as e:
+                print(f"there is no {option.name}: {type(e).__name__}: {e}")
 
-            self._publish(figure_of_timings(self.pool))
-
-    def _trace(self, name: str) -> None:
-        from nbddp.capabilities.trace.command import write
-
-        try:
-            with self.progress() as progress:
-                shown = write(self.pool, Path(name), progress)
-        except BadInput as e:
-            print(e)
-            return
-        for each in shown:
-            self._publish(each)
+    def _show(self, option: Option, spec: LaunchSpec) -> None:
+        for figure in load_target(option.shows)(self, getattr(spec, option.name)) if option.shows else ():
+            self._publish(figure)
 
     def _publish(self, figure: Any) -> None:
         """Display it in front of what the magic returns."""
         data, metadata = figure._repr_mimebundle_()
         self.shell.display_pub.publish(data, metadata)
-
-    def _trace_if_possible(self, name: str) -> None:
-        """As `_trace`, for a cell that failed: that is the report, whatever becomes of the trace."""
-        try:
-            self._trace(name)
-        except Exception as e:
-            print(f"there is no trace: {type(e).__name__}: {e}")
 
     def _ask_front_end(self, headed: Callable[[str], str]) -> None:
         """What `name?` and `%load` in the cell asked of the front end, as the lowest rank answers it: text to show, and
@@ -296,11 +279,11 @@ TRANSFORMS = (cell_text.uncommented, cell_text.bodied)  # of a shell's cells, be
 _loaded: dict[int, DDPMagics] = {}
 
 
-def load(shell: Any, asked: AskedProcess | None = None) -> None:
+def load(shell: Any, asked: Offer | None = None) -> None:
     """Register the magics and start warming up: the agent imports torch in its own process, and a
     thread imports ipyparallel here.
 
-    asked: a waiting warm process that may become the agent.
+    asked: a process that may become the agent.
     """
     unload(shell)
     magics = DDPMagics(shell, AgentClient.launch(os.environ, asked))
@@ -310,7 +293,10 @@ def load(shell: Any, asked: AskedProcess | None = None) -> None:
     for transform in TRANSFORMS:
         shell.input_transformers_cleanup.append(transform)
     magics.interrupts.install()
-    magics.debug.install()
+    parts = magics.pool.parts
+    parts.on("shell")
+    for installed in parts.installed:
+        installed(shell, lambda: magics.pool)
     threading.Thread(target=_import_ahead, name="nbddp-import", daemon=True).start()
 
 
@@ -324,7 +310,8 @@ def unload(shell: Any) -> None:
         if transform in shell.input_transformers_cleanup:
             shell.input_transformers_cleanup.remove(transform)
     magics.interrupts.remove()
-    magics.debug.remove()
+    for removed in magics.pool.parts.removed:
+        removed()
     magics.pool.close()
     if magics in shell.configurables:  # `%config` would show it
         shell.configurables.remove(magics)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nbddp.capabilities.slurm.host_source import offer
 from nbddp.errors import BadInput
 from nbddp.launch import env_options, options
 from nbddp.launch.options import LaunchSpec
@@ -14,6 +13,7 @@ from nbddp.launch.units import lasts
 from nbddp.notebook.commands import CommandLine, overview
 from nbddp.notebook.history import Ran
 from nbddp.output import background
+from nbddp.protocol.pool_parts import lines
 
 if TYPE_CHECKING:
     from nbddp.notebook.magics import DDPMagics
@@ -34,8 +34,9 @@ def start(magics: DDPMagics, line: CommandLine) -> None:
 
 def start_pool(magics: DDPMagics, spec: LaunchSpec) -> None:
     magics.start_workers(lambda progress: magics.pool.ensure(spec, progress))
-    if offer() and not magics.pool.spec.elsewhere:
-        print(offer())
+    if not magics.pool.spec.elsewhere:
+        for line in lines(magics.pool.parts.offers):
+            print(line)
     magics.tell_shortcomings()
 
 

@@ -12,22 +12,37 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from typing import Protocol
 
 from nbddp.agent import runtime_dir
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.slurm import allocation
-from nbddp.capabilities.warm import client
 from nbddp.errors import BadInput, NbddpError
 from nbddp.launch import options
 from nbddp.launch.topology import counted
 from nbddp.launch.units import lasts
 from nbddp.notebook import commands
 from nbddp.notebook.commands import CommandLine
-from nbddp.protocol.capability import load
+from nbddp.protocol.capability import load, rows
 
 PROG = "python -m nbddp"
 UNREAD = 128 + 13  # as a shell has it for a process that SIGPIPE has ended
+
+
+class Waiting(Protocol):
+    """What an earlier kernel has left for the next one; `stop NAME` ends it."""
+
+    @property
+    def name(self) -> str: ...
+    def words(self, prog: str) -> str:
+        """What it is, and how `prog` ends it."""
+
+    def end(self) -> str:
+        """End it; what is said of that."""
+
+
+def waiting() -> list[Waiting]:
+    """All of this user's."""
+    return [one for row in rows() if row.waits for one in load(row.waits)()]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -65,22 +80,16 @@ def _carry_out(words: Sequence[str] | None) -> int:
 
 
 def status(line: CommandLine) -> None:
-    from nbddp.notebook.status import megabytes, status_table
+    from nbddp.notebook.status import status_table
 
     for strange in runtime_dir.strange():
         print(strange)
-    asked_for, waiting_too = line.args["pool"], False
-    waiting = [one for one in client.waiting() if asked_for in ("", one.name)]
-    pools = [] if asked_for and waiting else chosen(line, default_all=True)
-    for one in waiting:
-        print(f"{one.words(megabytes(asdict(one.identity)))}; {PROG} stop {one.name} ends it")
-    for kept in allocation.kept() if not asked_for else ():
-        print(
-            f"Slurm job {kept.job} is kept for the next kernel, {lasts(kept.left)} left; {PROG} stop {kept.job} "
-            "releases it"
-        )
-        waiting_too = True
-    if not pools and not waiting and not waiting_too:
+    asked_for = line.args["pool"]
+    found = [one for one in waiting() if asked_for in ("", one.name)]
+    pools = [] if asked_for and found else chosen(line, default_all=True)
+    for one in found:
+        print(one.words(PROG))
+    if not pools and not found:
         print("you have no running pool; a %%ddp cell or python -m nbddp start starts one")
     for agent in pools:
         answer = agent.request("status")
@@ -93,17 +102,12 @@ def status(line: CommandLine) -> None:
 
 
 def stop(line: CommandLine) -> None:
-    """End a pool; where there is none, the warm processes that wait."""
+    """End a pool; where there is none, what earlier kernels have left."""
     name, running = line.args["pool"], runtime_dir.running()
-    waiting = [one for one in client.waiting() if one.name == name or not (name or running)]
-    jobs = [one for one in allocation.kept() if str(one.job) == name or not (name or running)]
-    for one in waiting:
-        one.end()
-        print(f"warm process {one.name} ended")
-    for job in jobs:
-        job.end()
-        print(f"Slurm job {job.job} released")
-    if waiting or jobs:
+    found = [one for one in waiting() if one.name == name or not (name or running)]
+    for one in found:
+        print(one.end())
+    if found:
         return
     for agent in chosen(line):
         agent.tell("stop")

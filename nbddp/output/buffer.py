@@ -15,12 +15,11 @@ import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.capabilities.widgets.state import KINDS, VIEW, model_id
 from nbddp.output.log_file import LIMIT, LogFile
 from nbddp.output.overflow import Wholes, sizes
 from nbddp.output.terminal_line import MOST_ROWS, Rows, TerminalLine, cut_sequence, has_controls, moves_rows, rows_up
@@ -36,6 +35,8 @@ BYTES_HEAD, BYTES_TAIL = 16 << 20, 16 << 20  # characters of displays that are k
 AREA_LINES = 4  # of an Output widget, that a live view has
 LIVE_WIDTH = 1000  # characters of an unfinished line that a live view can use
 STREAMS = ("stdout", "stderr")
+COMMS = ("comm_open", "comm_msg", "comm_close")
+VIEW = "application/vnd.jupyter.widget-view+json"
 MODEL = "model_name"  # the widget protocol has it with an underscore
 
 _EMPTY = re.compile(r"(<pre\b[^>]*>\s*</pre>)?\s*")
@@ -238,6 +239,12 @@ def _sorted(data: dict[str, Any]) -> str:
     return json.dumps(data, sort_keys=True, default=str)
 
 
+def model_id(data: Mapping[str, Any]) -> str:
+    """Which widget a mimebundle shows; empty if none."""
+    view = data.get(VIEW)
+    return str(view.get("model_id", "")) if isinstance(view, dict) else ""
+
+
 def is_empty(data: dict[str, Any]) -> bool:
     """Whether there is nothing to see: `rich` shows such bundles when a bar begins and ends."""
     if data.get("text/plain") != "" or not data.keys() <= {"text/plain", "text/html"}:
@@ -362,15 +369,15 @@ class OutputBuffer:
             self._bytes[item.late] += item.size - before
         return found
 
-    def settle(self, settled: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def settle(self, left: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Have displays of widgets hold what stays of them; those of which nothing does go."""
         for part in (self._head, self._tail):
             kept: list[Shown] = []
             for item in part:
                 if isinstance(item, OutputArea):
-                    item.inside.settle(settled)
+                    item.inside.settle(left)
                 elif isinstance(item, Display) and model_id(item.data):
-                    item.show(settled(item.data), item.metadata)
+                    item.show(left(item.data), item.metadata)
                     if not item.data:
                         continue
                 kept.append(item)
@@ -463,7 +470,7 @@ class RankOutput:
                         self._view(shown)
         elif kind == "clear_output":
             self._place().clear(bool(content.get("wait")))
-        elif kind in KINDS:
+        elif kind in COMMS:
             self._take_comm(kind, str(content.get("comm_id")), content.get("data") or {})
         return []
 
@@ -488,14 +495,9 @@ class RankOutput:
         bars = [line for view in self.views[-MOVING:] for line in (self.said(view.data) or "").splitlines()]
         return [*self.open_lines(), *bars[-MOVING:]]
 
-    def shown_widgets(self) -> list[dict[str, Any]]:
-        """The mimebundles of widgets."""
-        return [item.data for item in self.items if isinstance(item, Display) and model_id(item.data)]
-
-    def settle(self, settled: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def settle(self, left: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Have displays of widgets hold what stays of them; those of which nothing does go."""
-        if not self.silent:
-            self._items.settle(settled)
+        self._items.settle(left)
         self.views.clear()
 
     def _gone(self, shown: Display) -> None:

@@ -7,34 +7,34 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from nbddp.capabilities.widgets import state
-from nbddp.capabilities.widgets.state import Widgets
 from nbddp.launch.topology import rank_words
 from nbddp.output.buffer import RankOutput
 from nbddp.output.screens import NullScreen, Screen
 from nbddp.protocol.messages import STREAMS
 from nbddp.protocol.outcome import RankExit
+from nbddp.protocol.pool_parts import PoolParts
 
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
-PRINTED = ("stream", STREAMS, "display_data", "execute_result", "update_display_data", "clear_output")
+SHOWING = ("display_data", "update_display_data", "execute_result")
+PRINTED = ("stream", STREAMS, *SHOWING, "clear_output")
 
 
 class RunOutput:
     """Of one run. `outputs`: rank → all that it printed; `shown`: ranks whose output is shown, on `screen`."""
 
     def __init__(
-        self, ranks: Sequence[int], show: Sequence[int] | None, logs: Path, most: int, made: Widgets, screen: Screen
+        self, ranks: Sequence[int], show: Sequence[int] | None, logs: Path, most: int, parts: PoolParts, screen: Screen
     ):
         """show: None for all ranks. logs: the folder that output is written into; most: bytes of each rank's that are
-        kept. made: the widgets that the ranks have made so far."""
-        self.widgets, self.screen = made, screen
-        made.begin()
+        kept."""
+        self._parts, self.screen = parts, screen
         self.outputs = {r: RankOutput(r, logs, most=most, held=len(ranks) <= FILES_HELD) for r in ranks}
         for out in self.outputs.values():
-            out.said = made.words
+            out.said = self._words
         self.shown = [r for r in ranks if show is None or r in show]
         self.seen = [self.outputs[r] for r in self.shown]
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # each line that is shown
+        self.held: Callable[[], bool] = lambda: False  # whether nothing may be drawn below what is shown
 
     @contextmanager
     def without_screen(self) -> Iterator[None]:
@@ -45,21 +45,25 @@ class RunOutput:
         finally:
             self.screen = screen
 
+    def refresh(self, status: Callable[[], str]) -> float | None:
+        """As the screen's."""
+        return None if self.held() else self.screen.refresh(self.seen, status)
+
     # -- as it comes -----------------------------------------------------------------------------
 
     def take(self, rank: int, kind: str, content: dict[str, Any]) -> None:
         for stream, line in self.outputs[rank].take(kind, content):
             if rank in self.shown:
                 self._show_line(rank, stream, line)
-        if kind in state.SHOWING:
-            self._end_bars(rank, 1)
+        if kind in SHOWING:
+            self._end_views(rank, 1)
 
-    def take_widget(self, rank: int, kind: str, message: dict[str, Any]) -> None:
+    def take_comm(self, rank: int, kind: str, message: dict[str, Any]) -> None:
         """What a rank's comm says."""
-        self.widgets.take(rank, kind, message["content"], message["buffers"])
+        may_be_over = self._parts.hear(rank, kind, message["content"], message["buffers"])
         self.outputs[rank].take(kind, message["content"])  # what an Output widget takes in
-        if state.may_end_bar(kind, message["content"]):
-            self._end_bars(rank)
+        if may_be_over:
+            self._end_views(rank)
 
     def traceback(self, rank: int, text: str) -> None:
         """What Python would have written to stderr at a script's end. Where the report shows the first failure's
@@ -73,14 +77,18 @@ class RunOutput:
         with self.around():
             self.screen.line(rank, stream, line)
 
-    def _end_bars(self, rank: int, newest: int = 0) -> None:
+    def _words(self, data: dict[str, Any]) -> str | None:
+        """What a display says now, if it may change by itself."""
+        return next((said for words in self._parts.display_words if (said := words(data)) is not None), None)
+
+    def _end_views(self, rank: int, newest: int = 0) -> None:
         """A bar that is over is a line like any other; one that was closed is gone. newest: look at so many alone."""
         out = self.outputs[rank]
-        for shown in [v for v in out.views[-newest:] if self.widgets.is_over(v.data)]:
+        for shown in [v for v in out.views[-newest:] if any(over(v.data) for over in self._parts.display_over)]:
             out.views.remove(shown)
             if rank in self.shown:
                 shown.told = True
-                for line in (self.widgets.words(shown.data) or "").splitlines():
+                for line in (self._words(shown.data) or "").splitlines():
                     self._show_line(rank, "stdout", line)
 
     # -- in the end ------------------------------------------------------------------------------
@@ -98,22 +106,22 @@ class RunOutput:
     def finish(self) -> None:
         """Show what stays, and close the files."""
         try:
-            self._settle_widgets()
+            self._settle_views()
             self.screen.finish(self.seen)
         finally:
             for out in self.outputs.values():
                 out.close()
 
-    def _settle_widgets(self) -> None:
+    def _settle_views(self) -> None:
         """What stays of the widgets that were shown."""
-        shown = {rank: out.shown_widgets() for rank, out in self.outputs.items()}
-        if not any(shown.values()):
-            return
-        reflect = self.screen.reflects()
-        for rank, bundles in shown.items():
-            how = reflect if rank in self.shown else None
-            self.outputs[rank].settle(lambda data, how=how: self.widgets.settled(data, how))  # type: ignore[misc]
-            self.widgets.drop_bars(bundles)
+        for rank, out in self.outputs.items():
+            if not out.silent:
+                rich = rank in self.shown and self.screen.rich
+                out.settle(lambda data, rich=rich: self._left(data, rich))  # type: ignore[misc]
+
+    def _left(self, data: dict[str, Any], rich: bool) -> dict[str, Any]:
+        found = (left for leaves in self._parts.display_left if (left := leaves(data, rich)) is not None)
+        return next(found, {"text/plain": str(data.get("text/plain", ""))})
 
     def unwritten(self, ended: Mapping[int, RankExit]) -> str:
         """Where output could not be written down, and why; empty where it could."""

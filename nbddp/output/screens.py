@@ -20,8 +20,6 @@ from uuid import uuid4
 
 import psutil
 
-from nbddp.capabilities.widgets import mirrors
-from nbddp.capabilities.widgets.state import Reflect
 from nbddp.compat import ipykernel
 from nbddp.output.buffer import LIVE_WIDTH, Display, RankOutput, Text
 from nbddp.output.layout import BAR, Piece, Print, block
@@ -54,8 +52,9 @@ class Screen(Protocol):
     def ready(self) -> None:
         """Nothing is waited for any more, and others may print."""
 
-    def reflects(self) -> Reflect | None:
-        """What makes the widgets of ranks appear here; None where only words can."""
+    @property
+    def rich(self) -> bool:
+        """Whether more than words can be seen here."""
 
     def shows_reports(self) -> bool:
         """Whether the report of a run that fails is shown beside its output, with the traceback of its cause."""
@@ -63,6 +62,8 @@ class Screen(Protocol):
 
 class NullScreen:
     """Shows nothing."""
+
+    rich = False
 
     def start(self) -> None:
         pass
@@ -85,9 +86,6 @@ class NullScreen:
     def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         return None
 
-    def reflects(self) -> Reflect | None:
-        return None
-
     def shows_reports(self) -> bool:
         return True
 
@@ -99,7 +97,7 @@ class LazyScreen(NullScreen):
     """A screen that is there from the first line of output on, and never where there is none."""
 
     def __init__(self, screen: Screen):
-        self._screen, self._open = screen, False
+        self._screen, self._open, self.rich = screen, False, screen.rich
 
     def ends(self, text: str) -> None:
         if self._open:
@@ -117,9 +115,6 @@ class LazyScreen(NullScreen):
             self._screen.start()
         return self._screen.refresh(outputs, status) if self._open else None
 
-    def reflects(self) -> Reflect | None:
-        return self._screen.reflects()
-
     def shows_reports(self) -> bool:
         return self._screen.shows_reports()
 
@@ -131,6 +126,8 @@ class LazyScreen(NullScreen):
 class Terminal:
     """Prints labelled lines as they come; results and figures at the end. Below them, where rows can be drawn again:
     what is waited for, lines that change, and where silent ranks are."""
+
+    rich = False
 
     def __init__(self, region: Region | None = None, reports: bool = False):
         """region: where rows can be drawn again; None: nowhere, as in a file. reports: whether a shell shows them."""
@@ -189,9 +186,6 @@ class Terminal:
         self._next = now + DRAW_EVERY
         return DRAW_EVERY if rows else max(DRAW_EVERY, QUIET - silent)
 
-    def reflects(self) -> None:
-        return None
-
     def shows_reports(self) -> bool:
         return self._reports
 
@@ -212,6 +206,8 @@ class Terminal:
 
 class Notebook:
     """A live view while the run lasts, then the block."""
+
+    rich = True
 
     def __init__(self, shell: Any):
         self._publisher = shell.display_pub
@@ -247,9 +243,6 @@ class Notebook:
     def ready(self) -> None:
         if self._shown:
             self._publish("", update=True)
-
-    def reflects(self) -> Reflect | None:
-        return mirrors.reflect if mirrors.can_reflect() else None
 
     def shows_reports(self) -> bool:
         return True

@@ -81,19 +81,22 @@ class PoolNode:
 
     `workers`: rank → its process, also if that has ended and is not replaced yet.
 
-    died: called with the rank when a worker has ended, in the agent's reader thread. tried: with what `doctor`'s trials
-    say.
+    died: called with the rank when a worker has ended, in the agent's reader thread; process_ended: with the
+    event of another process's end.
     """
 
     sees_files = True  # whether files of ranks there are read by their paths, as files of this machine
     renews = True  # whether its processes can be ended, and new ones started
 
     def __init__(
-        self, agent: AgentClient, died: Callable[[int, ProcessExit], None], tried: Callable[[dict[str, Any]], None]
+        self,
+        agent: AgentClient,
+        died: Callable[[int, ProcessExit], None],
+        process_ended: Callable[[dict[str, Any]], None],
     ):
         self.agent = agent
         self.workers: dict[int, WorkerProcess] = {}
-        self._died, self._tried = died, tried
+        self._died, self._process_ended = died, process_ended
         self._early: dict[int, ProcessExit] = {}  # pid → the exit of one that ended before its start was noted
         self._described: tuple[object, ...] = ()
         self._kept: float | None = None
@@ -180,8 +183,6 @@ class PoolNode:
                 self.exited(worker, exit_)
             if not known:
                 self._early[event["pid"]] = exit_
-        elif event["ev"] == "exit" and event["kind"] == "trials":
-            self._tried(event)
         elif ends_pool(event):
             self.lost = self.lost or ("node agent" if event["ev"] == "gone" else "controller")
             for worker in list(self.workers.values()):
@@ -190,6 +191,8 @@ class PoolNode:
                 self.agent.tell("stop")  # a pool without its controller cannot be reached
             elif event["ev"] == "gone":
                 self._clear_up()
+        elif event["ev"] == "exit":
+            self._process_ended(event)
 
     def _clear_up(self) -> None:
         """The keeper of a killed agent clears up (`agent.keeper`). Where that was killed too, its folder is left, and

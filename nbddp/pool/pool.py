@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.doctor.background import Probes
-from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.execution import Execution
@@ -29,13 +27,16 @@ from nbddp.pool.runs import shell
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import json_values, pickling
-from nbddp.protocol.capability import pool_methods
+from nbddp.protocol.capability import given, pool_methods, with_options
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.program import SHUTDOWN
 from nbddp.protocol.request import HANG_AFTER, Request
 from nbddp.protocol.run_spec import ARGV0, Question
 
 if TYPE_CHECKING:
-    from nbddp.capabilities import PoolMethods
+    from typing_extensions import Unpack
+
+    from nbddp.capabilities import PoolArguments, PoolMethods, RunArguments
 else:
     PoolMethods = pool_methods()
 
@@ -55,6 +56,7 @@ class Pool(PoolMethods):
       (`mpiexec`, `kubectl exec -i {host} -- {command}`).
     - slurm: nodes of Slurm, such as `nbddp.Slurm(nodes=2, time="1:00:00")`; True for this process's own job.
     - interface: the network interface that connects all hosts. sync: whether to copy the working directory there.
+      keep_alive: how many seconds workers on hosts outlive a lost connection, and Slurm's nodes this process.
     - cluster: a running ipyparallel cluster, as PROFILE/ID, its id or its connection file.
     - debug: `off`, `info` or `detail`; env: environment variables of the ranks.
 
@@ -65,11 +67,11 @@ class Pool(PoolMethods):
 
     holding = PoolState
     connection = RankChannel
-    trials = Probes
     plain = (
         False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.grading.examiner`)
     )
 
+    @with_options("pool")
     def __init__(
         self,
         nproc: int | str | None = None,
@@ -79,28 +81,19 @@ class Pool(PoolMethods):
         visible: str | None = None,
         oversubscribe: bool = False,
         device: str | None = None,
-        hosts: str | None = None,
-        ssh_config: str | None = None,
-        python: str | None = None,
-        setup: str | None = None,
-        via: str | None = None,
-        slurm: Slurm | bool | None = None,
-        interface: str | None = None,
-        sync: bool = False,
-        cluster: str | None = None,
         debug: str | None = None,
         env: Mapping[str, str] | None = None,
         agent: AgentClient | None = None,
+        **options: Unpack[PoolArguments],
     ):
         spec = LaunchSpec(
             nproc=nproc, nnodes=None if isinstance(nnodes, tuple) else nnodes, gpus_per_proc=gpus_per_proc,
             elastic=nnodes if isinstance(nnodes, tuple) else None, visible=visible,
-            oversubscribe=oversubscribe, device=device, hosts=hosts, ssh_config=ssh_config, python=python, setup=setup,
-            via=via, slurm=Slurm() if slurm is True else slurm or None, interface=interface, sync=sync, cluster=cluster,
-            debug=debug, env=env_options.checked(debug, env or {}),
+            oversubscribe=oversubscribe, device=device, debug=debug, env=env_options.checked(debug, env or {}),
+            **given("Pool", "pool", options),
         )  # fmt: skip
         self.measured: list[Any] = []  # collectives that were measured on these devices
-        self.life = self.holding(spec, agent, self.connection, self.trials)
+        self.life = self.holding(spec, agent, self.connection)
         self.elsewhere, self.runs = self.life.elsewhere, self.life.runs
 
     # -- life ----------------------------------------------------------------------------
@@ -129,6 +122,10 @@ class Pool(PoolMethods):
     @property
     def group(self) -> WorkerGroup:
         return self.life.group
+
+    @property
+    def parts(self) -> PoolParts:
+        return self.life.parts
 
     @property
     def agent(self) -> AgentClient | None:
@@ -215,6 +212,7 @@ class Pool(PoolMethods):
 
     # -- runs -------------------------------------------------------------------------------
 
+    @with_options("run")
     def run_cell(
         self,
         code: str,
@@ -229,11 +227,8 @@ class Pool(PoolMethods):
         argv: Sequence[str] = (),
         argv0: str = ARGV0,
         want_value: bool = False,
-        check: bool = False,
-        timings: bool = True,
-        trace: bool = False,
-        memory: bool = False,
         screen: Screen | None = None,
+        **options: Unpack[RunArguments],
     ) -> RankValues:
         """Run source on the ranks. Returns the values of its last expression if `want_value`.
 
@@ -244,7 +239,7 @@ class Pool(PoolMethods):
         request = Request(
             code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout,
             shutdown_timeout=shutdown_timeout, max_restarts=max_restarts, cell=cell, argv=tuple(argv), argv0=argv0,
-            want_value=want_value, check=check, timings=timings, trace=trace, memory=memory,
+            want_value=want_value, **given("run_cell", "run", options),
         )  # fmt: skip
         return self.carry_out(request, screen)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from nbddp.capabilities.attached import command
-from nbddp.capabilities.scripts.log_dir import LogDir
 from nbddp.errors import RunFailed, RunHung, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.execution import Execution
@@ -17,14 +16,17 @@ from nbddp.protocol.request import Request
 def carry_out(life: PoolState, request: Request, screen: Screen) -> Execution:
     """The attempt that ended well. Raises the last one's RunFailed, with all attempts in its report."""
     life.group.need_running()
-    folder = log_dir(request, life.runs.id)
+    life.parts.on("run")
+    for launched in life.parts.launched:
+        launched(request, life.runs.id)
     if request.max_restarts:
         command.refuse_renewal(life.group, f"--max-restarts {request.max_restarts}")
     began = time.monotonic()
     attempts: list[str] = []
     while True:
         try:
-            return _attempt(life, request, screen, began, len(attempts), folder)
+            with life.reaching.watching(lambda: life.current):  # nodes that come or are to go end it
+                return life.runs.run(request, screen, timed_from=began, attempt=len(attempts))
         except RunFailed as error:
             changes = life.runs.last.regrouped if life.runs.last is not None else ""
             if changes:  # no failure, so no attempt
@@ -32,18 +34,6 @@ def carry_out(life: PoolState, request: Request, screen: Screen) -> Execution:
             else:
                 _count(error, attempts, request.max_restarts, screen)
             _renew(life, screen)
-
-
-def _attempt(
-    life: PoolState, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None
-) -> Execution:
-    """That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""
-    life.elsewhere.remind(lambda words: life.current.tell(words) if life.current else None)
-    try:
-        with life.reaching.watching(lambda: life.current):
-            return life.runs.run(request, screen, timed_from=began, attempt=attempt, folder=folder)
-    finally:
-        life.elsewhere.stop_reminding()
 
 
 def _count(error: RunFailed, attempts: list[str], most: int, screen: Screen) -> None:
@@ -66,12 +56,3 @@ def _renew(life: PoolState, screen: Screen) -> None:
         screen.say(life.reaching.words())
     else:
         life.renew_all()
-
-
-def log_dir(request: Request, run_id: str) -> LogDir | None:
-    """The log directory of a launch, if one was asked for, or what a launch by torchrun's line has."""
-    if request.logs is None or not request.logs.writes:
-        return None
-    program = request.program
-    named = program.run_id if program is not None else ""
-    return LogDir(request.logs, named or run_id, (program.role if program is not None else "") or "default")

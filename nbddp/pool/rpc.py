@@ -9,18 +9,15 @@ that the client works is seen to by `connection`.
 from __future__ import annotations
 
 import queue
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nbddp.agent import stop
-from nbddp.capabilities.widgets.state import Widgets
 from nbddp.compat import ipyparallel
 from nbddp.errors import PoolError
 from nbddp.launch.topology import rank_words
-from nbddp.output.layout import BAR
 from nbddp.pool.connection import Connect, Connection
 from nbddp.protocol import messages
 from nbddp.protocol.codec import from_json, to_json
@@ -29,8 +26,9 @@ from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
 Hear = Callable[[int, dict[str, Any]], None]
 HearReply = Callable[[int, Reply], None]
+HearKernel = Callable[[int, str, dict[str, Any]], None]  # rank, type and content
 WORDS_EVERY = 0.1  # seconds between two words on how many ranks are registered
-CALLBACKS = 1000  # messages to widgets of which it is remembered whose they were
+KERNELS = 1000  # messages to kernels of which it is remembered who hears what comes of them
 
 
 class RankRpc:
@@ -49,9 +47,10 @@ class RankRpc:
         self._hears: dict[str, tuple[int, Hear]] = {}  # request whose outcome has not come → its rank
         self._asked: dict[str, tuple[int, Callable[[Reply], None]]] = {}  # question → its rank
         self._ranks: dict[str, int] = {}  # engine → the rank that it is, or was
-        self.late: Callable[[int, str, dict[str, Any]], None] = _nobody  # rank, type and content of what comes unasked
-        self._said: dict[str, int] = {}  # message of a front end to a rank's widget → the rank
-        self.widgets = Widgets(self._tell_widget)
+        self.late: HearKernel = _nobody  # hears what comes unasked
+        self.comm: Callable[[int, str, dict[str, Any], Sequence[Any]], object] = _nobody  # hears comms of idle ranks
+        self.ended: list[Callable[[Collection[int]], None]] = []  # told of ranks whose processes are over
+        self._told: dict[str, tuple[int, HearKernel]] = {}  # message to a kernel → its rank
         ipyparallel.load_magics()
         self.connection = Connection(connect, self._heard, self._forget_questions, noticed, patience)
 
@@ -147,9 +146,10 @@ class RankRpc:
             hear(rank, message)
         elif kind.startswith("comm_"):  # a widget changes although no run is on
             if (owner := self._rank_of(message["header"]["session"])) is not None:
-                self.widgets.take(owner, kind, message["content"], message["buffers"])
-        elif number in self._said:
-            _print_of_callback(self._said[number], kind, message["content"])
+                self.comm(owner, kind, message["content"], message["buffers"])
+        elif number in self._told:
+            rank, hear_kernel = self._told[number]
+            hear_kernel(rank, kind, message["content"])
 
         elif message["header"]["session"] in self._ranks and message["parent_header"].get("msg_type") == messages.RUN:
             self.late(self._ranks[message["header"]["session"]], kind, message["content"])
@@ -159,15 +159,17 @@ class RankRpc:
         known = self._uuids or ipyparallel.engines(self.client)
         return next((rank for rank, there in known.items() if there == uuid), None)
 
-    def _tell_widget(self, rank: int, ident: str, data: dict[str, Any], buffers: Sequence[bytes]) -> None:
-        """What a front end has sent to a widget; the rank takes it when it is idle. Of a rank that has ended the widget
-        stays as it was."""
+    def tell_kernel(
+        self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[bytes], hear: HearKernel
+    ) -> None:
+        """Send a message of Jupyter's own, which the rank takes when it is idle; nothing if it has ended. `hear` gets
+        what the rank publishes because of it, in the client's thread."""
         if rank not in self.engines():
             return
-        message = self.client.session.msg("comm_msg", content={"comm_id": ident, "data": data})
-        self._said[message["header"]["msg_id"]] = rank
-        for old in list(self._said)[:-CALLBACKS]:
-            del self._said[old]
+        message = self.client.session.msg(kind, content=content)
+        self._told[message["header"]["msg_id"]] = rank, hear
+        for old in list(self._told)[:-KERNELS]:
+            del self._told[old]
         self.connection.outbox.request(self._engine(rank), message, buffers)
 
     def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any:
@@ -228,8 +230,9 @@ class RankRpc:
             time.sleep(0.005)
             if time.monotonic() > end:
                 raise PoolError(f"the hub did not unregister {rank_words(still)}; %ddp stop, then start again")
+        for hear in self.ended:
+            hear(uuids.keys())
         for rank in uuids:
-            self.widgets.forget(rank)
             self._hears.pop(self._last.pop(rank, ("",))[0], None)
         for question in [q for q, (r, _) in list(self._asked.items()) if r in uuids]:  # nobody will answer
             self._asked.pop(question, None)
@@ -240,15 +243,6 @@ class RankRpc:
 
 def _nobody(*told: Any) -> None:
     pass
-
-
-def _print_of_callback(rank: int, kind: str, content: dict[str, Any]) -> None:
-    """What a widget's callback prints on a rank; where a callback's print in the notebook itself would go."""
-    if kind == "stream":
-        out = sys.stderr if content["name"] == "stderr" else sys.stdout
-        print(*(f"rank {rank}{BAR}{line}" for line in content["text"].splitlines()), sep="\n", file=out, flush=True)
-    elif kind == "error":
-        print(f"rank {rank}{BAR}{content['ename']}: {content['evalue']}", file=sys.stderr, flush=True)
 
 
 def join(connection_file: str, uuids: Mapping[int, str] | None = None) -> RankRpc:

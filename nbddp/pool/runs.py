@@ -6,25 +6,18 @@ import itertools
 import os
 import sys
 import uuid as uuids
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.stop import uninterrupted
-from nbddp.capabilities.debugger.prompt import Keyboard
-from nbddp.capabilities.debugger.stdin import for_ranks
-from nbddp.capabilities.scripts import failures
-from nbddp.capabilities.scripts.failures import Seat
-from nbddp.capabilities.scripts.log_dir import AttemptLogs, LogDir, read_text, readable
 from nbddp.errors import BadInput, PoolError, RankStatus
 from nbddp.execution import exit_notes
 from nbddp.execution.cell_text import as_python
-from nbddp.execution.events import ExtraPoller
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import check_ranks
 from nbddp.launch import torchrun_env
-from nbddp.launch.topology import Worker
 from nbddp.output import log_file
 from nbddp.output.background import BackgroundOutput
 from nbddp.output.screens import LazyScreen, NullScreen, Screen, for_shell
@@ -32,7 +25,7 @@ from nbddp.pool import start_requests
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import outcome
-from nbddp.protocol.program import Program
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import CELL, END_GROUP, Rendezvous, RunSpec
 
@@ -45,13 +38,11 @@ class Runs:
     """Carries requests out on a worker group. `last`: the last run of a program; `last_cell`: the number of a cell's
     run, and the n of its In[n]."""
 
-    def __init__(self, ranks: RankChannel):
-        self.ranks = ranks
+    def __init__(self, ranks: RankChannel, parts: PoolParts):
+        self.ranks, self.parts = ranks, parts
         self.last: Execution | None = None
         self.last_cell: tuple[int, int] | None = None
         self.between = BackgroundOutput()
-        self.beside: Callable[[], ExtraPoller | None] = lambda: None  # what is heard while a program runs
-        self.debugs: Callable[[], bool] = lambda: False  # whether somebody would send lines to ranks that stop
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
 
@@ -65,10 +56,8 @@ class Runs:
         screen: Screen,
         timed_from: float | None = None,
         attempt: int = 0,
-        folder: LogDir | None = None,
     ) -> Execution:
-        """Carry a request out. Raises what it comes to, if it does not end well. folder: where what ranks print is
-        written, if that was asked for."""
+        """Carry a request out. Raises what it comes to, if it does not end well."""
         stop.check()
         group = self.group
         group.need_running()
@@ -85,11 +74,8 @@ class Runs:
         self._make_ready(ranks, screen, new=request.is_program or request.op == "push")
         number = next(self._numbers)
         logs = group.nodes[0].run_folder(number)
-        if folder is not None:
-            folder.place({w.rank: (w.node, w.local_rank) for w in group.placed().workers}, attempt)
-        keyboard = self._keyboard() if request.is_program else None
         ports = self._take_store(number, screen)
-        specs = self._specs(request, number, ports, attempt, folder, debug=self.debugs() or keyboard is not None)
+        specs = self._specs(request, number, ports, attempt)
         run = Execution(
             self.ranks,
             specs,
@@ -99,27 +85,25 @@ class Runs:
             screen=screen,
             timed_from=timed_from,
             most=most,
-            widgets=group.wire.widgets,
+            parts=self.parts,
+            attempt=attempt,
         )
         if not request.spends:
             run.next_request = lambda: RunSpec(END_GROUP, next(self._numbers))
-        files = self._write_to(run, folder, attempt) if folder is not None else None
         run.when_sent = lambda: group.nodes[0].forget_run(number)
         run.when_long = lambda: group.note(ranks, RankStatus.RUNNING, request.state)
-        if request.is_program:  # a look at the ranks is nobody's last run
-            self.last = run
-            self.between.follow(logs, most)
-        else:
-            run.aside = self.between.take
-        group.wire.late = self.between.take
-        if request.is_numbered:
-            self.last_cell = (number, request.cell)
-        pids = {rank: worker.pid for rank, worker in group.workers.items()}
-        try:
+        wire = group.wire
+        wire.late, wire.comm, wire.ended = self.between.take, self.parts.hear, self.parts.ranks_ended
+        with self.parts.during(run):
+            if request.is_program:  # a look at the ranks is nobody's last run
+                self.last = run
+                self.between.follow(logs, most)
+            else:
+                run.aside = self.between.take
+            if request.is_numbered:
+                self.last_cell = (number, request.cell)
             with uninterrupted():
-                self._carry_out(run, ranks, screen, keyboard)
-        finally:
-            self._note_failures(run, pids, files)
+                self._carry_out(run, ranks, screen)
         if request.is_numbered:
             self._show_earlier(run, screen)
         for others in filter(None, (run.unwritten(), *exit_notes.notes(list(run.ended.values())))):
@@ -155,50 +139,32 @@ class Runs:
         group.begin_logs(ranks)
         group.wire.connection.check()  # the last: meanwhile its word has come
 
-    def _specs(
-        self, request: Request, number: int, ports: Sequence[int], attempt: int, folder: LogDir | None, debug: bool
-    ) -> dict[int, RunSpec]:
+    def _specs(self, request: Request, number: int, ports: Sequence[int], attempt: int) -> dict[int, RunSpec]:
         """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables. ports: on each node's
-        loopback, of the way to the store. debug: somebody can type lines for a rank that stops."""
+        loopback, of the way to the store."""
         group = self.group
         placed, hosts = group.placed(), group.hosts
         program = request.program
         run_id = (program.run_id if program is not None else "") or self.id
         meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
-        common = replace(request.spec(number), debug=debug)
-        if request.op == CELL:
-            common = replace(common, as_python=as_python(request.source))
+        told: dict[str, Any] = {}
+        if request.is_program:
+            self.parts.on("run")
+        for tells in self.parts.tells:
+            told |= tells(request)
+        python = as_python(request.source) if request.op == CELL else None
+        common = replace(request.spec(number), as_python=python, **told)
         errors = [str(node.errors_of(number)) for node in hosts]
         given = [dict(node.given) for node in hosts]  # once: to read os.environ costs a microsecond a name
         specs = {}
         for rank in request.ranks or ():
             seat = group.seat(placed.workers[rank])
-            error_file = f"{errors[seat]}/rank{rank}.error.json"
-            if folder is not None and hosts[seat].sees_files:
-                error_file = str(folder.error_file(rank, attempt))
-            env = self._variables(rank, meet, given[seat], error_file)
-            spec = common
-            if program is not None:
-                spec = self._of_script(common, program, request.argv, placed.workers[rank], given[seat], env)
+            env = self._variables(rank, meet, given[seat], f"{errors[seat]}/rank{rank}.error.json")
             here = Rendezvous(
                 (meet.addr, meet.port), (HOST, ports[seat]), hosts[seat].address, env, placed.oversubscribed
             )
-            specs[rank] = replace(spec, rendezvous=here)
+            specs[rank] = replace(common, rendezvous=here)
         return specs
-
-    def _of_script(
-        self, spec: RunSpec, program: Program, words: tuple[str, ...], place: Worker, given: Mapping[str, str],
-        env: dict[str, str],
-    ) -> RunSpec:  # fmt: skip
-        """What is a script's own: its words, and an environment without what keeps a process for the next cell."""
-        assert spec.script is not None
-        changes = torchrun_env.of_script(program.role, program.signals, given, keep=program.keep)
-        env.update({name: value for name, value in changes.items() if value is not None})
-        without = tuple([name for name, value in changes.items() if value is None])
-        for name in without:
-            env.pop(name, None)
-        argv = (program.target, *program.argv(words, place.local_rank))
-        return replace(spec, argv=argv, script=replace(spec.script, without=without))
 
     def _variables(
         self, rank: int, meet: torchrun_env.Rendezvous, here: Mapping[str, str], error_file: str
@@ -213,38 +179,6 @@ class Runs:
         env.update(torchrun_env.of_run(meet, error_file))
         return env
 
-    def _seat(self, rank: int, pid: int) -> Seat:
-        """Where a rank is, for what is said of its failure."""
-        placed = self.group.placed()
-        place = placed.workers[rank]
-        return Seat(place.local_rank, failures.host_name(placed.nodes[place.node].host, self.group.sees_files), pid)
-
-    def _write_to(self, run: Execution, folder: LogDir, attempt: int) -> AttemptLogs:
-        """Have what the ranks of a run print written to the log directory."""
-        files = AttemptLogs(folder, attempt)
-        for rank, out in run.outputs.items():
-            out.unseen = folder.logs.unseen(folder.local_rank(rank))
-            out.copies.append(files.writer(rank))
-        return files
-
-    def _note_failures(self, run: Execution, pids: Mapping[int, int], files: AttemptLogs | None) -> None:
-        """What `%ddp errors` tells, and the end of the log files."""
-        if not run.request.is_program:
-            return
-        wrote: dict[int, tuple[str, dict[str, Any]]] = {}
-        failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
-        for rank, ended in failed.items():
-            path = run.env_of(rank)["TORCHELASTIC_ERROR_FILE"]
-            said = ended.outcome.error_file if ended.outcome is not None else ""
-            text = said or (read_text(path) if self.group.sees_files else "")
-            if files is not None:
-                files.keep_error(rank, text)
-            wrote[rank] = path, readable(text)
-        seats = {rank: self._seat(rank, pids[rank]) for rank in failed}
-        run.failures = failures.found_in(failed, seats, {r: found for r, found in wrote.items() if found[1]})
-        if files is not None:
-            files.close()
-
     def _take_store(self, number: int, screen: Screen) -> tuple[int, ...]:
         """The ports of the store where run `number` meets. That nothing guards it is said if the start of the pool did
         not."""
@@ -258,20 +192,12 @@ class Runs:
 
     # -- a run, and after it -------------------------------------------------------------------------
 
-    def _keyboard(self) -> Keyboard | None:
-        """Where lines for ranks that stop are typed; None if a panel is open, or nobody is there to type."""
-        return None if self.debugs() else for_ranks(shell())
-
-    def _carry_out(self, run: Execution, ranks: Sequence[int], screen: Screen, keyboard: Keyboard | None) -> None:
+    def _carry_out(self, run: Execution, ranks: Sequence[int], screen: Screen) -> None:
         """The run and what follows from it, as one step; Stop in the run itself is the run's."""
         group = self.group
         self.ranks.current = run
         if run.request.spends:
             group.spent.update(ranks)
-        if run.request.is_program and (beside := self.beside()) is not None:
-            run.events.hear(beside)
-        if keyboard is not None:
-            run.ask_by(keyboard)
         try:
             run.execute()
         finally:
@@ -344,7 +270,9 @@ class Runs:
         request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
         specs = dict.fromkeys(ranks, request.spec(number))
         logs = self.group.nodes[0].run_folder(number)
-        run = Execution(self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after)
+        run = Execution(
+            self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after, parts=self.parts
+        )
         self.ranks.current = run
         try:
             run.execute()

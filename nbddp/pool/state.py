@@ -13,11 +13,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from nbddp.agent.client import AgentClient
+from nbddp.agent.client import AgentClient, ask
 from nbddp.agent.gather import ask_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.attached import command
-from nbddp.capabilities.doctor.background import Probes
 from nbddp.capabilities.hosts.remote_nodes import RemoteNodes
 from nbddp.capabilities.slurm.host_source import HostSource
 from nbddp.compat import system
@@ -34,6 +33,8 @@ from nbddp.pool.env_change import EnvChange
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
+from nbddp.protocol.capability import rows
+from nbddp.protocol.pool_parts import PoolParts, lines
 from nbddp.protocol.request import Request
 
 NO_LOOPBACK = (
@@ -46,25 +47,27 @@ Progress = Callable[[str], None]
 class PoolState:
     """`spec`: what the pool was made for, then what it is. It ends what it holds when nobody holds it any more."""
 
-    def __init__(
-        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankChannel], trials: type[Probes]
-    ) -> None:
+    def __init__(self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankChannel]) -> None:
         """agent: one that may be used if it lives and suits; without it none of an earlier kernel is taken either."""
         self.spec = spec
         self._given_agent = agent
         self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
-        self._connection, self._trials_of = connection, trials
+        self._connection = connection
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self._ended = ""  # that the pool before has ended by itself, until a start has told it
         self.elsewhere = HostSource()
         self._remains = OwnedProcesses()
-        self.trials = trials()
         self.group = WorkerGroup(self._remains)
         self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
-        self.runs = Runs(connection(self.group))
-        self.group.report_to(self.runs.ranks.died, self.trials.heard)
+        self.parts = self.with_parts()
+        self.runs = Runs(connection(self.group), self.parts)
+        self.group.report_to(self.runs.ranks.died, self._process_ended)
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
         weakref.finalize(self, self.elsewhere.leave)
+
+    def with_parts(self) -> PoolParts:
+        """What capabilities have in it."""
+        return PoolParts(weakref.proxy(self), rows())
 
     @property
     def current(self) -> Execution | None:
@@ -102,9 +105,10 @@ class PoolState:
         return [f"{ended}; {new} {'are' if self.group.world_size > 1 else 'is'} new and empty"] if ended else []
 
     def _refuse_keeping(self, merged: LaunchSpec) -> None:
-        unkept = self.group.nodes[0].warm["unkept"]
-        if merged.keep_warm and unkept:
-            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
+        seconds = _kept_for(merged)
+        why = self.group.nodes[0].agent.why_not_kept() if seconds else ""
+        if seconds and why:
+            raise BadInput(f"--keep-warm {lasts(seconds)}: {why}; leave it out")
 
     def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: EnvChange, progress: Progress) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
@@ -124,7 +128,7 @@ class PoolState:
         group.variables = setting.wanted
         renewed = spec.fresh or bool(setting.once)
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*self.reaching.told, *slow, *notes, *filter(None, [self.elsewhere.reminder()])]
+        notes = [*self.reaching.told, *slow, *notes, *lines(self.parts.notes)]
         self.reaching.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
@@ -132,15 +136,18 @@ class PoolState:
         group.topology, group.visible, self.spec = topology, visible, replace(merged, visible=visible)
         group.describe()
         assert group.agent is not None
-        group.nodes[0].keep(self._keep if merged.keep_warm is None else merged.keep_warm)
+        said = _kept_for(merged)
+        group.nodes[0].keep(self._keep if said is None else said)
         self.elsewhere.keep(self.spec)
-        self.trials.begin(group.agent)
+        for started in self.parts.started if old is None else ():
+            started(group.agent)
         if setting.living and old is not None and not renewed:
             self.runs.run(Request("environment", {"variables": setting.living}), NullScreen())
         return notes
 
     def _start_cluster(self, progress: Progress) -> None:
         """Of a cluster that does not start nothing is left: the next start is whole."""
+        self.parts.on("start")
         with uninterrupted():
             try:
                 self.group.start_cluster(progress)
@@ -161,7 +168,7 @@ class PoolState:
             if given is not None and torchrun_env.needs_new_agent(given.env, env):
                 given.close()
                 given = None
-            agent = given or AgentClient.launch(env, AgentClient.ask(env) if self._takes else None, controls_only)
+            agent = given or AgentClient.launch(env, ask(env) if self._takes else None, controls_only)
             self.group.take(agent)
 
     def keep(self, seconds: float | None) -> None:
@@ -170,7 +177,7 @@ class PoolState:
         given = self._given_agent
         if seconds is not None and given is not None and given.alive:
             given.keep(seconds)
-        if seconds is not None and self.group.alive and self.spec.keep_warm is None:
+        if seconds is not None and self.group.alive and _kept_for(self.spec) is None:
             self.group.nodes[0].keep(seconds)
 
     # -- new processes -------------------------------------------------------------------------------
@@ -228,12 +235,20 @@ class PoolState:
             raise
 
     def _forget_all(self, keep: bool = False) -> None:
+        for ended in self.parts.ranks_ended:
+            ended(self.group.workers)
         self.reaching.end()
         self._remains.end(keep)
-        self.trials, self.group = self._trials_of(), WorkerGroup(self._remains)
+        self.group = WorkerGroup(self._remains)
         self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
         self.runs.ranks = self._connection(self.group)
-        self.group.report_to(self.runs.ranks.died, self.trials.heard)
+        self.group.report_to(self.runs.ranks.died, self._process_ended)
+        for stopped in self.parts.stopped:
+            stopped()
+
+    def _process_ended(self, event: Mapping[str, Any]) -> None:
+        for hear in self.parts.process_ended:
+            hear(event)
 
     # -- in words -------------------------------------------------------------------------------------
 
@@ -262,10 +277,15 @@ class PoolState:
         group = self.group
         warm = group.nodes[0].warm if group.nodes else {}
         unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
-        unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
-        return [
-            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept, _torchcomms()]),
-        ]  # fmt: skip
+        why = group.nodes[0].agent.why_not_kept() if self._keep and group.nodes else ""
+        unkept = f"no process is kept warm: {why}" if why else ""
+        lacks = lines(self.parts.shortcomings)
+        return list(filter(None, [system.lost(), *lacks, unguarded, unkept, _torchcomms()]))
+
+
+def _kept_for(spec: LaunchSpec) -> float | None:
+    """Seconds of `--keep-warm`, where a row has it."""
+    return getattr(spec, "keep_warm", None)
 
 
 def _torchcomms() -> str:

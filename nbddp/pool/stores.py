@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nbddp.agent.client import START_TIMEOUT
-from nbddp.capabilities.private.sock_owner import KEY_BYTES
+from nbddp.protocol.agent import OpenedStore, OpenStore
+from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.outcome import GroupFacts
+
+KEY_LENGTH = 80  # bytes; Linux signs connections by no longer key
 
 
 class Keeper(Protocol):
@@ -42,8 +45,8 @@ class RendezvousStores:
     def __init__(self, keepers: Sequence[Keeper], address: str = "", roots: Sequence[int] = ()):
         """roots: processes of the first node that belong to the pool although its agent has not started them."""
         self._keepers, self._address = tuple(keepers), address
-        self._own = {"roots": [*roots]} if roots else {}
-        self._key = secrets.token_bytes(KEY_BYTES).hex()
+        self._roots = tuple(roots)
+        self._key = secrets.token_bytes(KEY_LENGTH).hex()
         self._spare = self._post()  # where its process is spawned, it imports torch meanwhile
         self._open: Open | None = None
         self._of_run: dict[int, Open] = {}
@@ -57,20 +60,25 @@ class RendezvousStores:
 
     def _post(self) -> int:
         first, *others = self._keepers
-        outside = {"outside": self._address, "key": self._key} if others else {}
-        return first.post("store", **outside, **self._own)
+        asked = OpenStore(roots=self._roots)
+        if others:
+            asked = replace(asked, outside=self._address, key=self._key)
+        return first.post("store", **to_json(asked))
 
     def _take(self) -> Open:
         """The store that was asked for ahead of time, and the gates of other nodes to it."""
         first, *others = self._keepers
         try:
-            answers = [first.take(self._spare, START_TIMEOUT)]
+            answers = [from_json(OpenedStore, first.take(self._spare, START_TIMEOUT))]
         finally:  # also after Stop or an error: an answer is given once, and nobody is to wait for it again
             self._spare = self._post()
-        asked = [k.post("store", of=[self._address, answers[0]["outside"]], key=self._key) for k in others]
-        answers += [keeper.take(key, START_TIMEOUT) for keeper, key in zip(others, asked, strict=True)]
-        self.unguarded = next(filter(None, (a["unguarded"] for a in answers)), "")
-        return Open(tuple(a["store"] for a in answers), tuple(int(a["port"]) for a in answers))
+        way = OpenStore(of=(self._address, answers[0].outside), key=self._key)
+        asked = [k.post("store", **to_json(way)) for k in others]
+        answers += [
+            from_json(OpenedStore, keeper.take(key, START_TIMEOUT)) for keeper, key in zip(others, asked, strict=True)
+        ]
+        self.unguarded = next(filter(None, (a.unguarded for a in answers)), "")
+        return Open(tuple(a.store for a in answers), tuple(a.port for a in answers))
 
     def ports_of(self, run: int) -> tuple[int, ...]:
         """The port, on each node's loopback, of the store in which this run is to meet. Raises AgentFailed."""

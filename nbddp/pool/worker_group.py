@@ -67,9 +67,11 @@ class WorkerGroup:
         self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
         self._hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
-    def report_to(self, died: Callable[[int, ProcessExit], None], tried: Callable[[dict[str, Any]], None]) -> None:
+    def report_to(
+        self, died: Callable[[int, ProcessExit], None], process_ended: Callable[[dict[str, Any]], None]
+    ) -> None:
         """Who hears of what nodes tell, as `PoolNode` says it; held weakly."""
-        self._hears = weakly(died), weakly(tried)
+        self._hears = weakly(died), weakly(process_ended)
 
     @property
     def agent(self) -> AgentClient | None:

@@ -1,11 +1,13 @@
-"""What a node agent says of itself. Requests to it, and its answers, are rows of `agent.server` and `hosts`."""
+"""What a node agent says of itself. Requests to it, and its answers, are rows of `agent.server`, of `hosts`
+and of `nbddp.capabilities`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-PROTOCOL = 1  # goes up when a message gets another name or another meaning
+PROTOCOL = 2  # goes up when a message gets another name or another meaning
+CONTROLS_ONLY = "--controls-only"  # to an agent on its command line: import what its own process needs, without torch
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,30 @@ class Hello:
     versions: dict[str, str] = field(default_factory=dict)
     joining: dict[str, str] = field(default_factory=dict)
     moved: str = ""
+
+
+@dataclass(frozen=True)
+class OpenStore:
+    """What a node's store host is asked for: a store in which ranks meet, or where `of` is set a way to that one.
+
+    store: the number that the agent gives it. outside: the address at which other nodes reach it. key: what both sides
+    of a way know, in hex. roots: processes that belong to the pool, with all that descend from them, though the agent
+    has not started them.
+    """
+
+    store: int = 0
+    outside: str = ""
+    of: tuple[str, int] | None = None
+    key: str = ""
+    roots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpenedStore:
+    """Where processes of the node reach it (`port`), and other nodes (`outside`; 0: nowhere). unguarded: who else does,
+    and why; empty if nobody does."""
+
+    store: int
+    port: int
+    unguarded: str = ""
+    outside: int = 0

@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass
+from inspect import Parameter, Signature, signature
+from typing import Any, TypeVar
 
 TABLE = "nbddp.capabilities"
 Target = str
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +48,139 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option of `%%ddp`, of `%ddp start`, `restart` and `run`, and of calls in Python: a field of `LaunchSpec`.
+
+    - name, default: the field's. annotation: the argument's in Python; python: whether there is one.
+    - of: what it describes, `pool` or `run`. keeps: a line without it keeps the running pool's value.
+    - on: the lines that take it: `cell`, `start` (and restart; only for a pool's options), `script`, and `terminal` for
+      `python -m nbddp run`.
+    - flags: as typed, if not as `name` has it. into: the option that this one is a part of.
+    - after: its place in `--help`, where not below the one before it in its row. group: the title there, if not of the
+      option above it.
+    - help: {what} is the cell or the script; script: other words for a script. An option without help is not typed: its
+      parts make its value.
+    - excludes: a name that options share of which one alone can be typed.
+    - type: (text) -> value, raises ArgumentTypeError; empty: the text. choices: all values; offers: some, for Tab.
+    - const: the value of a flag without one; with a metavar or choices, of a flag behind which nothing is typed.
+    - repeats: each one that is typed adds to a tuple.
+    - value: (what is typed, by name) -> the field's value, raises BadInput; called if it or a part is typed.
+    - given: (argument) -> the field's value, in Python.
+    - merge: (spec, spec of the running pool) -> value; called if either has one.
+    - workers: where it has workers run, on `hosts` or as `engines` of a cluster; empty: it does not decide that.
+    - to_ranks: whether the ranks are told if it holds.
+    - shows: (Asked, value) -> what is displayed when the run has ended. of_failed: also if it failed. later: the
+      command that shows the same of the last run.
+    """
+
+    name: str
+    annotation: str = "str | None"
+    default: Any = None
+    python: bool = True
+    of: str = "pool"
+    keeps: bool = True
+    on: tuple[str, ...] = ("cell", "start", "script", "terminal")
+    flags: tuple[str, ...] = ()
+    into: str = ""
+    group: str = ""
+    after: str = ""
+    help: str = ""
+    script: str = ""
+    excludes: str = ""
+    metavar: str = ""
+    type: Target = ""
+    choices: tuple[str, ...] = ()
+    offers: tuple[str, ...] = ()
+    const: Any = None
+    repeats: bool = False
+    value: Target = ""
+    given: Target = ""
+    merge: Target = ""
+    workers: str = ""
+    to_ranks: bool = False
+    shows: Target = ""
+    of_failed: bool = False
+    later: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """An object of a worker, which hears of its runs. Its methods are those of `nbddp.worker.parts.HOOKS`.
+
+    - name: what `RankWorker.part` gives it under. target: (RankWorker) -> the object.
+    - when: it is made. "start": when the worker starts. "hosts": before the first run with ranks on several hosts.
+      "option:NAME": before the first run whose `RunSpec.options` ask for it. Or when somebody asks for it.
+    """
+
+    name: str
+    target: Target
+    when: str = "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnAgent:
+    """What is added to node agents (`nbddp.agent.server`), on this machine and on hosts.
+
+    - ops: what an agent may be asked for → (NodeAgent, Peer, Message) -> Message | None.
+    - starts: kind of a process that it may start → (request) -> exit status.
+    - warm: (NodeAgent) -> what else its event `warm` says.
+    - begins: (NodeAgent) -> None, before the process of an agent beside its owner imports torch.
+    - succeeds: (NodeAgent) -> the agent that its process becomes once this one has ended, or None.
+
+    An agent is one thread, and forks: what is called here imports no torch and starts no thread.
+    """
+
+    ops: Mapping[str, Target] = field(default_factory=dict)
+    starts: Mapping[str, Target] = field(default_factory=dict)
+    warm: Target = ""
+    begins: Target = ""
+    succeeds: Target = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPart:
+    """What a capability keeps in the notebook for each pool; `protocol.pool_parts` makes it and says what it may do.
+
+    - target: called with the `PoolState`, which it does not keep alive.
+    - when: what makes it. `shell`: the magics are loaded; `start`: workers start; `run`: a program runs. Without any of
+      these the first message does, or whoever asks for it.
+    - messages: types of messages of ranks that it hears.
+    """
+
+    target: Target
+    when: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capability:
-    """A row. name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool."""
+    """A row.
+
+    - name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
+    - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
+    - guard: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
+    - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
+
+    On a rank (`RankWorker` is that of `nbddp.worker.parts`):
+
+    - rank: parts of a worker, in the order in which they hear that a run begins.
+    - requests: op -> (RankWorker, buffers, **fields) -> buffers, carried out between programs by the main thread.
+    - questions: op -> (RankWorker, **fields) -> JSON, answered by the control thread while the main thread works.
+    """
 
     name: str
     commands: tuple[Command, ...] = ()
+    part: PoolPart | None = None
+    options: tuple[Option, ...] = ()
     names: Mapping[str, Target] = field(default_factory=dict)
     methods: Mapping[str, Target] = field(default_factory=dict)
+    rank: tuple[RankPart, ...] = ()
+    requests: Mapping[str, Target] = field(default_factory=dict)
+    questions: Mapping[str, Target] = field(default_factory=dict)
+    on_agent: OnAgent = OnAgent()
+    agents: Target = ""
+    guard: Target = ""
+    waits: Target = ""
 
 
 def load(target: Target) -> Any:
@@ -83,3 +211,40 @@ class _Method:
 def pool_methods() -> type:
     """A class with the methods of all rows, for `Pool` to inherit from: no row can replace what `Pool` itself has."""
     return type("PoolMethods", (), {name: _Method(target) for row in rows() for name, target in row.methods.items()})
+
+
+@functools.cache
+def added_options(of: str) -> tuple[Option, ...]:
+    """The fields that rows add to what is said of a `pool` or of a `run`."""
+    return tuple(option for row in rows() for option in row.options if option.of == of and not option.into)
+
+
+def option_fields(of: str) -> type:
+    """A dataclass with these fields, for `LaunchSpec` and `Request` to inherit from."""
+    fields = [(one.name, one.annotation, field(default=one.default)) for one in added_options(of)]
+    return make_dataclass(f"{of.title()}Fields", fields, frozen=True, kw_only=True)
+
+
+def given(call: str, of: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of fields, from the arguments of a call in Python. Raises TypeError for one that no row has."""
+    known = {option.name: option for option in added_options(of) if option.python}
+    unknown = next((name for name in said if name not in known), None)
+    if unknown is not None:
+        raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}")
+    return {n: load(known[n].given)(value) if known[n].given else value for n, value in said.items()}
+
+
+def with_options(of: str) -> Callable[[Call], Call]:
+    """Decorates a call whose `**options` are `given`: its signature, which Tab and `?` show, has them by name."""
+
+    def decorate(call: Call) -> Call:
+        shape = signature(call)
+        own = [each for each in shape.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        more = [
+            Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
+            for one in added_options(of) if one.python
+        ]  # fmt: skip
+        vars(call)["__signature__"] = Signature([*own, *more], return_annotation=shape.return_annotation)
+        return call
+
+    return decorate

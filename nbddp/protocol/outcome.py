@@ -90,7 +90,7 @@ class GroupFacts:
 
     run: the run in which the living default group was made (None: there is none); sequence: how many collectives it has
     seen. touched: whether the run had a group, or a part of one. inits: how many have begun in the run. aborted: NCCL's
-    was aborted; silenced: connections to a host that was silent were shut.
+    was aborted; cut: connections to a host that does not answer were shut.
     """
 
     run: int | None = None
@@ -98,7 +98,7 @@ class GroupFacts:
     touched: bool = False
     inits: int = 0
     aborted: bool = False
-    silenced: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Outcome:
     next_run: the run that a freed rank goes on with unasked.
     pages, next_inputs: what the cell asks of the front end: mimebundles to show; (text, whether it replaces the cell).
     unsaved: why, and to which path, output could not be written. nccl_handling: TORCH_NCCL_ASYNC_ERROR_HANDLING.
-    stale_modules: (name, "changed" or "moved") of modules that are not what their files are now.
+    parts: what parts of capabilities have found, by their names; part_errors: the name and error of each that failed.
     """
 
     run: int
@@ -156,7 +156,8 @@ class Outcome:
     next_inputs: tuple[tuple[str, bool], ...] = ()
     unsaved: tuple[str, str] | None = None
     nccl_handling: str = ""
-    stale_modules: tuple[tuple[str, str], ...] = ()
+    parts: dict[str, Any] = field(default_factory=dict)
+    part_errors: tuple[tuple[str, str], ...] = ()
 
     @property
     def failed(self) -> bool:

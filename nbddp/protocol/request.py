@@ -5,18 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbddp.capabilities.scripts.logs import LogOptions
+from nbddp.protocol.capability import added_options, option_fields
 from nbddp.protocol.program import SHUTDOWN, Program
 from nbddp.protocol.run_spec import ARGV0, CALL, CELL, SCRIPT, RunSpec, ScriptSpec
+
+if TYPE_CHECKING:
+    from nbddp.capabilities import RunFields
+else:
+    RunFields = option_fields("run")
 
 HANG_AFTER = 5.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a line says of a run, and a call in Python too: a `LaunchSpec` has it, and a `Request` takes it over.
+class Options(RunFields):
+    """What a line says of a run, and a call in Python too: a `LaunchSpec` has it, and a `Request` takes it over. Rows
+    of capabilities add fields.
 
     ranks, show: which take part, and whose output is shown; None: all.
     hang_after: seconds a deadlock may stand before it is ended (None: never).
@@ -24,9 +30,7 @@ class Options:
     shutdown_timeout: seconds that ranks of a cell or a call have to clean up when another rank's failure, a deadlock or
     `timeout` ends it; a script's is its program's.
     max_restarts: on a failure start all workers anew and run again, at most so many times.
-    argv: sys.argv[1:]; check: compare collectives across ranks before each is called (`capabilities.check.on_rank`);
-    timings: record DDP's steps; memory: record what is allocated; program: the script that runs instead of a cell, with
-    its words in `argv`; logs: the files that what the ranks print is written to.
+    argv: sys.argv[1:]; program: the script that runs instead of a cell, with its words in `argv`.
     """
 
     ranks: Sequence[int] | None = None
@@ -36,11 +40,7 @@ class Options:
     shutdown_timeout: float = SHUTDOWN
     max_restarts: int = 0
     argv: tuple[str, ...] = ()
-    check: bool = False
-    timings: bool = True
-    memory: bool = False
     program: Program | None = None
-    logs: LogOptions | None = None
 
     def options(self) -> dict[str, Any]:
         """These by name."""
@@ -51,11 +51,11 @@ class Options:
 class Request(Options):
     """What ranks are to do, which of them, and how long it may take.
 
-    op: "cell", "script", "call", or another row of `worker.requests`; `fields` and `buffers` are its own; state: what
-        `%ddp status` says of the ranks meanwhile.
+    op: "cell", "script", "call", or another that `worker.requests` knows; `fields` and `buffers` are its own;
+    state: what `%ddp status` says of the ranks meanwhile.
 
     Of a cell: its source, `cell` (the n of its In[n]) and `argv0` (sys.argv[0]); want_value: that of its last
-    expression comes back; trace: record torch.profiler's trace on every rank.
+    expression comes back.
     """
 
     op: str = CELL
@@ -66,7 +66,6 @@ class Request(Options):
     cell: int = 1
     argv0: str = ARGV0
     want_value: bool = False
-    trace: bool = False
 
     @property
     def is_program(self) -> bool:
@@ -102,8 +101,8 @@ class Request(Options):
         if not self.is_numbered:
             return RunSpec(self.op, run, fields=self.fields)
         program = self.program
+        told = {each.name: bool(getattr(self, each.name)) for each in added_options("run") if each.to_ranks}
         return RunSpec(
-            self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value, check=self.check,
-            timings=self.timings, trace=self.trace, memory=self.memory,
+            self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value, options=told,
             script=None if program is None else ScriptSpec(program.target, program.module, program.keep),
         )  # fmt: skip

@@ -41,11 +41,11 @@ class ScriptSpec:
 class RunSpec:
     """A request to a worker; its code and binary values travel beside it.
 
-    op: CELL, SCRIPT, or a row of `worker.requests`, whose function has `fields` as keyword arguments. run: counts up in
-        a pool. rendezvous: None for the pool's own requests. debug: somebody types for ranks that stop.
+    op: CELL, SCRIPT, or another that `worker.requests` knows, whose function has `fields` as keyword arguments.
+    run: counts up in a pool. rendezvous: None for the pool's own requests. debug: somebody types for ranks that stop.
     Of a cell or script: `cell` is the n of its In[n], `argv` with sys.argv[0]. want_value: the value of the last
         expression comes back. as_python: IPython's version, and the cell after IPython's syntax.
-    check, timings, trace, memory: what is recorded (`protocol.request.Options`).
+    options: what of the line is for parts of capabilities, by the names of `protocol.request.Options`.
     """
 
     op: str
@@ -57,10 +57,7 @@ class RunSpec:
     want_value: bool = False
     as_python: tuple[str, str] | None = None
     script: ScriptSpec | None = None
-    check: bool = False
-    timings: bool = True
-    trace: bool = False
-    memory: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,8 +68,8 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Question:
-    """A question that the control thread of a worker answers, also while the main thread works. op: a row of
-    `worker.questions`, whose function has `fields` as keyword arguments. answers: whether an answer is wanted."""
+    """A question that the control thread of a worker answers, also while the main thread works. op: one that
+    `worker.questions` knows, whose function has `fields` as keyword arguments. answers: whether an answer is wanted."""
 
     op: str
     fields: Mapping[str, Any] = field(default_factory=dict)

@@ -23,9 +23,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
+from nbddp.protocol.run_spec import CALL, CELL, RunSpec
 from nbddp.worker import own_stores
 
 SEND, RECV, ANY = "s", "r", -1  # the two sides of a channel; receives from any source
@@ -37,6 +37,27 @@ EPOCHS = 64  # inits remembered
 ROOTS = 512  # collectives whose root is remembered
 SPENT = 8000  # calls of collectives and waits for them, remembered
 FUTURES = 256  # works whose future was taken, remembered; of those that are not done all
+
+# method → what it is called in torch.distributed, position of its input, and whether all ranks' shapes are equal
+COLLECTIVES = {
+    "allreduce": ("all_reduce", 0, True),
+    "allreduce_coalesced": ("all_reduce_coalesced", 0, True),
+    "broadcast": ("broadcast", 0, True),
+    "reduce": ("reduce", 0, True),
+    "allgather": ("all_gather", 1, True),
+    "allgather_coalesced": ("all_gather_coalesced", 1, True),
+    torch.ALL_GATHER_BASE: ("all_gather_into_tensor", 1, True),
+    "all_gather_single": ("all_gather_into_tensor", 1, True),
+    "gather": ("gather", 1, True),
+    "scatter": ("scatter", 0, True),
+    "reduce_scatter": ("reduce_scatter", 1, True),
+    torch.REDUCE_SCATTER_BASE: ("reduce_scatter_tensor", 1, True),
+    "reduce_scatter_single": ("reduce_scatter_tensor", 1, True),
+    "alltoall": ("all_to_all", 1, False),
+    "alltoall_base": ("all_to_all_single", 1, False),
+    "all_to_all_single": ("all_to_all_single", 1, False),
+    "barrier": ("barrier", -1, True),
+}
 
 
 @dataclass(frozen=True)
@@ -121,7 +142,7 @@ class CallLog:
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
         self.spent: collections.deque[CallSpan] = collections.deque(maxlen=SPENT)
         self.runs: collections.deque[RunRecord] = collections.deque(maxlen=EPOCHS)
-        self.keeps = True  # whether what is spent now is remembered
+        self.keeps = False  # whether what is spent now is remembered
         self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
         self.making: dict[int, int] = {}  # thread → the number of the one that it makes
         self._works: dict[int, _Ref] = {}
@@ -189,7 +210,7 @@ class CallLog:
 
     def members(self) -> dict[str, list[int]]:
         """Group → its global ranks by rank in the group, of those that live and those that were ended."""
-        living = {self.key(group): on_rank.ranks_of(group) for group in groups().values()}
+        living = {self.key(group): ranks_of(group) for group in groups().values()}
         return {**{key: ranks for key, (_, ranks) in self.ended.items()}, **living}
 
     def _counted(self) -> dict[str, int]:
@@ -235,7 +256,7 @@ class CallLog:
         sequence = self.sequence(group, key)
         if name in ROOTED and sequence != UNKNOWN:
             self._keep_root(key, sequence, options)
-        return CallRecord((on_rank.COLLECTIVES.get(name, (name,))[0], key, sequence))
+        return CallRecord((COLLECTIVES.get(name, (name,))[0], key, sequence))
 
     def sequence(self, group: Any, key: str) -> int:
         """The number of the collective called last, as the recorder has it; UNKNOWN where that cannot be known."""
@@ -307,11 +328,11 @@ class CallLog:
                 self.waiting[me] = before
             self.spend(True, began, note)
 
-    def begin_run(self, run: int, cell: int | None, keeps: bool) -> None:
-        """A cell begins, or a request, whose calls are nobody's: then `keeps` is False."""
-        self.keeps = keeps
-        if keeps:
-            self.runs.append(RunRecord(run, cell, clock.time_ns(), _clocks()))
+    def keep(self, spec: RunSpec) -> None:
+        """Remember what is spent in this run, if it is one of a cell or a called function."""
+        if spec.op in (CELL, CALL) and not self.keeps:
+            self.keeps = True
+            self.runs.append(RunRecord(spec.run, spec.cell, clock.time_ns(), _clocks()))
 
     def end_run(self) -> None:
         if self.keeps and self.runs:
@@ -360,6 +381,12 @@ def groups() -> dict[str, Any]:
     return {name: group for group, name in list(world.pg_names.items()) if hasattr(group, "group_name")}
 
 
+def ranks_of(group: Any) -> list[int]:
+    """Global ranks of a group's members, by rank in the group."""
+    known = torch.numbered(group)
+    return sorted(known, key=known.__getitem__) if known else list(range(group.size()))
+
+
 CALLS = CallLog()
 FILE = __file__
 
@@ -372,7 +399,7 @@ def install(notes: CallLog = CALLS) -> None:
         return
     for name in ("send", "recv", "recv_anysource"):
         _wrap(dist.ProcessGroup, name, _peer(notes, name, getattr(dist.ProcessGroup, name)))
-    for name in (*on_rank.COLLECTIVES, *torch.COALESCED):
+    for name in (*COLLECTIVES, *torch.COALESCED):
         if name in vars(dist.ProcessGroup):
             _wrap(dist.ProcessGroup, name, _collective(notes, name, getattr(dist.ProcessGroup, name)))
     _wrap(dist.Work, "wait", _wait(notes, dist.Work.wait))

@@ -94,16 +94,13 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.interrupts.install()
     kernel.leavings.install(kernel.interrupts)
     kernel.exits.install()
-    kernel.tracer.install()
     kernel.groups.install()
     os.register_at_fork(after_in_child=kernel.groups.sockets.leave_in_child)
     kernel.departures.install()
     position.install()
     kernel.groups.hold_destroy()
     libraries.install()
-    kernel.recorder.install()
-    kernel.memory.started()
-    kernel.allocations.started()
+    kernel.parts.start()
 
 
 def own_clock(kernel: WorkerKernel) -> None:

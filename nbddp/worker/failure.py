@@ -12,12 +12,11 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.capabilities.debugger import frame_locals
 from nbddp.compat import libraries
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import stack_limit
@@ -30,27 +29,29 @@ MOST_LINKS = 20  # exceptions of a chain
 GROUP_WIDTH, GROUP_DEPTH = 15, 10  # of groups of exceptions, as Python shows them
 MOST_WORDED = 100  # exceptions in all
 MOST_NOTES = 50
+Values = Sequence[Callable[[FrameType, str], Iterable[tuple[str, str]]]] | None
 SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whatever its class has under these names
 
 
 def chain(
-    error: BaseException, names: dict[str, str], hide: tuple[str, ...], brief: bool = False
+    error: BaseException, names: dict[str, str], hide: tuple[str, ...], values: Values = ()
 ) -> tuple[Raised, ...]:
     """The exceptions that led to `error`, oldest first; of many the newest.
 
     names: real file name of a cell → how to show it (`Cell In[3]`).
     hide: path prefixes of the machinery that runs cells; frames before the first frame
         outside them are left out.
-    brief: without the lines of source and the values of names.
+    values: give names of a frame, whose line of source they are told, with what they held, in words; None: without
+        these and without lines of source.
     """
-    return Chains(names, hide, brief).of(error)
+    return Chains(names, hide, values).of(error)
 
 
 class Chains:
     """Words chains of exceptions, of groups those of each exception in them too."""
 
-    def __init__(self, names: dict[str, str], hide: tuple[str, ...], brief: bool):
-        self._names, self._hide, self._brief = names, hide, brief
+    def __init__(self, names: dict[str, str], hide: tuple[str, ...], values: Values):
+        self._names, self._hide, self._values = names, hide, values
         self._seen: set[int] = set()
         self._left = MOST_WORDED
 
@@ -65,7 +66,7 @@ class Chains:
                 earlier, relation = None, ""
             if len(links) < MOST_LINKS:
                 self._left -= 1
-                found = _one(current, self._names, self._hide, self._brief)
+                found = _one(current, self._names, self._hide, self._values)
                 group, more = self._group(current, depth)
                 links.insert(0, replace(found, group=group, more=more, relation=relation))
             else:
@@ -102,10 +103,10 @@ def before(error: BaseException) -> tuple[BaseException | None, str]:
     return SLOTS["__context__"].__get__(error), "while handling"
 
 
-def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...], brief: bool) -> Raised:
+def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...], values: Values) -> Raised:
     found = Raised(type_name(error), message(error), notes=_readable(lambda: _notes(error), "notes", ("",)))
     try:
-        shown = frames(traceback_of(error), names, hide, brief)
+        shown = frames(traceback_of(error), names, hide, values)
         whose = libraries.owner_of_a_group_that_is_gone(found.message, [f.file for f in shown])
         return replace(found, frames=shown, notes=found.notes + (whose,) * bool(whose))
     except Exception as e:  # a module's __loader__ is asked for its source
@@ -160,7 +161,7 @@ def let_go_of_memory(error: BaseException) -> None:
 
 
 def frames(
-    tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...], brief: bool = False
+    tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...], values: Values = ()
 ) -> tuple[Frame, ...]:
     """Frames from the cell inwards; a frame is the user's if it is not from an installed package."""
     walked = list(traceback.walk_tb(tb))
@@ -170,17 +171,17 @@ def frames(
         walked.pop()
     found = []
     for i, end in stack_limit.told([(frame.f_code, line) for frame, line in walked]):
-        told = _frame(walked[i][0], walked[i][1] or 0, names, brief)
+        told = _frame(walked[i][0], walked[i][1] or 0, names, values)
         left_out = [plain(frame.f_code.co_name) for frame, _ in walked[i + 1 : end]]
         found.append(replace(told, left_out=len(left_out), of=tuple(dict.fromkeys(left_out))) if left_out else told)
     return tuple(found)
 
 
-def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> Frame:
+def _frame(frame: FrameType, line: int, names: dict[str, str], values: Values) -> Frame:
     """Source is looked up for the user's frames alone: torch's files are long."""
     file = frame.f_code.co_filename
     user = is_user(file, names)
-    if told := user and not brief:
+    if told := user and values is not None:
         linecache.checkcache(file)
         linecache.lazycache(file, frame.f_globals)
     return Frame(
@@ -189,7 +190,7 @@ def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> F
         plain(frame.f_code.co_name),
         user,
         context(file, line) if told else (),
-        tuple(frame_locals.values(frame, linecache.getline(file, line).strip())) if told else (),
+        tuple([each for of in values or () if told for each in of(frame, linecache.getline(file, line).strip())]),
     )
 
 

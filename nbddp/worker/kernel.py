@@ -21,7 +21,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import ipykernel
@@ -30,25 +29,15 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
-from nbddp.capabilities.check.on_rank import Checker
-from nbddp.capabilities.debugger.on_rank import Debugger
-from nbddp.capabilities.hosts.on_rank import Silence
-from nbddp.capabilities.memory.on_rank import Memory
-from nbddp.capabilities.memory.on_rank_timeline import AllocationRecorder
 from nbddp.capabilities.private import loopback
-from nbddp.capabilities.scripts.on_rank import Script
-from nbddp.capabilities.stale_modules.on_rank import Modules
-from nbddp.capabilities.subprocesses import on_rank
-from nbddp.capabilities.timings.on_rank import Recorder
-from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
 from nbddp.protocol import messages, pickling
-from nbddp.protocol.codec import from_json, to_json
+from nbddp.protocol.codec import Json, from_json, to_json
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
-from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec, ScriptSpec
-from nbddp.protocol.surrogates import plain, shown
+from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec
+from nbddp.protocol.surrogates import shown
 from nbddp.worker import (
     cuda_context,
     exit_info,
@@ -65,6 +54,7 @@ from nbddp.worker.cleanup import Leftovers
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.output_spool import OutputSpool
+from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
@@ -138,19 +128,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.groups = Groups()
         self.interrupts, self.reserve = WorkerInterrupts(self._say_interrupted), Reserve()
         self.release = Release(self.groups.sockets, self.log_file, self.reserve)
-        self.silence = Silence(self.groups.sockets)
-        self.checker = Checker()
         self.kept: OutputSpool | None = None
         self.departures = exit_info.GroupExits(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
         )
-        self.recorder = Recorder()
-        self.debugger = Debugger(
-            self._say_stopped, lambda file: failure.is_user(file, {}), lambda file: self.files.shown.get(file, file)
-        )
-        self.tracer = Tracer()
-        self.memory = Memory()
-        self.allocations = AllocationRecorder()
         self.began_ns = 0
         self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
@@ -172,22 +153,20 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._leaves = False  # whether a run has ended by an error
         self.files = CellFiles()
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
-        self.modules = Modules(lambda file: failure.is_user(file, {}), self.shell)
-        self._others: list[tuple[str, str]] = []
         self.exits = Exits(lambda: self.spec is not None)
+        self.parts = WorkerParts(self, self._to_log)
+        self.requests, self.questions = requests.known(), questions.known()
         self._set_up_shell()
 
     def _set_up_shell(self) -> None:
         shell = self.shell
         shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
-        sys.breakpointhook = self._breakpoint
         self.text.install(shell)
         ipykernel_compat.sign_once(shell)
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
         self.files.install(shell)
-        on_rank.install(self.files.is_one)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
         shell.events.register("post_execute", lambda: self.forked.end(self._shown))
         shell.events.register("post_run_cell", self._keep_result)
@@ -196,8 +175,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         # IPython 9 words every exception once more for its history, at a second or more in torch's large files
         ipykernel_compat.word_history_by(shell, _short)
 
-        shell.register_magic_function(self._debug, "line", "debug")
-
     def raw_input(self, prompt: str = "") -> str:
         """What input() and debuggers ask for. Raises, with what to do instead."""
         asks_debugger = any(f.f_globals.get("__name__") in ("pdb", "bdb") for f, _ in traceback.walk_stack(None))
@@ -205,19 +182,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def getpass(self, prompt: str = "", stream: Any = None) -> str:
         raise StdinNotImplementedError(NO_KEYBOARD)
-
-    def _breakpoint(self, *args: Any, **kwargs: Any) -> None:
-        """breakpoint(): the rank waits for lines, if somebody sends some. Its own one would wait for a front end, or do
-        nothing where ipykernel has put debugpy there."""
-        if os.environ.get("PYTHONBREAKPOINT") == "0":  # as Python has it
-            return
-        if not self.debugger.may_stop():
-            raise StdinNotImplementedError(NO_PROMPT)
-        self.debugger.stop(sys._getframe(1))
-
-    def _debug(self, line: str) -> None:
-        """Says where %debug is of use."""
-        print("%debug has no prompt on a rank; run it in a cell without %%ddp to see what failed on the ranks")
 
     # -- requests ------------------------------------------------------------------
 
@@ -258,7 +222,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if not unasked:
             self.told = {}
         self.begun = spec.run
-        outcome = Outcome(spec.run, END, "begin")
+        self.outcome = outcome = Outcome(spec.run, END, "begin")
         self._error_bytes: bytes | None = None
         buffers: list[bytes] = []
         error: BaseException | None = None
@@ -269,10 +233,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 outcome.stage = ""
                 if spec.op == CELL:
                     error = await self._run_cell(spec, code, outcome, buffers)
-                elif spec.script is not None:
-                    error = self._run_script(spec, spec.script, outcome)
                 else:
-                    buffers += requests.REQUESTS[spec.op](self, self._parent["buffers"], **spec.fields)
+                    buffers += self.requests[spec.op](self, self._parent["buffers"], **spec.fields)
             finally:
                 self.interrupts.end()
         except BaseException as raised:
@@ -315,9 +277,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.began_ns, self.known = clock.time_ns(), None
         self.text.begin(self._parent["content"]["code"], spec.as_python)
         here = spec.rendezvous
-        if here is not None and here.listen:  # the ranks are on several hosts
-            self.silence.begin()
-        self.silence.silent = []
         runnable.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec.op == END_GROUP)
@@ -330,20 +289,14 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self._place(here.env)
             loopback.listen(here.listen, (here.master, here.store))
             self.groups.begin(spec.run, here.master, here.store)
+        self.groups.cut = False
         self.groups.shares_gpus = here is not None and here.shares_gpus
         libraries.forget()
         self.departures.begin()
         self.children.begin()
-        self.debugger.begin(spec.debug)
-        self.recorder.begin(spec.run, spec.timings, spec.cell)
-        kept = spec.op in (CELL, CALL) and (spec.timings or spec.trace)
-        CALLS.begin_run(spec.run, spec.cell, kept)
-        self._others = []
-        if spec.is_program:
-            self._others = self.modules.others()
-            self.memory.begin()
-        if spec.check:
-            self.checker.begin(spec.run)
+        if spec.cell is not None:
+            self.shell.execution_count = self.execution_count = spec.cell
+        self.parts.begin(spec)
 
     def _place(self, env: Mapping[str, str]) -> None:
         """torchrun's variables of a run."""
@@ -364,34 +317,26 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _end(self, outcome: Outcome, error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
         CALLS.end_run()
-        self.debugger.end()
         self.reserve.free()
         try:
             self._have_streams()
             if self.release.end():
                 self.groups.released()
-            self.checker.end()
-            self.recorder.let_go()
             if error is not None and exit_info.how(error).exit_code != 0:
                 self.children.end()
         except Exception as e:
             if error is None:
-                outcome.stage = "end"
-                return e
-            self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
+                outcome.stage, error = "end", e
+            else:
+                self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
+        self.parts.end(outcome, error)
         return error
 
     async def _run_cell(self, spec: RunSpec, code: str, outcome: Outcome, buffers: list[bytes]) -> BaseException | None:
         """Run a cell; what it raised."""
-        shell = self.shell
         sys.argv = list(spec.argv)
-        shell.execution_count = self.execution_count = spec.cell
         self._result, self._shown, self._spoilt = None, None, False
         self.files.begin()
-        if spec.trace:
-            self.tracer.start()
-        if spec.memory:
-            self.allocations.begin(spec.run, spec.cell, self.recorder, self.files.shown)
         met: BaseException | None = None
         reply: dict[str, Any] = {}
         try:
@@ -403,31 +348,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error: BaseException | None = _error_of(result)
         shown, self._shown = self._shown, None
         error = shown if self._spoilt else next((e for e in (error, met, shown) if e is not None), None)
-        self.allocations.stop()
-        self.tracer.stop(failed=error is not None)
+        self.parts.ended(error)
         if error is None and spec.want_value:
             buffers.append(pickling.pack_or_words(result.result))
         asked = reply.get("payload", [])
         outcome.pages = tuple([p["data"] for p in asked if p.get("source") in ("page", "page_raw")])
         outcome.next_inputs = tuple([(p["text"], p["replace"]) for p in asked if p.get("source") == "set_next_input"])
         return error
-
-    def _run_script(self, spec: RunSpec, program: ScriptSpec, outcome: Outcome) -> BaseException | None:
-        """Run a script or module; what ended it."""
-        for name in program.without:
-            os.environ.pop(name, None)
-        self.shell.execution_count = self.execution_count = spec.cell
-        if spec.trace:
-            self.tracer.start()
-        script = Script(program, spec.argv, self.exits.call)
-        script.run()
-        self.forked.end(script.error, script.said)
-        self.tracer.stop(failed=script.error is not None)
-        outcome.traceback = plain(script.said)
-        if program.keep:
-            names = vars(script.module).items()
-            self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
-        return script.error
 
     # -- outcome -------------------------------------------------------------------
 
@@ -439,7 +366,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if outcome.exit_text is not None:
             print(outcome.exit_text, file=sys.stderr)
         # of a rank that the client has freed nobody is shown the source
-        outcome.chain = failure.chain(error, names, self._machinery, brief=self.release.started)
+        values = None if self.release.started else self.parts.of("values")
+        outcome.chain = failure.chain(error, names, self._machinery, values)
         outcome.error_file = exit_info.error_file()
         outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None
@@ -455,12 +383,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Send the outcome, after all output. A run waits for it, so something is always sent."""
         self._send_text()
         try:
-            outcome.group = self.groups.facts(self.release.aborted, bool(self.silence.silent))
+            outcome.group = self.groups.facts(self.release.aborted)
             outcome.group_exits = tuple(self.departures.seen)
             outcome.at_exit = len(self.exits)
             outcome.unsaved = self.kept.unsaved() if self.kept is not None else None
             outcome.nccl_handling = self.groups.handling
-            outcome.stale_modules = tuple(self.modules.note(self._others))
             if self._error_bytes is not None:
                 buffers[:] = [self._error_bytes]
             self._send(outcome, buffers)
@@ -501,6 +428,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             buffers=buffers,
         )
 
+    def publish(self, kind: str, content: Json) -> None:
+        """A message of the run that is carried out."""
+        ident = ipykernel_compat.topic(self, "nbddp")
+        self.session.send(self.iopub_socket, kind, content, parent=self._parent, ident=ident)
+
     def _say_interrupted(self) -> None:
         """Publish that the program has had an interrupt; whatever the main thread was doing, another one sends it. In a
         signal's handler, where nothing may be raised but what the program is to have."""
@@ -510,14 +442,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))
         except Exception as e:
             self._to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
-
-    def _say_stopped(self, said: messages.Stopped) -> None:
-        """Publish that this rank waits in its debugger, or goes on."""
-        if said.place is not None:
-            file, line, function = said.place
-            said = replace(said, place=(self.files.shown.get(file, file), line, function))
-        ident, content = ipykernel_compat.topic(self, "nbddp"), to_json(said)
-        self.session.send(self.iopub_socket, messages.STOPPED, content, parent=self._parent, ident=ident)
 
     def _keep_result(self, result: Any) -> None:
         self._result = result
@@ -545,11 +469,15 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Control channel: a row of `questions`, answered while the main thread works."""
         question = from_json(Question, parent["content"])
         try:
-            reply = Reply(questions.QUESTIONS[question.op](self, **question.fields))
+            reply = Reply(self.questions[question.op](self, **question.fields))
         except Exception as e:
             reply = Reply(failed=f"{type(e).__name__}: {e}")
         if question.answers:
             self.session.send(stream, messages.REPLY, to_json(reply), parent=parent, ident=ident)
+
+    def part(self, name: str) -> Any:
+        """The part of a capability that has this name here."""
+        return self.parts[name]
 
     def running(self) -> dict[str, Any] | None:
         """The header of the request that is carried out."""

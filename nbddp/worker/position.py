@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
 from nbddp.protocol.position import CalledFrom
@@ -41,7 +40,7 @@ OTHERS = (torch.FUNCTIONAL,)
 RESULT, FOR_RESULT = "wait_tensor", ("unwrap", "trigger_wait", "wait", "wait_tensor")  # of a functional collective
 HERE = call_log.FILE
 WORKER = os.path.dirname(HERE)
-CHECK, GROUPS, REACHING = on_rank.__file__, process_groups.__file__, store_client.__file__
+GROUPS, REACHING = process_groups.__file__, store_client.__file__
 OWN_STORES = own_stores.__file__
 STORES = {REACHING: "TCPStore", OWN_STORES: "FileStore"}
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch.BACKWARD
@@ -52,6 +51,8 @@ HISTORY = 64
 ALSO = 4  # other threads in torch's calls, told
 MOST_MISSING = 100_000  # ranks of a world that are named as missing
 LOOKS = 5  # at a rank that moves on while it is looked at
+Claims = Sequence[Callable[[list[SeenFrame]], "dict[str, Any] | None"]]
+History = Mapping[str, list[list[Any]]]  # group → [number, op, tensors] of its collectives
 OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
 
 
@@ -66,22 +67,30 @@ def place(env: Mapping[str, str]) -> None:
     OWN.update(rank=int(env["RANK"]), size=int(env["WORLD_SIZE"]))
 
 
-def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.FlightEntry]) -> dict[str, Any]:
+def position(
+    names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.FlightEntry], claims: Claims = ()
+) -> dict[str, Any]:
     """The rank's place, as plain data: that of its main thread, or of the thread which that joins.
 
     names: file of a cell → `Cell In[n]`. groups: the worker's `Groups`. since_ns: when the
     run began (clock.time_ns()); what C++ called before is not this run's. recorded: what may not be done.
+    claims: say what a thread is about to call (`parts`).
     """
     for _ in range(LOOKS):
         try:
-            return _position(names, groups, since_ns, recorded)
+            return _position(names, groups, since_ns, recorded, claims)
         except frames.Moved:
             continue
-    return _position(names, groups, since_ns, recorded, moves=True)
+    return _position(names, groups, since_ns, recorded, claims, moves=True)
 
 
 def _position(
-    names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.FlightEntry], moves: bool = False
+    names: dict[str, str],
+    groups: Any,
+    since_ns: int,
+    recorded: list[flight.FlightEntry],
+    claims: Claims,
+    moves: bool = False,
 ) -> dict[str, Any]:
     """moves: the rank does not stay where it is for as long as a look takes, so it is in no call that blocks. Raises
     frames.Moved."""
@@ -95,7 +104,8 @@ def _position(
     peer = note is not None and note.is_peer
     if call is not None and call["kind"] == NEW_GROUP and (made := CALLS.makes(ident)) is not None:
         call["made"] = list(made)
-    claim = None if moves else _claimed(its) or _met(call, inside)
+    claimed = (found for claim in claims if (found := claim(its)) is not None)
+    claim = None if moves else next(claimed, None) or _met(call, inside)
     pending = claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns))
     if call is not None and pending is not None and call["op"] == RESULT and pending["op"]:
         call = {**call, "op": pending["op"]}  # whose result it is
@@ -185,15 +195,16 @@ class KnownEntries:
         return bool(self._called) and call_log.UNKNOWN not in self._called.values() and CALLS.called() == self._called
 
 
-def record(checker: on_rank.Checker, entries: list[flight.FlightEntry]) -> dict[str, Any]:
+def record(entries: list[flight.FlightEntry], own: History) -> dict[str, Any]:
     """What this rank is known to have called: `history`, group → [sequence, op, tensors, root]; `latest`, group → the
     number of its last collective; `blind`, groups of which the recorder has missed some; `records`, whether it was seen
-    to record anything; `channels`, [side, group, source, destination, tag, calls] with global ranks. What `--check`
-    compares has a history of its own. entries: all that the recorders hold.
+    to record anything; `channels`, [side, group, source, destination, tag, calls] with global ranks.
+
+    entries: all that the recorders hold. own: histories that parts of capabilities have.
     """
-    history: dict[str, list[list[Any]]] = dict(checker.called)
+    history = {group: calls for group, calls in own.items() if calls}
     called = CALLS.called()
-    latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(on_rank.name_of, call_log.groups().values()), 0))}
+    latest = {**dict.fromkeys(called, 0), **dict.fromkeys(own, 0)}
     latest |= torch_debug_detail.CHECKS.counted(called)
     if CALLS.made:
         history[CALLS.subgroups] = [[n, NEW_GROUP, str(r), None] for n, r in list(CALLS.made.items())[-HISTORY:]]
@@ -253,15 +264,6 @@ def stack(names: dict[str, str]) -> list[list[Any]]:
     rows = [[*_place(f, names), failure.is_user(f.file, names)] for f in its]
     first = next((i for i, row in enumerate(rows) if row[3]), 0)
     return rows[first:]
-
-
-def _claimed(its: list[SeenFrame]) -> dict[str, Any] | None:
-    """What a rank that waits for the others' fingerprints under `--check` is about to call."""
-    for frame in its:
-        if frame.file == CHECK and frame.name == "agree":
-            (claim,) = frame.get("claim")
-            return {**claim, "seen": True} if claim["sequence"] else None
-    return None
 
 
 def _met(call: dict[str, Any] | None, inside: list[SeenFrame]) -> dict[str, Any] | None:
@@ -504,7 +506,7 @@ def members_of(name: str) -> tuple[list[int], str]:
         return torch.members(name)
     if group is None:
         return [], ""
-    return on_rank.ranks_of(group), str(tables.pg_backend_config.get(group, ""))
+    return call_log.ranks_of(group), str(tables.pg_backend_config.get(group, ""))
 
 
 def group_count() -> int:

@@ -66,6 +66,7 @@ class Groups:
         self.made_in: int | None = None
         self.touched = False  # whether this run has, or had, anything of torch.distributed's that may have to be ended
         self.dropping = self.shares_gpus = False
+        self.cut = False  # whether connections to a host that does not answer were shut in this run
         self.inits = 0
         self.handling = ""  # what of HANDLING has a group of this run end the process if a collective fails
         self.sockets = Sockets()
@@ -169,13 +170,13 @@ class Groups:
         held.clear()
         self._outlived += _living(known)
 
-    def facts(self, aborted: bool = False, silenced: bool = False) -> GroupFacts:
+    def facts(self, aborted: bool = False) -> GroupFacts:
         """What is known of the default group after a run; equal on all ranks unless something broke."""
         if not _is_initialized():
             self.made_in = None
-            return GroupFacts(None, 0, self.touched, self.inits, aborted, silenced)
+            return GroupFacts(None, 0, self.touched, self.inits, aborted, self.cut)
         sequence = torch.sequence(torch.default_group())
-        return GroupFacts(self.made_in, sequence, True, self.inits, aborted, silenced)
+        return GroupFacts(self.made_in, sequence, True, self.inits, aborted, self.cut)
 
     def drop(self, *, broken: bool) -> None:
         """End the default group and everything torch remembers of it.

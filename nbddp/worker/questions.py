@@ -12,38 +12,25 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nbddp.capabilities.check.on_rank import Checker
-from nbddp.capabilities.debugger.on_rank import Debugger
-from nbddp.capabilities.timings.on_rank import Recorder
-from nbddp.compat import ipykernel, probes, torch
+from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import completion_kinds, exit_info, flight, position
 from nbddp.worker.interrupts import WorkerInterrupts
-from nbddp.worker.process_groups import Groups
-from nbddp.worker.program import CellFiles
-from nbddp.worker.release import Release
+from nbddp.worker.parts import RankWorker
 
 UNTOLD = "untold"
 Content = dict[str, Any]
 Sent = tuple[Outcome, "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
 
 
-class QuestionsKernel(Protocol):
-    """What questions need of the kernel. spec: the request that is carried out, begun at `began_ns`; known: what the
-    flight recorders held when the rank was last asked; told: run → its outcome, of the last run and what that left to
-    do, without buffers that are too large to be kept."""
+class QuestionsKernel(RankWorker, Protocol):
+    """What these need of the kernel besides. `spec` began at `began_ns`; known: what the flight recorders held when the
+    rank was last asked; told: run → its outcome, of the last run and what that left to do, without buffers that are too
+    large to be kept."""
 
-    shell: Any
-    files: CellFiles
-    groups: Groups
     interrupts: WorkerInterrupts
-    release: Release
-    checker: Checker
-    recorder: Recorder
-    debugger: Debugger
-    spec: RunSpec | None
     began_ns: int
     begun: int
     known: position.KnownEntries | None
@@ -87,10 +74,10 @@ def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) 
     past = _past(worker, recorded, history, names)
     if worker.spec is None:
         return {**position.idle(shown, groups, recorded.open), **_idle(worker, run), **past}
-    found = {**position.position(shown, groups, worker.began_ns, recorded.open), **past}
+    found = {**position.position(shown, groups, worker.began_ns, recorded.open, worker.parts.of("claim")), **past}
     found.update(interrupted=worker.interrupts.taken, over=not worker.interrupts.is_on)
-    if worker.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
-        found.update(stopped=True, call=None, pending=None)
+    for known in worker.parts.of("position"):
+        found.update(known())
     return found
 
 
@@ -108,7 +95,8 @@ def _past(worker: QuestionsKernel, recorded: flight.FlightRecords, history: bool
     """What costs more, and is only needed when something is wrong."""
     found: Content = {}
     if history:
-        found.update(position.record(worker.checker, recorded.of_all))
+        own = {group: calls for called in worker.parts.of("called") for group, calls in called().items()}
+        found.update(position.record(recorded.of_all, own))
     if names:
         found["names"], found["imports"] = user_names(worker.shell)
     return found
@@ -137,38 +125,6 @@ def _stack(worker: QuestionsKernel, run: int | None = None, history: bool = Fals
         return found
     worker.release.note()
     return {**found, "stack": position.stack(worker.files.shown)}
-
-
-# -- its debugger ------------------------------------------------------------------------------------
-
-
-def _debug(worker: QuestionsKernel, line: str) -> bool:
-    """A line for the rank's debugger; whether it stands there."""
-    return worker.debugger.line(line)
-
-
-def _debug_names(worker: QuestionsKernel, text: str) -> list[str]:
-    """What may complete a line for the rank's debugger."""
-    return worker.debugger.names(text)
-
-
-# -- what it has recorded ----------------------------------------------------------------------------
-
-
-def _pace(worker: QuestionsKernel, run: int, since: int) -> Any:
-    """The DDP steps of run `run` that began after `since`, as far as they are known."""
-    return worker.recorder.pace(run, since)
-
-
-def _step(worker: QuestionsKernel, run: int, number: int) -> Any:
-    """One DDP step of run `run`."""
-    return worker.recorder.step(run, number)
-
-
-def _seams(worker: QuestionsKernel) -> list[str]:
-    """Seams whose names are missing in this process."""
-    names = {**torch.NAMES, **ipykernel.NAMES}
-    return [key for key, needed in names.items() if probes.absent(needed)]
 
 
 # -- its run -----------------------------------------------------------------------------------------
@@ -217,27 +173,19 @@ def _interrupt(worker: QuestionsKernel) -> bool:
     return True
 
 
-def _engine(worker: QuestionsKernel, do: str, **fields: Any) -> Any:
-    """What concerns an engine of a cluster that no agent has started."""
-    from nbddp.capabilities.attached import engine_side
-
-    return engine_side.QUESTIONS[do](fields)
-
-
 # each is given the worker and, as keyword arguments, the question's fields
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "complete": _complete,
     "inspect": _inspect,
     "where": _where,
     "stack": _stack,
-    "seams": _seams,
     "repeat": _repeat,
-    "debug": _debug,
-    "debug_names": _debug_names,
-    "pace": _pace,
-    "step": _step,
     "through": _through,
     "release": _release,
     "interrupt": _interrupt,
-    "engine": _engine,
 }
+
+
+def known() -> dict[str, Callable[..., Any]]:
+    """These, and those of capabilities: loaded now, since an import while the main thread is in one would wait."""
+    return {**QUESTIONS, **{op: load(target) for row in rows() for op, target in row.questions.items()}}

@@ -63,17 +63,17 @@ def test_the_table_of_flags_is_that_of_torch_2_15(form: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "debug", "trace", "slurm"),
     [
-        ("--debug", "info", None, False),
-        ("--debug detail", "detail", None, False),
+        ("--debug", "info", False, False),
+        ("--debug detail", "detail", False, False),
         ("--trace", None, "ddp-trace.json.gz", False),
         ("--trace x.json", None, "x.json", False),
-        ("--slurm", None, None, None),
-        ("--slurm 12", None, None, 12),
+        ("--slurm", None, False, None),
+        ("--slurm 12", None, False, 12),
         ("-n 2 --slurm --debug --trace", "info", "ddp-trace.json.gz", None),
     ],
 )
 def test_a_script_is_not_taken_for_the_value_of_the_option_before_it(
-    typed: str, debug: str | None, trace: str | None, slurm: Any
+    typed: str, debug: str | None, trace: str | bool, slurm: Any
 ) -> None:
     spec = parse_command(f"run {typed} train.py --debug x --trace y").launch
     assert spec.program is not None

@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent import store_host
 from nbddp.capabilities.hosts.remote_agent import RemoteAgent
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
-from nbddp.capabilities.private import sock_owner
+from nbddp.capabilities.private import sock_owner, store_guard
 from nbddp.capabilities.scripts.logs import LogOptions
+from nbddp.capabilities.scripts.part import failures_of
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.notebook.status import status_table
@@ -221,14 +221,14 @@ def test_a_gate_on_another_host_needs_the_key(tmp_path: Path) -> None:
     from torch.distributed import TCPStore
 
     key = os.urandom(sock_owner.KEY_BYTES)
-    served = store_host.open_to_nodes("127.0.0.1", key, os.getpid())
+    served = store_guard.open_to_nodes("127.0.0.1", key, os.getpid())
     try:
-        gate = store_host.lead_to(("127.0.0.1", served.outside), key, os.getpid())
+        gate = store_guard.lead_to(("127.0.0.1", served.outside), key, os.getpid())
         store = TCPStore("127.0.0.1", gate.port, is_master=False, timeout=timedelta(seconds=10))
         store.set("key", "value")
         assert served.store.get("key") == b"value"
         with pytest.raises(OSError, match="timed out"):
-            store_host.lead_to(("127.0.0.1", served.outside), os.urandom(sock_owner.KEY_BYTES), os.getpid())
+            store_guard.lead_to(("127.0.0.1", served.outside), os.urandom(sock_owner.KEY_BYTES), os.getpid())
         with pytest.raises(OSError, match="timed out"):
             socket.create_connection(("127.0.0.1", served.outside), timeout=1)
         served.close()
@@ -394,7 +394,7 @@ def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_pat
     with pytest.raises(WorkerFailed, match=r"rank 1 raised ValueError: bad \(fails.py line 7, in main\)"):
         far.run_script(str(tmp_path / "fails.py"), logs=logs, screen=NullScreen())
     assert far.last_run is not None
-    failure = far.last_run.failures[1]
+    failure = failures_of(far.last_run)[1]
     assert (failure.exitcode, failure.host) == (1, far.placed().nodes[far.placed().workers[1].node].host)
     texts = sorted(p.read_text() for p in (tmp_path / "logs").rglob("stdout.log"))
     assert texts == [f"rank {r}\n" for r in range(far.world_size)]

@@ -66,12 +66,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def on(hosts: Hosts, keep_alive: float) -> nbddp.Pool:
     setup = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
-    pool = nbddp.Pool()
-    pool.ensure(
-        LaunchSpec(
-            nproc=1, hosts="nodea,nodeb", ssh_config=str(hosts.config), setup=setup, keep_alive=keep_alive or None
-        )
-    )
+    alive = keep_alive or None
+    pool = nbddp.Pool(1, hosts="nodea,nodeb", ssh_config=str(hosts.config), setup=setup, keep_alive=alive)
+    pool.start()
     return pool
 
 

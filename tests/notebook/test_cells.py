@@ -299,7 +299,9 @@ def test_completion_knows_what_the_package_has(four: Kernel, jedi: bool) -> None
     before = four.run("import nbddp\nprint(get_ipython().Completer.use_jedi)").text().strip()
     four.run(f"%config Completer.use_jedi = {jedi}")
     offered = {re.split(r"[.]", name)[-1] for name in four.ask(four.client.complete, "nbddp.", 6)["matches"]}
+    argument = four.ask(four.client.complete, "nbddp.Pool(ssh", 14)["matches"]
     four.run(f"%config Completer.use_jedi = {before}")
+    assert argument == ["ssh_config="], "an option of a capability"
     assert offered == {*nbddp.__all__}, "also what is imported when it is first used, and none of its rooms"
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from nbddp.agent import runtime_dir
-from nbddp.agent.client import AgentClient
+from nbddp.agent.client import AgentClient, ask
 from nbddp.capabilities.warm import client as warm_client
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.capabilities.warm.client import WaitingProcess
@@ -78,7 +78,7 @@ def over(one: WaitingProcess) -> bool:
 
 
 def asked(env: Mapping[str, str] = os.environ) -> warm_client.AskedProcess:
-    found = AgentClient.ask(env)
+    found = ask(env)
     assert found is not None
     return found
 
@@ -174,7 +174,7 @@ def test_of_two_kernels_one_takes_it(warm: WaitingProcess) -> None:
     assert connection is not None
     assert second.answer() is None
     assert not second.home.exists()
-    assert AgentClient.ask(os.environ) is None
+    assert ask(os.environ) is None
     connection.close()  # its owner's end, although the process goes on
     assert only().identity != warm.identity
 
@@ -285,7 +285,7 @@ def test_who_could_not_have_started_it_does_not_get_it(
         pytest.skip("this machine has one core")
     undo = change(tmp_path)
     try:
-        assert AgentClient.ask(os.environ) is None
+        assert ask(os.environ) is None
     finally:
         undo()
     assert warm.identity.alive(), "others may use it"
@@ -300,7 +300,7 @@ def test_variables_of_a_front_end_do_not_matter() -> None:
 COPIED = """
 import os, psutil, time
 from pathlib import Path
-from nbddp.agent.client import AgentClient
+from nbddp.agent.client import AgentClient, ask
 from nbddp.capabilities.warm import fingerprint, client as warm_client
 
 def used(home):  # by the agent, or the process that it has become
@@ -326,7 +326,7 @@ while not warm_client.waiting():
 one = warm_client.waiting()[0]
 changed = Path(fingerprint.ROOT, "errors.py")
 changed.write_text(changed.read_text() + "# more")
-assert AgentClient.ask(os.environ) is None
+assert ask(os.environ) is None
 assert not warm_client.waiting() and not one.identity.alive(), "ended: nobody can use it"
 """
 
@@ -412,7 +412,7 @@ def test_it_ends_when_its_time_is_over(warm: WaitingProcess) -> None:
     agent.keep(0.2)
     agent.close()
     until(lambda: not warm_client.waiting() and not list(server.folder().iterdir()))
-    assert AgentClient.ask(os.environ) is None
+    assert ask(os.environ) is None
 
 
 @pytest.mark.more
@@ -437,7 +437,7 @@ def test_one_that_is_killed_leaves_nothing_in_the_way(warm: WaitingProcess) -> N
     assert runtime_dir.socket_of(warm.place).exists(), "a socket at which nobody answers"
     assert warm.connect() is None
     until(lambda: not warm.identity.alive())
-    assert AgentClient.ask(os.environ) is None
+    assert ask(os.environ) is None
     assert over(warm)
 
 

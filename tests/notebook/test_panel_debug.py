@@ -99,13 +99,14 @@ print('z is', z)
 """
 DRIVE = """
 import threading, time
+from nbddp.capabilities.debugger.sender import send, transcripts_of
 answers = []
 def stopped(count):
     end = time.monotonic() + 60
     while time.monotonic() < end:
         run = panel.pool.current
-        if run is not None and len(run.debugged.stopped) == count and not any(
-                t.asked for t in run.debugged.talks.values()):
+        if run is not None and len(transcripts_of(run).stopped) == count and not any(
+                t.asked for t in transcripts_of(run).talks.values()):
             return run
         time.sleep(0.01)
     raise TimeoutError(count)
@@ -116,18 +117,18 @@ def drive(count, lines):
             time.sleep(wait)
             panel.session.debug(line, rank)
             while run is panel.pool.current and (
-                    any(t.asked for t in run.debugged.talks.values()) or not run.events.empty()):
+                    any(t.asked for t in transcripts_of(run).talks.values()) or not run.events.empty()):
                 time.sleep(0.01)
             time.sleep(0.05)
-            answers.append({r: t.answer for r, t in run.debugged.talks.items()})
+            answers.append({r: t.answer for r, t in transcripts_of(run).talks.items()})
             states.append([(r.state, r.doing) for r in panel.state.ranks])
     except BaseException as e:
         answers.append(repr(e))
 def burst():
     run = stopped(2)
-    run.debug([0, 1], "c")
+    send(run, [0, 1], "c")
     for _ in range(50):
-        run.debug([0, 1], "p 1")
+        send(run, [0, 1], "p 1")
         time.sleep(0.002)
 states, drivers = [], []
 def driven(count, lines):
@@ -185,7 +186,7 @@ def test_a_breakpoint_at_the_end_of_a_cell_stops_all_ranks(panel: Kernel) -> Non
 def test_lines_that_come_when_a_rank_has_gone_on_are_said_to_be_unread(panel: Kernel) -> None:
     assert panel.run("threading.Thread(target=burst, daemon=True).start()").ok
     assert panel.run("%%ddp\nimport time\nbreakpoint()\ntime.sleep(0.5)").ok
-    said = asked(panel, "{r: t.lines for r, t in panel.pool.last_run.debugged.talks.items()}")
+    said = asked(panel, "{r: t.lines for r, t in transcripts_of(panel.pool.last_run).talks.items()}")
     for rank, lines in said.items():
         assert f"rank {rank} continued before it read 'p 1'" in lines, lines
 

@@ -257,13 +257,15 @@ def test_ten_panels_show_the_same_after_each_has_moved_something_while_a_cell_ra
 
 
 GOES_ON = """import threading, time
+from nbddp.capabilities.debugger import sender
 def go_on():
-    while (run := panel.pool.current) is None or len(run.debugged.stopped) < 2: time.sleep(0.01)
-    send = run.debug
+    while (run := panel.pool.current) is None or len(sender.transcripts_of(run).stopped) < 2: time.sleep(0.01)
+    send = sender.send
     def sends_and_comes_back_late(*line):
+        sender.send = send
         send(*line)
         while panel.session._over != run.number: time.sleep(0.01)
-    run.debug = sends_and_comes_back_late
+    sender.send = sends_and_comes_back_late
     panel.session.debug("c")
 threading.Thread(target=go_on, daemon=True).start()"""
 

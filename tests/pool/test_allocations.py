@@ -33,6 +33,7 @@ from nbddp.output.screens import NullScreen
 from tests.kernels import Kernel
 
 MIB = 1 << 20
+WORKER: Any = None  # asked for nothing by a recording that the test begins itself
 
 # -- a snapshot of the CUDA allocator, in the format that torch.cuda.memory._snapshot documents ---------------------
 
@@ -112,8 +113,8 @@ def test_on_a_gpu_the_history_is_the_allocators(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory", memory)
-    own, recorder = on_rank_timeline.AllocationRecorder(), Recorder()
-    own.begin(7, 3, recorder, {"cell": "Cell In[3]"})
+    own, recorder = on_rank_timeline.AllocationRecorder(WORKER), Recorder()
+    own.record(7, 3, recorder, {"cell": "Cell In[3]"})
     own._shift = own._began - 1_000_000  # the snapshot's first microsecond is the cell's
     for at, mark in ((1005, "forward"), (1025, "backward")):
         own._marks += [
@@ -135,8 +136,8 @@ def test_an_allocator_without_a_history_is_the_reason_that_is_said(monkeypatch: 
         raise RuntimeError("this torch keeps no history of GPU memory")
 
     monkeypatch.setattr(torch_compat, "begin_memory_history", refuses)
-    own = on_rank_timeline.AllocationRecorder()
-    own.begin(1, 1, Recorder(), {})
+    own = on_rank_timeline.AllocationRecorder(WORKER)
+    own.record(1, 1, Recorder(), {})
     own.stop()
     summary = own.summary()
     assert summary is not None

@@ -81,7 +81,7 @@ def test_an_agent_without_room_for_its_log_says_so(tmp_path: Path, monkeypatch: 
     ours, theirs = socket.socketpair()
     theirs.close()
     (tmp_path / "agent.log").touch()
-    agent = AgentClient.at(ours, tmp_path, {}, {}, owned=False)
+    agent = AgentClient.at(ours, tmp_path, {}, owned=False)
     assert agent.last_words() == "it left no message"
     monkeypatch.setattr("nbddp.agent.client.ROOM", 1 << 60)
     assert agent.last_words().startswith(

@@ -689,11 +689,15 @@ for one, error in ((dist.HashStore(), dist.DistStoreError), (store, RuntimeError
         try: wrong()
         except TypeError as e: assert 'incompatible' in str(e), e
         else: raise AssertionError
-for file in (path + 'one', path + 'two'):  # torch removes the file with the group
+store.set_timeout(timedelta(seconds=20))
+for file in (path + 'one', path + 'two'):  # torch removes it with the last group, unless both go at once
     dist.init_process_group('gloo', init_method='file://' + file, rank=r, world_size=2)
     dist.barrier(dist.new_group([0, 1])); gathered = [None] * 2; dist.all_gather_object(gathered, r)
     assert gathered == [0, 1]
-    dist.barrier(); dist.destroy_process_group(); gc.collect()
+    dist.barrier()
+    if r: store.wait([file])
+    dist.destroy_process_group(); gc.collect()
+    if not r: store.set(file, 'let go')
     until = time.monotonic() + 10
     while os.path.exists(file) and time.monotonic() < until: time.sleep(0.01)
     assert not os.path.exists(file)

@@ -16,6 +16,7 @@ from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.parts import RankMemory, table
 from nbddp.errors import PoolNotRunning
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.run_spec import CELL, RunSpec
 from tests.kernels import Kernel
 from tests.pool.faults import needs_lazy
 from tests.unit.test_memory import of
@@ -266,7 +267,7 @@ def test_cuda_peak_is_the_allocators_since_the_cell_began(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "torch.nn", nn)
     monkeypatch.setitem(sys.modules, "torch.nn.parallel", types.SimpleNamespace(DistributedDataParallel=bytes))
     own = Memory()
-    own.begin()
+    own.begin(RunSpec(CELL, 1))
     assert began == [0, 1]
     recorder = types.SimpleNamespace(models=list, optimizers=[], trained=None)
     found = own.collect({"net": Module()}, recorder)
@@ -279,7 +280,7 @@ def test_cuda_peak_is_the_allocators_since_the_cell_began(monkeypatch: pytest.Mo
         raise RuntimeError("a pluggable allocator has no statistics")
 
     cuda.reset_peak_memory_stats = cuda.max_memory_allocated = lacks  # then the process's peak has to do
-    own.begin()
+    own.begin(RunSpec(CELL, 1))
     found = own.collect({"net": Module()}, recorder)
     assert found is not None
     assert (found["kind"], found["outside"]) == ("cpu", 150)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
+from nbddp.capabilities.scripts.part import failures_of
 from nbddp.output import background
 from nbddp.output.buffer import HEAD, LONGEST, SHOWN_HEAD, SHOWN_TAIL, TAIL, WIDE_HEAD, WIDE_TAIL, Elision, Text
 from nbddp.output.layout import Print, Show, block
@@ -372,7 +373,7 @@ def test_exceptions_of_a_group_are_told_each_with_its_lines(pool: nbddp.Pool) ->
     parts = error.cause.chain[-1].group
     assert [chain[-1].type for chain in parts] == ["ValueError", "KeyError", "ExceptionGroup"]
     assert [chain[0].type for chain in parts[1:]] == ["ZeroDivisionError", "ExceptionGroup"]
-    assert "| KeyError: 'k'" in pool.last_run.failures[0].exception
+    assert "| KeyError: 'k'" in failures_of(pool.last_run)[0].exception
 
 
 def test_a_chain_of_exceptions_says_how_each_came_of_the_one_before(pool: nbddp.Pool) -> None:

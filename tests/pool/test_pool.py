@@ -251,7 +251,7 @@ def test_a_listener_notes_what_is_no_message_and_goes_on(tmp_path: Path, monkeyp
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     with theirs:
-        agent = AgentClient.at(ours, tmp_path, {}, {}, owned=False)
+        agent = AgentClient.at(ours, tmp_path, {}, owned=False)
         agent.on_event(lambda event: event["kind"])
         theirs.sendall(b'hello\n[1]\n\xff\n{"ev": "odd"}\n{"ev": "warm", "kind": "", "missing": ""}\n')
         assert agent.wait_warm(10)

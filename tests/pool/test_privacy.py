@@ -22,8 +22,9 @@ import pytest
 import nbddp
 from nbddp.agent import store_host
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.private import loopback, peer_check, sock_owner, store_proxy
+from nbddp.capabilities.private import loopback, peer_check, sock_owner, store_guard, store_proxy
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.agent import OpenStore
 from tests import places
 from tests.pool.intruder import AT_THE_STORE, Intruder
 from tests.ports import connections, held_port
@@ -186,9 +187,10 @@ all(found)
 OLDER = """
 import json, os, sys
 from nbddp.agent import store_host
+from nbddp.capabilities.private import store_guard
 store_host.libuv_takes_listener = lambda: False
 before = set(os.listdir('.'))
-served = store_host.open_store(os.getpid())
+served = store_guard.open_store(os.getpid())
 served.store.set('key', 'value')
 print(json.dumps([served.port, served.unguarded, served.store.get('key').decode()]), flush=True)
 sys.stdin.readline()
@@ -250,7 +252,7 @@ def test_kernel_that_refuses_or_does_not_know_is_no_guard(
 ) -> None:
     monkeypatch.setattr(sock_owner, name, value)
     assert sock_owner.unavailable() == f"the kernel does not report who owns a connection ({why})"
-    served = store_host.open_store(os.getpid())
+    served = store_guard.open_store(os.getpid())
     served.close()
     assert served.unguarded == sock_owner.unguarded() == sock_owner.exposed("on this machine", sock_owner.unavailable())
 
@@ -268,7 +270,7 @@ def test_store_that_cannot_be_guarded_later_on_is_reported_by_the_cell_that_uses
     def taken(*asked: Any) -> dict[str, Any]:
         """The agent may be asked for other things meanwhile."""
         answer = take(*asked)
-        return {**answer, **stores.pop(0)} if "unguarded" in answer else answer
+        return {**answer, **stores.pop(0)} if "port" in answer else answer
 
     monkeypatch.setattr(pool.agent, "take", taken)
     for expected in (["anybody can reach it"], []):
@@ -818,10 +820,22 @@ def test_gate_that_closes_cuts_all_off(echoing: tuple[int, list[int], store_prox
 
 @needs_kernel
 def test_nobody_else_can_listen_at_the_stores_port_under_the_name_localhost() -> None:
-    served = store_host.open_store(os.getpid())
+    served = store_guard.open_store(os.getpid())
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family) as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with pytest.raises(OSError, match=r"in use|assign"):
                 other.bind((host, served.port))
     served.close()
+
+
+def test_without_a_guard_the_store_is_open_as_torchruns_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_host, "rows", tuple)
+    served = store_host.opened(OpenStore(), os.getpid(), os.getppid())
+    served.store.set("key", "value")
+    assert served.store.get("key") == b"value"
+    assert served.unguarded == "any process on this machine can reach the store where the ranks meet"
+    served.close()
+    for asked in (OpenStore(outside="127.0.0.1", key="00"), OpenStore(of=("127.0.0.1", 9), key="00")):
+        with pytest.raises(OSError, match="nothing here leads ranks of several hosts to one store"):
+            store_host.opened(asked, os.getpid(), os.getppid())

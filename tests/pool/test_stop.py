@@ -377,14 +377,17 @@ class Interrupted(NullScreen):
      ("0", WorkerFailed)],
 )  # fmt: skip
 def test_an_interrupt_from_elsewhere_is_stop_only_if_stop_comes(tmp_path: Path, order: str, error: type) -> None:
-    run = Interrupted(order, tmp_path).run
+    run, told = Interrupted(order, tmp_path).run, list[str]()
+    run.ends.append(lambda: told.append("ends"))
     run.execute()
     with pytest.raises(error):
         run.raise_if_bad()
+    assert told or "s" not in order, "who waits for a line hears of Stop"
 
 
 def test_a_cells_stop_before_its_code_runs_is_answered(stopped: Kernel) -> None:
     """ipykernel leaves such a cell without an answer; here also one that is none of ours."""
+    assert stopped.run("%%ddp --nproc 2\npass").ok  # so that there is a log
     for code in ("%ddp log --rank 0", "1 + 1"):
         for i in range(20):
             shown = stop_after(stopped, code, i * 0.0002)
@@ -411,6 +414,22 @@ def test_stop_before_the_kernel_has_said_that_it_works_is_answered(stopped: Kern
             pass
         stopped.interrupt()
         assert one_line(stopped.collect(cell))
+
+
+def test_stop_in_the_moment_before_a_request_is_handled_ends_no_kernel(stopped: Kernel) -> None:
+    """ipykernel sets Python's handler there, outside of all that would catch a KeyboardInterrupt."""
+    pressed = (
+        "import os, ipykernel.kernelbase as base\n"
+        "original = base.signal\n"
+        "def pressed(number, handler):\n"
+        "    before = original(number, handler)\n"
+        "    if handler is base.default_int_handler: os.kill(os.getpid(), number)\n"
+        "    return before\n"
+        "base.signal = pressed"
+    )
+    assert stopped.run(pressed).ok
+    assert stopped.run("1 + 1").ok
+    assert stopped.run("base.signal = original").ok
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_trace_in_a_notebook(four: Kernel) -> None:
     assert refused.evalue == (
         "%%ddp --trace: why.txt: Perfetto reads only .json and .json.gz; use such a name, as in ddp-trace.json.gz"
     )
-    assert options.parse_cell("--trace --fresh").trace == options.TRACE_FILE
+    assert options.parse_cell("--trace --fresh").trace == "ddp-trace.json.gz"
 
 
 def span(name: str, ts: float, dur: float = 10, tid: int = 1, pid: int = 77) -> dict[str, Any]:

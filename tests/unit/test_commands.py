@@ -6,13 +6,15 @@ import ast
 import importlib.util
 import inspect
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import nbddp
 from nbddp import capabilities
+from nbddp.capabilities.slurm import allocation
 from nbddp.errors import BadInput
-from nbddp.notebook import commands
+from nbddp.notebook import commands, terminal
 from nbddp.notebook.commands import OWN, complete_command, known, overview, parse_command
 from nbddp.protocol.capability import Capability, Command, load
 from tests.places import ROOT
@@ -42,7 +44,12 @@ def test_no_file_of_the_core_names_a_command_of_a_capability() -> None:
 def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
     assert importlib.util.find_spec(f"nbddp.capabilities.{row.name}")
     own = [*row.names.values(), *row.methods.values()]
+    own += [row.part.target] if row.part is not None else []
+    own += [option.shows for option in row.options if option.shows]
     own += [target for c in row.commands for field in TARGETS if (target := getattr(c, field))]
+    there = row.on_agent
+    own += [*there.ops.values(), *there.starts.values()]
+    own += filter(None, [there.warm, there.begins, there.succeeds, row.agents, row.waits])
     for target in own:
         assert target.startswith((f"nbddp.capabilities.{row.name}.", "nbddp.notebook.commands:")), target
         assert callable(load(target)), target
@@ -95,3 +102,27 @@ def test_without_its_row_a_capability_is_not_known(gone: Capability, monkeypatch
                 parse_command(name)
     finally:
         known.cache_clear()
+
+
+def test_a_terminal_shows_and_ends_what_earlier_kernels_have_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
+    left = [allocation.KeptAllocation(tmp_path, {"job": job}) for job in (12, 34)]
+    monkeypatch.setattr(allocation.KeptAllocation, "end", lambda one: f"Slurm job {one.name} released")
+    monkeypatch.setattr(allocation.KeptAllocation, "left", 600.0)
+    assert terminal.waiting() == []
+    monkeypatch.setattr(allocation, "kept", lambda: left)
+
+    def said(*words: str) -> list[str]:
+        assert terminal.main(words) == 0
+        return capsys.readouterr().out.splitlines()
+
+    rows = [
+        f"Slurm job {n} is kept for the next kernel, 10m left; python -m nbddp stop {n} releases it" for n in (12, 34)
+    ]
+    assert said("status") == rows
+    assert said("status", "34") == rows[1:]
+    assert said("stop", "12") == ["Slurm job 12 released"]
+    assert said("stop") == ["Slurm job 12 released", "Slurm job 34 released"]
+    assert terminal.main(["status", "56"]) == 2

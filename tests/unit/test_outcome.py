@@ -319,8 +319,8 @@ def test_outcome_that_cannot_be_sent_still_says_who_and_what() -> None:
 def test_a_brief_chain_has_places_and_no_source() -> None:
     """What a rank that was freed came out of: nobody is shown its lines or its values."""
     error = raised_from(ValueError("v"), KeyError("k"))
-    whole, brief = failure.chain(error, {}, ()), failure.chain(error, {}, (), brief=True)
-    assert all(frame.context for link in whole for frame in link.frames if frame.user)
+    whole, brief = (failure.chain(error, {}, (), of) for of in ([lambda frame, line: [("name", "1")]], None))
+    assert all(frame.context and frame.values for link in whole for frame in link.frames if frame.user)
     assert [replace(f, context=(), values=()) for link in whole for f in link.frames] == [
         f for link in brief for f in link.frames
     ]

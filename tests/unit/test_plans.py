@@ -202,7 +202,7 @@ def test_lines_become_specs(line: str, expected: options.LaunchSpec) -> None:
 def test_each_option_of_a_run_goes_from_its_line_to_the_request(name: str) -> None:
     said = {"ranks": (0,), "show": (1,), "hang_after": None, "timeout": 7.0, "shutdown_timeout": 8.0, "max_restarts": 2,
             "argv": ("--lr",), "check": True, "timings": False, "memory": True, "program": Program("t.py"),
-            "logs": LogOptions("out")}  # fmt: skip
+            "logs": LogOptions("out"), "trace": "t.json", "show_timings": True}  # fmt: skip
     asked = options.LaunchSpec(**{name: said[name]}).request("pass", 3)
     assert getattr(asked, name) == said[name] != getattr(Request(), name)
     assert (asked.code, asked.cell, asked.argv0) == ("pass", 3, "Cell In[3]")
@@ -210,6 +210,7 @@ def test_each_option_of_a_run_goes_from_its_line_to_the_request(name: str) -> No
 
 CLIENTS = {  # no worker has to know these
     "ranks", "show", "hang_after", "timeout", "shutdown_timeout", "max_restarts", "state", "logs",
+    "show_timings",
 }  # fmt: skip
 APART = {"code", "buffers"}  # of a message
 OTHERS = {"op": "push", "fields": {"names": ["x"]}}

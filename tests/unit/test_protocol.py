@@ -40,8 +40,8 @@ MESSAGES = (
 # keys that other tables have too, such as options of a line and Jupyter's messages; the types are no dicts
 COMMON = {
     "argv", "call", "cell", "debug", "env", "exit_code", "failed", "group", "imports", "inits", "keep", "kind", "left",
-    "memory", "module", "names", "op", "peer", "place", "rendezvous", "run", "script", "segments", "sequence",
-    "stopped", "store", "target", "timings", "trace", "traceback", "why",
+    "module", "names", "op", "options", "parts", "peer", "place", "rendezvous", "run", "script", "segments", "sequence",
+    "stopped", "store", "target", "traceback", "why",
 }  # fmt: skip
 
 
@@ -131,8 +131,8 @@ def test_an_agent_of_another_protocol_is_understood_so_far_that_it_can_be_refuse
 def test_a_request_with_everything_in_it_comes_back() -> None:
     here = Rendezvous(("localhost", 1), ("127.0.0.1", 2), "10.0.0.1", {"RANK": "0"}, True)
     script = ScriptSpec("train.py", True, True, ("MASTER_ADDR",))
-    spec = RunSpec("script", 3, here, True, 7, ("train.py", "--lr"), True, ("9.0", "pass"), script, True, False, True,
-                   True, {"names": ["x"]})  # fmt: skip
+    spec = RunSpec("script", 3, here, True, 7, ("train.py", "--lr"), True, ("9.0", "pass"), script,
+                   {"check": True, "timings": False}, {"names": ["x"]})  # fmt: skip
     assert from_json(RunSpec, json.loads(json.dumps(to_json(spec)))) == spec
     assert len(to_json(spec)) == len(fields(RunSpec))
 
@@ -144,7 +144,8 @@ def test_an_outcome_with_everything_in_it_comes_back() -> None:
         7, "raised", "end", 100, 3, "bye", (error,), CalledFrom("send", "send", peer=0), "{}", "Traceback …",
         LostContext("CUDA error", ("x",), ("np",)), GroupFacts(None, 4, True, 1, True, True),
         (GroupExit("", None, 5, 1), GroupExit("2", ("Cell In[3]", 5, "f"), 6, 1)), 0, 8,
-        ({"text/plain": "page"}, "text"), (("next", True),), ("disk full", "/log"), "1", (("module", "changed"),),
+        ({"text/plain": "page"}, "text"), (("next", True),), ("disk full", "/log"), "1",
+        {"stale_modules": [["module", "changed"]]}, (("timings", "ValueError: no"),),
     )  # fmt: skip
     assert from_json(Outcome, json.loads(json.dumps(to_json(outcome)))) == outcome
     assert len(to_json(outcome)) == len(fields(Outcome))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nbddp import capabilities
 from tests import places
 
 ROOT = places.ROOT / "nbddp"
@@ -23,6 +24,7 @@ PURE = {  # folder → its modules that import nothing of that
     "agent": "last_error stop version_diff warning_filters",
     "analysis": "*",
     "capabilities": "__init__",
+    "capabilities/attached": "options",
     "capabilities/bench": "command result text",
     "capabilities/collectives": "breakdown command from_flight_recorder instances longest program",
     "capabilities/compare": "command exchange replicas report",
@@ -31,14 +33,14 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/export": "cells command names notebook_file options program sbatch statements target_support targets "
     "torchrun_line values",
     "capabilities/forecast": "command cost scale text",
-    "capabilities/hosts": "command names reachability report sync_rules via",
+    "capabilities/hosts": "command names options reachability report sync_rules via",
     "capabilities/memory": "command history parts sizes timeline",
     "capabilities/panel": "curves output page plan rows state style text",
     "capabilities/scripts": "command failures grammar launch log_dir logs torchrun",
-    "capabilities/slurm": "command commands job_states",
+    "capabilities/slurm": "command commands job_states options",
     "capabilities/timings": "analysis command rank_time text",
     "capabilities/topology": "command",
-    "capabilities/trace": "command merge",
+    "capabilities/trace": "command merge options",
     "capabilities/widgets": "*",
     "compat": "clock probes system working_dir",
     "execution": "*",
@@ -124,50 +126,55 @@ def test_readme_and_ci_run_the_same_tests() -> None:
     assert command in readme
 
 
+FAR = "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS"
 TABLES = {  # what may be asked for, and the file that has a row for each
     "agent.server:NodeAgent.REQUESTS": "agent/server.py",
-    "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS": "capabilities/hosts/remote_agent.py",
+    FAR: "capabilities/hosts/remote_agent.py",
+    "capabilities:ROWS": "capabilities/__init__.py",
     "grading.sandbox.forkserver:ForkServer.ORDERS": "grading/sandbox/forkserver.py",
-    "worker.requests:REQUESTS": "worker/requests.py",
-    "worker.questions:QUESTIONS": "worker/questions.py",
+    "worker.requests:known": "worker/requests.py",
+    "worker.questions:known": "worker/questions.py",
+    "capabilities.attached.engine_side:ASKED": "capabilities/attached/engine_side.py",
     "capabilities.attached.engine_side:QUESTIONS": "capabilities/attached/engine_side.py",
+    "capabilities.attached.engine_side:REQUESTS": "capabilities/attached/engine_side.py",
     "grading.examiner:Examiner.REQUESTS": "grading/examiner.py",
 }
 ASKED = {  # how it is asked for, and where that has its row
-    r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
-    r'\bask_all\(\[.*\], "(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
-    r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': "capabilities.hosts.remote_agent:RemoteAgent.REQUESTS",
-    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\b(?:Request|RunSpec)\("(\w+)"': "worker.requests:REQUESTS",
-    r'\bQuestion\.of\(\s*"(\w+)"': "worker.questions:QUESTIONS",
+    r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': FAR,
+    r'\bask_all\(\[.*\], "(\w+)"': FAR,
+    r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': FAR,
+    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\b(?:Request|RunSpec)\("(\w+)"': "worker.requests:known",
+    r'\bQuestion\.of\(\s*"(\w+)"': "worker.questions:known",
 }
 
 
 def table(name: str) -> dict[str, object]:
+    if name == "capabilities:ROWS":  # what they add to agents
+        return {op: target for row in capabilities.ROWS for op, target in row.on_agent.ops.items()}
     module, _, path = name.partition(":")
     found = importlib.import_module(f"nbddp.{module}")
     for part in path.split("."):
         found = getattr(found, part)
-    return found  # type: ignore[return-value]
+    return found() if callable(found) else found  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_each_row_is_asked_for_by_somebody(name: str) -> None:
     own = ROOT / TABLES[name]
-    sources = "".join(path.read_text() for path in FILES if path != own)
-    known = (
-        set(table("agent.server:NodeAgent.REQUESTS")) if name.startswith("capabilities.hosts.remote_agent") else set()
-    )
+    sources = "".join(path.read_text() for path in FILES if path not in (own, ROOT / "capabilities/__init__.py"))
+    known = set(table("agent.server:NodeAgent.REQUESTS")) if name == FAR else set()
     assert [asked for asked in set(table(name)) - known if f'"{asked}"' not in sources] == [], "asked for by nobody"
 
 
 @pytest.mark.parametrize("how", ASKED)
 def test_what_is_asked_for_has_a_row(how: str) -> None:
-    rows, found = table(ASKED[how]), set()
+    rows, found = {**table(ASKED[how]), **(table("capabilities:ROWS") if ASKED[how] == FAR else {})}, set()
     for path in [p for p in FILES if p.relative_to(ROOT).parts[0] not in ("lessons", "teach", "grading", "worker")]:
         for names in re.findall(how, path.read_text()):
             found |= {names} if isinstance(names, str) else set(filter(None, names))
     assert found
-    assert found <= set(rows)
+    more = (table(name) for name in TABLES if name.startswith("capabilities.attached"))  # where no agent starts workers
+    assert found <= set(rows).union(*more)
 
 
 def test_nobody_is_called_by_a_name_that_is_put_together() -> None:

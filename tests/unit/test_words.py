@@ -109,7 +109,7 @@ def test_group_is_broken(ends: list[str], sequences: list[int], broken: bool) ->
 
 def test_a_group_whose_connections_were_shut_is_broken() -> None:
     """Also where all ranks failed at the same point."""
-    groups = {r: GroupFacts(1, 5, silenced=r == 1) for r in range(2)}
+    groups = {r: GroupFacts(1, 5, cut=r == 1) for r in range(2)}
     assert group_is_broken({0: RankStatus.FAILED, 1: RankStatus.FAILED}, groups)
 
 

@@ -157,11 +157,11 @@ def shards() -> None:
 
 
 def methods() -> None:
-    from nbddp.capabilities.check import on_rank
     from nbddp.compat import torch as torch_compat
+    from nbddp.worker import call_log
 
     for name in (torch_compat.ALL_GATHER_BASE, "all_gather_single"):  # as if torch had renamed its method
-        del on_rank.COLLECTIVES[name]
+        del call_log.COLLECTIVES[name]
 
 
 def sparse() -> None:

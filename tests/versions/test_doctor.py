@@ -131,7 +131,7 @@ def test_workers_without_them_say_so(spared: nbddp.Pool) -> None:
 def told(pool: nbddp.Pool) -> list[str]:
     """What a pool's shortcomings are, when they are known."""
     end = time.monotonic() + 60
-    while not pool.life.trials.done():
+    while not pool.parts.of("doctor").done():
         assert time.monotonic() < end
         time.sleep(0.05)
     return [line for line in pool.shortcomings() if line != system.lost()]
@@ -153,7 +153,7 @@ def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch
     found = findings(messages(path.read_bytes()), "")
     assert set(found.verdicts) == {seam.key for seam in SEAMS}
     with nbddp.Pool(nproc=1) as second:
-        assert second.life.trials.done(), "nothing was tried again"
+        assert second.parts.of("doctor").done(), "nothing was tried again"
         assert told(second) == before
 
 

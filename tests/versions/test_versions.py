@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from nbddp.agent import store_host
+from nbddp.capabilities.private import store_guard
 from nbddp.compat import torch
 from nbddp.worker import gloo_log
 from nbddp.worker.gloo_log import GlooSilencer
@@ -54,7 +55,7 @@ def test_a_store_that_refuses_our_socket_is_made_by_torchs_older_server(
     assert not store_host.libuv_takes_listener()
     assert descriptors() == before
     asked.clear()
-    first, second = store_host.open_store(os.getpid()), store_host.open_store(os.getpid())
+    first, second = store_guard.open_store(os.getpid()), store_guard.open_store(os.getpid())
     assert asked == [False, False]  # refused once, not asked again
     assert first.port != second.port
     first.store.set("it", "is")
@@ -70,7 +71,7 @@ def test_a_store_that_refuses_our_socket_is_made_by_torchs_older_server(
 def test_a_store_is_gone_when_it_is_closed(afresh: None) -> None:
     store_host.libuv_takes_listener()  # libuv keeps two descriptors from its first use on
     before = descriptors()
-    served = store_host.open_store(os.getpid())
+    served = store_guard.open_store(os.getpid())
     with socket.create_connection((store_host.HOST, served.port)):
         pass
     served.close()
@@ -85,7 +86,7 @@ def test_only_a_client_is_made_for_the_pools_store(monkeypatch: pytest.MonkeyPat
     def torchs_own(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("torch's own choice between server and client")
 
-    served = store_host.open_store(os.getpid())
+    served = store_guard.open_store(os.getpid())
     port = served.port
     groups = Groups()
     groups.begin(1, ("localhost", port), (store_host.HOST, port))

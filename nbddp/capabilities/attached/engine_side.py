@@ -17,16 +17,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.agent import devices, hardware, runtime_dir
+from nbddp.agent.hardware import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.process_id import ProcessId
-from nbddp.agent.server import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.versions import versions
 from nbddp.capabilities.private import loopback, peer_check
 from nbddp.compat import system
@@ -34,7 +34,9 @@ from nbddp.compat.clock import clock
 from nbddp.compat.working_dir import known
 from nbddp.launch import torchrun_env
 from nbddp.protocol.jsonl import LineBuffer, encode
-from nbddp.worker import questions
+
+if TYPE_CHECKING:  # it imports torch
+    from nbddp.worker.parts import RankWorker
 
 PATIENCE = 20.0  # seconds
 LOOK_EVERY = 1.0
@@ -189,6 +191,8 @@ def _work() -> None:
         return
     WorkerKernel.log_file = os.dup(led_before([sys.stderr]).get("stderr", 2))
     kernel = WorkerKernel.made_of(ipykernel.kernel_of_engine())
+    kernel.requests.update(REQUESTS)
+    kernel.questions.update(ASKED)
     engine.hook(kernel)
     _kernel = kernel
     threading.Thread(target=_watch_owner, name="nbddp-owner", daemon=True).start()
@@ -276,7 +280,7 @@ def _memory(content: Mapping[str, Any]) -> int:
 def _let_go() -> None:
     """End the program, where one is at work, as Stop does, and leave."""
     if _kernel.release.start():
-        questions.QUESTIONS["interrupt"](_kernel)
+        _kernel.questions["interrupt"](_kernel)
     _kernel.parent.loop.add_callback(_leave_if_idle)
 
 
@@ -341,6 +345,18 @@ def _close_gates(content: Mapping[str, Any]) -> None:
         _gates.close(content["stores"])
 
 
+def _engine(worker: RankWorker, do: str, **fields: Any) -> Any:
+    return QUESTIONS[do](fields)
+
+
+def _leave(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
+    """The pool goes, and the engine, which is not its own, stays."""
+    leave()
+    return []
+
+
+ASKED: dict[str, Callable[..., Any]] = {"engine": _engine}  # more questions to this worker, and more requests
+REQUESTS: dict[str, Callable[..., list[bytes]]] = {"leave": _leave}
 QUESTIONS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "other": _other,
     "beat": _beat,

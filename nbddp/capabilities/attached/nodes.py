@@ -605,7 +605,7 @@ class Gatekeeper:
 
 def way_to(node: AttachedNode) -> str:
     """This machine's address on the way to another host. Raises AgentFailed."""
-    from nbddp.agent.server import address_towards
+    from nbddp.agent.hardware import address_towards
 
     for address in node.addresses():
         with suppress(OSError):

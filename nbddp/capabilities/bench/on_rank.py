@@ -15,7 +15,8 @@ recorder has no room for both; `flight.making_room` keeps what it held.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +24,9 @@ from typing import Any
 
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.protocol import pickling
 from nbddp.worker import flight
+from nbddp.worker.parts import RankWorker
 
 ITEM = 4  # bytes of a float32
 BLOCK_SECONDS = 0.02  # a block has so many calls that it lasts about this long
@@ -69,6 +72,30 @@ class BenchGroup:
 
 
 _open: list[BenchGroup] = []  # at most one
+
+
+def bench(
+    worker: RankWorker,
+    buffers: Sequence[Any],
+    *,
+    part: str,
+    devices: Sequence[int | None] = (),
+    collective: str = "",
+    size: int = 0,
+    repeat: int = 0,
+    warmup: int = 0,
+) -> list[bytes]:
+    """One size of a benchmark, or its group made or ended."""
+    if part == "open":
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        with worker.groups.sockets.watch():
+            open_group(worker.groups.store("bench"), rank, world_size, devices[rank])
+        return [pickling.pack_or_words(None)]
+    if part == "close":
+        close_group()
+        return [pickling.pack_or_words(None)]
+    found = measure(collective, size, repeat, warmup)
+    return [pickling.pack_or_words(found)]
 
 
 def open_group(store: Any, rank: int, size: int, device: int | None) -> None:

@@ -22,27 +22,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from nbddp.compat import torch
-
-# method → what it is called in torch.distributed, position of its input, and whether all ranks' shapes are equal
-COLLECTIVES = {
-    "allreduce": ("all_reduce", 0, True),
-    "allreduce_coalesced": ("all_reduce_coalesced", 0, True),
-    "broadcast": ("broadcast", 0, True),
-    "reduce": ("reduce", 0, True),
-    "allgather": ("all_gather", 1, True),
-    "allgather_coalesced": ("all_gather_coalesced", 1, True),
-    torch.ALL_GATHER_BASE: ("all_gather_into_tensor", 1, True),
-    "all_gather_single": ("all_gather_into_tensor", 1, True),
-    "gather": ("gather", 1, True),
-    "scatter": ("scatter", 0, True),
-    "reduce_scatter": ("reduce_scatter", 1, True),
-    torch.REDUCE_SCATTER_BASE: ("reduce_scatter_tensor", 1, True),
-    "reduce_scatter_single": ("reduce_scatter_tensor", 1, True),
-    "alltoall": ("all_to_all", 1, False),
-    "alltoall_base": ("all_to_all_single", 1, False),
-    "all_to_all_single": ("all_to_all_single", 1, False),
-    "barrier": ("barrier", -1, True),
-}
+from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker.call_log import COLLECTIVES, groups, ranks_of
+from nbddp.worker.frames import SeenFrame
+from nbddp.worker.parts import RankWorker
 
 
 class CollectiveMismatch(RuntimeError):
@@ -52,33 +36,47 @@ class CollectiveMismatch(RuntimeError):
 class Checker:
     """Compares collectives while a checked run lasts; one per worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: RankWorker) -> None:
         self._originals: dict[str, Any] = {}
         self._counts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._messages: dict[tuple[str, int, int, int], int] = {}
         self._inside = False
         self._run = 0
-        self.called: dict[str, list[list[Any]]] = {}
+        self._called: dict[str, list[list[Any]]] = {}
 
-    def begin(self, run: int) -> None:
-        """Wrap ProcessGroup's methods for run number `run`."""
+    def begin(self, spec: RunSpec) -> None:
+        """Wrap ProcessGroup's methods, if the run is a checked one."""
+        if not spec.options.get("check"):
+            return
         import torch.distributed as dist
 
-        self._run, self._counts, self._messages, self.called = run, WeakKeyDictionary(), {}, {}
+        self._run, self._counts, self._messages, self._called = spec.run, WeakKeyDictionary(), {}, {}
         for name in (*COLLECTIVES, "send", "recv"):
             if name in vars(dist.ProcessGroup):
                 self._originals[name] = vars(dist.ProcessGroup)[name]  # as it stands there; getattr would unbind it
                 wrap = self._peer if name in ("send", "recv") else self._collective
                 setattr(dist.ProcessGroup, name, wrap(name, getattr(dist.ProcessGroup, name)))
 
-    def end(self) -> None:
+    def end(self, outcome: Outcome, error: BaseException | None) -> None:
         """Take the wraps off."""
         if self._originals:
             import torch.distributed as dist
 
             for name, original in self._originals.items():
                 setattr(dist.ProcessGroup, name, original)
-            self._originals, self.called = {}, {}
+            self._originals, self._called = {}, {}
+
+    def called(self) -> dict[str, list[list[Any]]]:
+        """What was compared has a history of its own, in each living group."""
+        return {**{name_of(group): [] for group in groups().values()}, **self._called}
+
+    def claim(self, its: list[SeenFrame]) -> dict[str, Any] | None:
+        """What a rank that waits for the others' fingerprints is about to call."""
+        for frame in its:
+            if frame.file == __file__ and frame.name == "agree":
+                (claim,) = frame.get("claim")
+                return {**claim, "seen": True} if claim["sequence"] else None
+        return None
 
     def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -101,7 +99,7 @@ class Checker:
             "group": where, "ranks": ranks, "backend": "store", "sequence": number,
             "op": mine[0], "what": ", ".join(w for w in mine[1:] if w),
         }  # fmt: skip
-        self.called.setdefault(where, []).append([number, claim["op"], claim["what"]])
+        self._called.setdefault(where, []).append([number, claim["op"], claim["what"]])
         store, prefix = store_of(group), f"nbddp/check/{self._run}/{number}"
         store.set(f"{prefix}/{me}", json.dumps(mine))
         others = [r for r in range(size) if r != me]
@@ -154,7 +152,7 @@ def _called_from_recv(frame: FrameType | None) -> bool:
 
 
 def agree(store: Any, keys: list[str], claim: dict[str, Any]) -> list[Any]:
-    """Wait for these keys; their values. A rank that waits here is seen by `calls`, which reads `claim`."""
+    """Wait for these keys; their values. A rank that waits here is seen by `Checker.claim`."""
     found = [store.get(keys[0])] if len(keys) == 1 or not store.has_extended_api() else store.multi_get(keys)
     found += [store.get(key) for key in keys[len(found) :]]
     return [json.loads(value) for value in found]
@@ -206,12 +204,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 def name_of(group: Any) -> str:
     """Under which name what is compared in a group is noted."""
     return f"{group.group_name} checked"
-
-
-def ranks_of(group: Any) -> list[int]:
-    """Global ranks of a group's members, by rank in the group."""
-    known = torch.numbered(group)
-    return sorted(known, key=known.__getitem__) if known else list(range(group.size()))
 
 
 def store_of(group: Any) -> Any:

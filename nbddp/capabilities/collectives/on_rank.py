@@ -14,8 +14,10 @@ from typing import Any
 
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat.clock import clock
+from nbddp.protocol import pickling
 from nbddp.worker import flight, position
 from nbddp.worker.call_log import CALLS, STORE, UNKNOWN, CallSpan, RunRecord
+from nbddp.worker.parts import RankWorker
 from nbddp.worker.torch_debug_detail import GATHERS
 
 Calls = dict[tuple[str, int], dict[str, Any]]
@@ -100,3 +102,8 @@ def _uses_gpu() -> bool:
     import torch
 
     return bool(torch.cuda.is_initialized())
+
+
+def together(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
+    """The collectives of the last run that called some; None without any."""
+    return [pickling.pack_or_words(collect(worker.part("timings")))]

@@ -22,11 +22,25 @@ from typing import Any
 import numpy as np
 
 from nbddp.compat import torch as torch_compat
+from nbddp.protocol import pickling
+from nbddp.worker.parts import RankWorker
 
 CHUNK = 1 << 24  # bytes that are looked at at once
 DEEPEST = 32  # containers within containers
 TEXT = 60  # characters of a value that is shown
 Found = Iterator[tuple[str, str, Any]]
+
+
+def compare(
+    worker: RankWorker, buffers: Sequence[Any], *, part: str, names: Sequence[str] = (), spans: Sequence[Any] = ()
+) -> list[bytes]:
+    """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
+    held = worker.shell.user_ns
+    if part == "look":
+        return [pickling.pack_or_words(look(held, n)) for n in names]
+    if part == "read":
+        return read(held, spans)
+    return [pickling.pack_or_words(measure(held, spans, buffers))]
 
 
 def look(namespace: Mapping[str, Any], name: str) -> dict[str, Any] | None:

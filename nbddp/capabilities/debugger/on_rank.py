@@ -11,18 +11,28 @@ from __future__ import annotations
 import ast
 import io
 import linecache
+import os
 import pdb  # noqa: T100 - this is a debugger
 import queue
 import re
 import rlcompleter
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.protocol.messages import Stopped
+from IPython.core.error import StdinNotImplementedError
+
+from nbddp.capabilities.debugger import frame_locals
+from nbddp.protocol.codec import Json, to_json
+from nbddp.protocol.messages import STOPPED, Stopped
+from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import Place
+from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker import failure
+from nbddp.worker.parts import RankWorker
 
 WORD = re.compile(r"[^\W\d][\w.]*\Z")
 MOST = 200  # names that are offered
@@ -41,11 +51,10 @@ class Debugger:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._pdb: _Pdb | None = None
 
-    def begin(self, on: bool) -> None:
-        """A run begins. on: somebody sends lines to ranks that stop."""
-        self.on, self.stopped = on, False
+    def begin(self, spec: RunSpec) -> None:
+        self.on, self.stopped = spec.debug, False
 
-    def end(self) -> None:
+    def end(self, outcome: Outcome, error: BaseException | None) -> None:
         """The run has ended: nothing is traced any more."""
         if self._pdb is not None:
             sys.settrace(None)
@@ -53,6 +62,25 @@ class Debugger:
         self.stopped = False
         while not self._lines.empty():
             self._lines.get_nowait()
+
+    def position(self) -> Json:
+        """Whatever is on its way, it is the reader that a rank waits for which has stopped."""
+        return {"stopped": True, "call": None, "pending": None} if self.stopped else {}
+
+    def values(self, frame: FrameType, line: str) -> list[tuple[str, str]]:
+        """What the names of a failing frame held."""
+        return frame_locals.values(frame, line)
+
+    def breakpoint(self, *args: Any, **kwargs: Any) -> None:
+        """`sys.breakpointhook`. Python's own would wait for a front end, or do nothing where ipykernel has put debugpy
+        there."""
+        if os.environ.get("PYTHONBREAKPOINT") == "0":  # as Python has it
+            return
+        if not self.may_stop():
+            from nbddp.worker.kernel import NO_PROMPT
+
+            raise StdinNotImplementedError(NO_PROMPT)
+        self.stop(sys._getframe(1))
 
     def may_stop(self) -> bool:
         """Whether a breakpoint may wait here: a thread of the program's own may not, as Stop would not reach it."""
@@ -191,3 +219,48 @@ def completions(text: str, known: dict[str, Any]) -> list[str]:
     while word and (name := completer.complete(word, len(names))) is not None:
         names.append(name.rstrip("( "))
     return [name for name in dict.fromkeys(names) if name != word][:MOST]
+
+
+# -- on a worker ---------------------------------------------------------------------------------
+
+
+def part(worker: RankWorker) -> Debugger:
+    """The worker's own, which `breakpoint()` stops in."""
+
+    def publish(said: Stopped) -> None:
+        place = said.place
+        if place is not None:
+            place = (debugger.named(place[0]), *place[1:])
+        worker.publish(STOPPED, to_json(replace(said, place=place)))
+
+    debugger = Debugger(
+        publish, lambda file: failure.is_user(file, {}), lambda file: worker.files.shown.get(file, file)
+    )
+    sys.breakpointhook = debugger.breakpoint
+    worker.shell.register_magic_function(_where_debug_is, "line", "debug")
+    return debugger
+
+
+def _where_debug_is(line: str) -> None:
+    print("%debug has no prompt on a rank; run it in a cell without %%ddp to see what failed on the ranks")
+
+
+def evaluate(worker: RankWorker, buffers: Sequence[Any], *, text: str) -> list[bytes]:
+    """An expression of the names that cells have set: its value in words, or its error."""
+    try:
+        said = repr(eval(text, worker.shell.user_ns))
+    except Exception as e:
+        said = f"{type(e).__name__}: {e}"
+    return [said.encode("utf-8", "backslashreplace")]
+
+
+def debug(worker: RankWorker, line: str) -> bool:
+    """A line for the rank's debugger; whether it stands there."""
+    waits: bool = worker.part("debugger").line(line)
+    return waits
+
+
+def debug_names(worker: RankWorker, text: str) -> list[str]:
+    """What may complete a line for the rank's debugger."""
+    found: list[str] = worker.part("debugger").names(text)
+    return found

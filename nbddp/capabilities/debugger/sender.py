@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.debugger.prompt import Keyboard, Prompt
 from nbddp.capabilities.debugger.transcript import Transcripts
-from nbddp.execution.events import Events
 from nbddp.execution.positions import Position
-from nbddp.execution.watch import RankQuestions, RankWatcher
 from nbddp.protocol.run_spec import Question, Reply
+
+if TYPE_CHECKING:
+    from nbddp.execution.execution import Execution
+
+NAME = "debugger"
 
 
 class DebugSender:
     """Of one run, in its own thread but for `names`. `debugged`: what the ranks say."""
 
-    def __init__(self, workers: RankQuestions, watcher: RankWatcher, events: Events, stop: Callable[[], None]):
-        self._workers, self._watcher, self._events, self.stop = workers, watcher, events, stop
+    def __init__(self, run: Execution, keyboard: Keyboard | None):
+        """keyboard: where lines for ranks that stop are typed, besides by `send`."""
+        self._run = run
         self.debugged = Transcripts()
-        self._prompt: Prompt | None = None
+        run.kept[NAME] = self
+        if keyboard is not None:
+            prompt = Prompt(self, keyboard)
+            self.debugged.views["prompt"] = prompt.told
+            run.looks.append(lambda: self._ask_if_due(prompt))
+            run.ends.append(prompt.close)
+            run.display.around, run.display.held = prompt.aside, lambda: prompt.open
 
     # -- for the prompt (`capabilities.debugger.prompt.Running`) ---------------------------------------------------
 
     def running(self) -> tuple[int, ...]:
-        return self._watcher.running
+        return self._run.running()
 
     @property
     def positions(self) -> Mapping[int, Position]:
-        return self._watcher.positions
+        return self._run.positions
 
     @property
     def looked_at(self) -> float:
-        return self._watcher.looked_at
+        return self._run.looked_at
+
+    def stop(self) -> None:
+        self._run.stop()
 
     def send_line(self, ranks: Sequence[int], line: str) -> None:
         """A line for the debuggers of these ranks, as far as they wait for one."""
@@ -45,41 +57,32 @@ class DebugSender:
 
         def hear(rank: int, reply: Reply) -> None:
             if not reply.answer and not reply.failed:
-                self._events.put(("do", -1, lambda: self.debugged.refused(rank, line)))
+                self._run.events.put(("do", -1, lambda: self.debugged.refused(rank, line)))
 
-        self._workers.look(waiting, Question.of("debug", line=line), hear)
+        self._run.workers.look(waiting, Question.of("debug", line=line), hear)
 
     def names(self, rank: int, text: str, hear: Callable[[int, Any], None]) -> None:
         """What may complete a line for a rank's debugger; `hear(rank, names)` in another thread."""
         question = Question.of("debug_names", text=text)
-        self._events.put(
-            ("do", -1, lambda: self._workers.look([rank], question, lambda r, reply: hear(r, reply.answer)))
+        self._run.events.put(
+            ("do", -1, lambda: self._run.workers.look([rank], question, lambda r, reply: hear(r, reply.answer)))
         )
 
     # -- for the run -----------------------------------------------------------------------------
 
-    def ask_by(self, keyboard: Keyboard) -> None:
-        """Have lines for ranks that stop typed there."""
-        self._prompt = Prompt(self, keyboard)
-        self.debugged.views["prompt"] = self._prompt.told
-
-    @property
-    def asks(self) -> bool:
-        """Whether a line is asked for; below the question nothing is drawn."""
-        return self._prompt is not None and self._prompt.open
-
-    def ask_if_due(self, ready: Callable[[], None], over: bool) -> float | None:
+    def _ask_if_due(self, prompt: Prompt) -> float | None:
         """Ask for a line for ranks that have stopped, if one is due; seconds until it may be."""
-        if self._prompt is None or not self.debugged.talks:
+        if not self.debugged.talks:
             return None
-        self._events.hear(self._prompt)
-        return self._prompt.look(ready, over)
+        self._run.events.hear(prompt)
+        return prompt.look(self._run.display.screen.ready, over=self._run.ladder.interrupted_at is not None)
 
-    def aside(self) -> AbstractContextManager[None]:
-        """While something is printed: the question is below it again."""
-        return nullcontext() if self._prompt is None else self._prompt.aside()
 
-    def close(self) -> None:
-        """No line is wanted any more."""
-        if self._prompt is not None:
-            self._prompt.close()
+def transcripts_of(run: Execution) -> Transcripts:
+    """What the ranks of a run have said in their debuggers."""
+    return run.kept[NAME].debugged if NAME in run.kept else Transcripts()
+
+
+def send(run: Execution, ranks: Sequence[int], line: str) -> None:
+    """A line for the debuggers of these ranks, as far as they wait for one; in any thread."""
+    run.events.put(("do", -1, lambda: run.kept[NAME].send_line(ranks, line)))

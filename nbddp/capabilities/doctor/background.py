@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp import __version__
 from nbddp.agent import runtime_dir
@@ -22,21 +22,25 @@ from nbddp.capabilities.doctor.examination import findings, messages, versions
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.errors import AgentFailed
 
+if TYPE_CHECKING:
+    from nbddp.pool.state import PoolState
+
 FOLDER = "seams"
 CHANGES_THEM = ("PYTHONPATH", "NBDDP_START_METHOD")  # variables that can give the same versions other answers
 
 
 class Probes:
-    """What comes of trying the seams of this machine's versions; for one pool."""
+    """What comes of trying the seams of this machine's versions: the part of one pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: PoolState):
+        self.stopped()
+
+    def stopped(self) -> None:
         self._path: Path | None = None
         self._unknown = ""
 
-    def begin(self, agent: AgentClient) -> None:
+    def started(self, agent: AgentClient) -> None:
         """Have the seams tried, if nobody has tried these versions; returns at once."""
-        if self._path is not None:
-            return
         self._path = _path(agent.env)
         if not self._path.exists():
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -49,6 +53,9 @@ class Probes:
         """Whether the answers are there, or none will come."""
         return bool(self._unknown) or (self._path is not None and self._path.exists())
 
+    def shortcomings(self) -> list[str]:
+        return self.words()
+
     def words(self) -> list[str]:
         """What does not work, a line for each library; none as long as that is not known."""
         if self._path is not None and self._path.exists():
@@ -57,8 +64,9 @@ class Probes:
             return [f"the compatibility checks {self._unknown}; %ddp doctor repeats them"]
         return []
 
-    def heard(self, event: Mapping[str, Any]) -> None:
-        """The agent's word that the process of the trials has ended."""
+    def process_ended(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] != "trials" or self._path is None:  # None: they were those of a pool that has been stopped
+            return
         code = event["code"]
         self._unknown = f"ended unexpectedly ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.capabilities.check.on_rank import COLLECTIVES
 from nbddp.capabilities.doctor.probes_torch import alone
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import Untried, expect
+from nbddp.worker.call_log import COLLECTIVES
 
 
 def frames_of_backward() -> None:

@@ -160,7 +160,7 @@ def sockets_of_a_new_group() -> None:
 
 
 def store_on_a_socket() -> None:
-    from nbddp.agent.store_host import open_store
+    from nbddp.capabilities.private.store_guard import open_store
 
     served = open_store(os.getpid())
     served.store.set("key", "value")
@@ -169,8 +169,8 @@ def store_on_a_socket() -> None:
 
 
 def store_out_of_reach() -> None:
-    from nbddp.agent.store_host import open_store
     from nbddp.capabilities.private import sock_owner
+    from nbddp.capabilities.private.store_guard import open_store
 
     why = sock_owner.unavailable()
     if why:

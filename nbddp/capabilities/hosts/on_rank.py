@@ -20,7 +20,9 @@ from contextlib import suppress
 from nbddp.agent.keepalive import GIVEN_UP, keep_alive
 from nbddp.compat import system
 from nbddp.compat.clock import clock
-from nbddp.worker.release import BorrowedSocket, Sockets, shut
+from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker.parts import RankWorker
+from nbddp.worker.release import BorrowedSocket, shut
 
 LOOK_EVERY = 0.5  # seconds
 UNANSWERED = int(GIVEN_UP / LOOK_EVERY)  # looks, and not seconds: a process that is stopped makes none
@@ -30,17 +32,15 @@ SYN_SENT = 2
 
 
 class Silence:
-    """Looks at torch's sockets, in a thread of its own. `silent`: addresses that connections were shut to in this
-    run."""
+    """Looks at torch's sockets, in a thread of its own, on a worker whose peers are on other hosts."""
 
-    def __init__(self, torchs: Sockets):
-        self.sockets = torchs
-        self.silent: list[str] = []
+    def __init__(self, worker: RankWorker):
+        self._groups = worker.groups
         self._looks: dict[int, int] = {}  # inode → in how many looks in a row nothing was answered
         self._looked = 0.0  # clock.monotonic()
         self._thread: threading.Thread | None = None
 
-    def begin(self) -> None:
+    def begin(self, spec: RunSpec) -> None:
         """Look from here on, as long as this process lives."""
         if self._thread is None and system.has_proc():
             self._thread = threading.Thread(target=self._go_on, name="nbddp-silence", daemon=True)
@@ -55,7 +55,7 @@ class Silence:
         """At each connection, once."""
         now, before = clock.monotonic(), self._looks
         since, self._looked, self._looks = now - self._looked, now, {}
-        for inode, number in self.sockets.candidates().items():
+        for inode, number in self._groups.sockets.candidates().items():
             with suppress(OSError), BorrowedSocket(number) as copy:  # closed meanwhile
                 if _keeps_alive(copy) and _is_unanswered(copy, since):
                     self._looks[inode] = before.get(inode, 0) + 1
@@ -63,11 +63,11 @@ class Silence:
                         self._shut(number, copy)
 
     def _shut(self, number: int, copy: socket.socket) -> None:
-        if number in self.sockets.torchs():  # and not of an object in Python
+        if number in self._groups.sockets.torchs():  # and not of an object in Python
             address = "a host"
             with suppress(OSError):  # not connected yet
                 address = str(copy.getpeername()[0])
-            self.silent.append(address)
+            self._groups.cut = True
             print(f"{address} has been silent for {GIVEN_UP} s; the connection to it is shut",
                   file=sys.__stderr__, flush=True)  # fmt: skip
             shut(number)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from nbddp.agent import children, hardware, keeper, runtime_dir, spool_files, warning_filters
 from nbddp.agent.process_id import ProcessId
-from nbddp.agent.server import FACTS, Child, NodeAgent, Peer
+from nbddp.agent.server import Child, NodeAgent, Peer
 from nbddp.agent.versions import versions
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.reachability import offers
@@ -35,6 +35,7 @@ from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.protocol.agent import Hello
 from nbddp.protocol.jsonl import MARK, PING_EVERY, Message, encode, parsed
 
+FACTS = "facts"  # the kind of a process
 PATIENCE = 20.0  # seconds without a word from the owner; a kernel that a debugger stops is silent, too
 FILES = 0o600
 TASK_OF = (  # beginnings of variables that tell a process its place among those of srun or mpiexec

@@ -136,6 +136,11 @@ def show(asked: Asked, line: CommandLine) -> Any:
     return draw_memory(memory(asked.pool))
 
 
+def show_recorded(asked: Asked, said: bool) -> list[Any]:
+    """`%%ddp --memory`."""
+    return [figure_of_allocations(asked.pool)]
+
+
 def figure_of_allocations(ranks: IdleRanks, asked: int | str | None = None) -> Any:
     """Step `asked`, `all` of the cell, or the step with the highest peak."""
     from nbddp.capabilities.memory.figure_timeline import draw_allocations

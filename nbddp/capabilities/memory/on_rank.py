@@ -27,19 +27,22 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from nbddp.capabilities.timings.on_rank import tensors
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
+from nbddp.protocol import pickling
+from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker.parts import RankWorker
 
 DEEPEST = 4  # containers and objects within each other
 
 
 class Memory:
-    """This worker's peaks. `started` once when the worker starts, `begin` before each cell."""
+    """This worker's peaks. `started` once when the worker starts."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -48,8 +51,10 @@ class Memory:
     def started(self) -> None:
         self.start = _resident()
 
-    def begin(self) -> None:
-        """A cell begins: peaks are taken from here on. Costs some microseconds."""
+    def begin(self, spec: RunSpec) -> None:
+        """A program begins: peaks are taken from here on. Costs some microseconds."""
+        if not spec.is_program:
+            return
         _each_device("reset_peak_memory_stats")
         self.since_start = True
         with suppress(OSError):
@@ -213,3 +218,18 @@ def _peak_resident(since_start: bool) -> int:
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
+
+
+# -- on a worker ---------------------------------------------------------------------------------
+
+
+def part(worker: RankWorker) -> Memory:
+    """The worker's own."""
+    memory = Memory()
+    memory.started()
+    return memory
+
+
+def memory(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
+    """Where this rank's memory is; None without a module or optimizer."""
+    return [pickling.pack_or_words(worker.part("memory").collect(worker.shell.user_ns, worker.part("timings")))]

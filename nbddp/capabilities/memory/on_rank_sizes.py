@@ -10,6 +10,8 @@ import numpy as np
 from nbddp.capabilities.compare import on_rank
 from nbddp.capabilities.memory.on_rank import storages
 from nbddp.compat import torch as torch_compat
+from nbddp.protocol import pickling
+from nbddp.worker.parts import RankWorker
 
 KINDS = {"parameter": "parameters", "buffer": "module buffers", "state tensor": "optimizer state"}
 Storage = tuple[str, int, int]  # device, address, bytes
@@ -87,3 +89,8 @@ def _placement(thing: Any) -> str:
     """`Shard(dim=0) over 4 ranks`."""
     by = ", ".join(repr(p) for p in thing.placements)
     return f"{by} over {thing.device_mesh.size()} ranks"
+
+
+def named_memory(worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
+    """What names hold, in bytes."""
+    return [pickling.pack_or_words(sizes(worker.shell.user_ns, names))]

@@ -33,8 +33,11 @@ from nbddp.capabilities.timings.on_rank import Recorder, now
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.protocol import pickling
+from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure, frames
 from nbddp.worker.frames import SeenFrame
+from nbddp.worker.parts import RankWorker
 
 EVERY, STILL = 0.001, 0.004  # seconds between samples; between those of a rank that has not moved
 MOST = 200_000  # samples; then every second one goes
@@ -45,7 +48,8 @@ TRIED = 1 << 20  # bytes
 class AllocationRecorder:
     """The recording of the last cell that was recorded here. why: the reason if it has none."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: RankWorker) -> None:
+        self._worker = worker
         self.start = 0  # in use when the worker started, by `kind`
         self.why = ""
         self.run = 0
@@ -66,7 +70,14 @@ class AllocationRecorder:
         """The worker starts: what is in use from then on is the programs'."""
         self.start = _resident() if system.heap_in_use() is None else int(system.heap_in_use() or 0)
 
-    def begin(self, run: int, cell: int | None, recorder: Recorder, names: dict[str, str]) -> None:
+    def begin(self, spec: RunSpec) -> None:
+        if spec.options.get("memory"):
+            self.record(spec.run, spec.cell, self._worker.part("timings"), self._worker.files.shown)
+
+    def ended(self, error: BaseException | None) -> None:
+        self.stop()
+
+    def record(self, run: int, cell: int | None, recorder: Recorder, names: dict[str, str]) -> None:
         """Record from here on. names: file of a cell → `Cell In[n]`."""
         self.stop()
         self.run, self.cell, self.why = run, cell, ""
@@ -204,3 +215,16 @@ def _resident() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
+
+
+def part(worker: RankWorker) -> AllocationRecorder:
+    """The worker's own."""
+    recorder = AllocationRecorder(worker)
+    recorder.started()
+    return recorder
+
+
+def allocations(worker: RankWorker, buffers: Sequence[Any], *, part: str, step: int | None = None) -> list[bytes]:
+    """Which steps the recording of the last recorded cell has, or one of them."""
+    own = worker.part("allocations")
+    return [pickling.pack_or_words(own.summary() if part == "steps" else own.of_step(step))]

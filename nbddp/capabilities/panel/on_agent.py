@@ -8,6 +8,7 @@ was asked, since to open it takes longer than to ask.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,22 @@ import pynvml
 
 from nbddp.agent import devices, hardware
 from nbddp.agent.process_id import ProcessId
+from nbddp.agent.server import WORKER, NodeAgent, Peer
+from nbddp.protocol.jsonl import Message
+
+
+def use(agent: NodeAgent, peer: Peer, message: Message) -> Message:
+    """What the workers use of this machine, and the seconds of CPU that it took to find out. memory: ranks whose memory
+    is wanted too, which costs more."""
+    gpus, pids = agent.part(_opened)
+    began = time.thread_time()
+    found = pids.of([c for c in agent.children.values() if c.kind == WORKER], message["memory"])
+    took = time.thread_time() - began
+    return {"workers": found, "took": took, "gpus": gpus.use(), "why": gpus.why}
+
+
+def _opened(agent: NodeAgent) -> tuple[Gpus, WorkerPids]:
+    return Gpus(), WorkerPids()
 
 
 class WorkerPids:

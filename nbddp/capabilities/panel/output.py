@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.capabilities.widgets.state import model_id
-from nbddp.output.buffer import Display, Elision, Item, RankOutput
+from nbddp.output.buffer import Display, Elision, Item, RankOutput, model_id
 
 MOST = 600  # lines of all ranks together
 LEAST = 20  # of each

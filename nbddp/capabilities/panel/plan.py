@@ -40,19 +40,18 @@ class PanelPlan:
 
     def pool_words(self, gpus: bool = True) -> list[str]:
         """Options of `%ddp start`. gpus: whether GPUs may be used, so that their options say something."""
-        words = ["--nproc", str(self.nproc)]
-        words += ["--hosts", self.hosts.strip()] if self.hosts.strip() else []
-        words += ["--nnodes", str(self.nnodes)] if self.nnodes != 1 and not self.hosts.strip() else []
-        words += ["--device", self.device] if self.device != DEFAULT.device else []
-        words += ["--gpus-per-proc", str(self.gpus_per_proc)] if self.gpus_per_proc != 1 else []
-        words += ["--visible", self.visible] if self.visible != DEFAULT.visible and gpus else []
-        return words + ["--oversubscribe"] * self.oversubscribe
+        place = "hosts" if self.hosts.strip() else "nnodes"
+        names = [place, "device", "gpus_per_proc", *["visible"] * gpus, "oversubscribe"]
+        return options.typed("nproc", self.nproc) + self._words(names)
 
     def run_words(self) -> list[str]:
         """Options of a cell alone."""
-        words = ["--hang-after", self.hang_after.strip()] if self.hang_after.strip() != DEFAULT.hang_after else []
-        words += ["--timeout", self.timeout.strip()] if self.timeout.strip() else []
-        return words + (["--max-restarts", str(self.max_restarts)] if self.max_restarts else [])
+        return self._words(OF_CELLS)
+
+    def _words(self, names: Sequence[str]) -> list[str]:
+        values = {name: getattr(self, name) for name in names}
+        values |= {name: value.strip() for name, value in values.items() if isinstance(value, str)}
+        return [word for n, value in values.items() if value != getattr(DEFAULT, n) for word in options.typed(n, value)]
 
     def cell_line(self, gpus: bool = True) -> str:
         """The `%%ddp` line that asks for the same."""

@@ -18,12 +18,12 @@ from typing import Any
 
 from nbddp.agent.client import AgentClient
 from nbddp.analysis.steps import Recording
-from nbddp.capabilities.debugger import transcript
+from nbddp.capabilities.debugger import sender, transcript
 from nbddp.capabilities.panel import output, poll, rows
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.curves import curve
 from nbddp.capabilities.panel.plan import plan_of
-from nbddp.capabilities.panel.pump import Pump, can_hear, pump
+from nbddp.capabilities.panel.pump import can_hear, pump
 from nbddp.capabilities.panel.state import PanelModel, State
 from nbddp.capabilities.stacks.command import live
 from nbddp.capabilities.timings.figure import draw_timings
@@ -35,6 +35,7 @@ from nbddp.figures.html import picture
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.pool.node import weakly
 from nbddp.pool.pool import Pool
+from nbddp.pool.state import PoolState
 
 EVERY = 0.5  # seconds between two looks
 CURVE_EVERY = 0.9  # seconds between two drawings of the curve while a cell runs: every second look
@@ -61,8 +62,8 @@ class Session:
         self._wanted = -1  # the step that was selected last
         self._draws = threading.Lock()
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
-        pool.runs.beside = functools.partial(_beside, weakref.ref(self))
-        pool.runs.debugs = functools.partial(_debugs, weakref.ref(self))
+        pool.parts.of("panel").session = weakref.ref(self)
+        pool.parts.of("debugger").elsewhere = functools.partial(_debugs, weakref.ref(self))
         last = pool.last_run
         self._over = last.number if last is not None and pool.current is None else 0  # seen to end
         self._known = self._over  # after whose end a command was given
@@ -139,7 +140,8 @@ class Session:
                 self._paces.new, self._curved = False, time.monotonic()
                 self.model.change(panel_state.timed, self._paces.run, curve(dict(self._paces.steps)))
             if last is not None and (run is not None or over):
-                last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once
+                views = sender.transcripts_of(last).views  # not twice a second, but at once
+                views["panel"] = functools.partial(self._talked, last)
                 self._talked(last)
                 outputs = output.outputs([last.outputs[r] for r in sorted(last.outputs)])
                 self.model.change(panel_state.printed, outputs, last.number)
@@ -148,7 +150,8 @@ class Session:
             self._ended(last)
 
     def _talked(self, run: Execution, *news: Any) -> None:
-        self.model.change(panel_state.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
+        talks = sender.transcripts_of(run).talks
+        self.model.change(panel_state.talked, [talk for _, talk in sorted(talks.items())])
 
     def _ended(self, run: Execution) -> None:
         """Say how a run has ended, and do what was asked for meanwhile. What a command has said since stays."""
@@ -287,12 +290,12 @@ class Session:
                 return
             if not asked.text:
                 raise BadInput(f"write a line after {line}, such as {line} p x")
-            ranks = transcript.chosen(run.debugged.stopped, asked.ranks if rank is None else (rank,))
+            ranks = transcript.chosen(sender.transcripts_of(run).stopped, asked.ranks if rank is None else (rank,))
         except BadInput as e:
             self._say(str(e))
             return
         self._say(f"{asked.text} was sent to {rank_words(ranks)}")
-        run.debug(ranks, asked.text)
+        sender.send(run, ranks, asked.text)
 
     def post_mortem(self) -> None:
         """The frames of the rank that failed first, and what its names held."""
@@ -361,10 +364,16 @@ def session_of(pool: Pool) -> Session:
     return _sessions[pool]
 
 
-def _beside(session: weakref.ref[Session]) -> Pump | None:
-    """What a run is to hear while it waits: the front end, if a panel is open."""
-    found = session()
-    return pump() if found is not None and found.model.watched else None
+class PanelPart:
+    """The part of one pool: while a program runs, the front end is heard if a panel is open."""
+
+    def __init__(self, pool: PoolState):
+        self.session: Callable[[], Session | None] = lambda: None
+
+    def run_begins(self, run: Execution) -> None:
+        found = self.session()
+        if run.request.is_program and found is not None and found.model.watched and (heard := pump()) is not None:
+            run.events.hear(heard)
 
 
 def _debugs(session: weakref.ref[Session]) -> bool:

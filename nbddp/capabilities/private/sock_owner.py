@@ -20,12 +20,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
 from nbddp.agent import orphans
 from nbddp.compat import system
+from nbddp.protocol.jsonl import Message
+
+if TYPE_CHECKING:
+    from nbddp.agent.server import NodeAgent
 
 Address = tuple[str, int]
 
@@ -271,6 +275,11 @@ def unguarded(owner: int | None = None) -> str:
     except PermissionError:
         return exposed("of yours", "/proc does not list the sockets of a process")
     return ""
+
+
+def told(agent: NodeAgent) -> Message:
+    """Of a node agent: `unguarded`, for its event `warm`."""
+    return {"unguarded": unguarded(agent.owner_pid)}
 
 
 def exposed(whose: str, why: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.scripts import failures, launch
+from nbddp.capabilities.scripts.part import failures_of
 from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec, Parser
@@ -70,7 +71,8 @@ def errors(asked: Asked, line: CommandLine) -> Any:
         raise BadInput("nothing has run yet; start with %ddp run or a %%ddp cell")
     program = run.request.program
     name = program.name if program is not None else f"Cell In[{run.request.cell}]"
+    failed = failures_of(run)
     if not line.args["torchrun"]:
-        return failures.Failures(name, run.failures)
-    print(failures.summary(name, run.failures) if run.failures else f"no rank failed in {name}")
+        return failures.Failures(name, failed)
+    print(failures.summary(name, failed) if failed else f"no rank failed in {name}")
     return None

@@ -6,9 +6,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from nbddp.capabilities.scripts import logs
 from nbddp.errors import BadInput
-from nbddp.launch.options import Parser, fault_options, launch_spec, pool_options, rank_set, trace_option
+from nbddp.launch.options import Parser, add_options, launch_spec
 from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import Command
 from nbddp.protocol.program import Program, shutdown_of
@@ -24,38 +23,24 @@ def arguments(parser: Parser) -> None:
     )
     parser.add_argument("script", metavar="SCRIPT", help="path of the script, or with -m the name of the module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's sys.argv[1:]")
-    pool_options(parser)
-    run = parser.add_argument_group("run")
-    run.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in python -m")
-    if parser.prog == NOTEBOOK:
-        run.add_argument("--fresh", action="store_true", help="start new worker processes first (the default without "
-                         "--keep)")  # fmt: skip
-        run.add_argument("--keep", action="store_true", help="run in the existing processes, and keep the script's "
-                         "names there for the next cell")  # fmt: skip
-        times = run.add_mutually_exclusive_group()
-        times.add_argument("--timings", action="store_true", help="show %%ddp timings when the script has ended")
-        times.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
-    trace_option(run)
-    output = parser.add_argument_group("output")
-    output.add_argument("--show", type=rank_set, metavar="SET", help="show the output of these ranks only, or none")
-    logs.add_options(output)
-    fault_options(parser, "script")
+    add_options(parser, _line(parser))
+
+
+def _line(parser: Parser) -> str:
+    return "script" if parser.prog == NOTEBOOK else "terminal"
 
 
 def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine:
     """The words behind `run`. Raises BadInput, or HelpAsked."""
     space = parser.parse_strictly(words)
-    notebook = parser.prog == NOTEBOOK
-    keep = notebook and space.keep
-    if keep and space.max_restarts:
+    typed = vars(space)
+    keep = typed.get("keep", False)
+    if keep and typed.get("max_restarts"):
         raise BadInput(f"{parser.prog} --max-restarts starts new processes, so --keep cannot work; leave one out")
-    shutdown = shutdown_of(os.environ) if space.shutdown_timeout is None else space.shutdown_timeout
-    program = Program(space.script, space.module, keep, shutdown=shutdown)
+    shutdown = typed.get("shutdown_timeout") or shutdown_of(os.environ)
+    program = Program(space.script, typed.get("module", False), keep, shutdown=shutdown)
     spec = launch_spec(
-        space, fresh=not keep or space.fresh, show=space.show, hang_after=space.hang_after, timeout=space.timeout,
-        shutdown_timeout=shutdown, check=space.check, max_restarts=space.max_restarts,
-        timings=not (notebook and space.no_timings),
-        show_timings=notebook and space.timings, trace=space.trace,
-        argv=tuple(space.arguments), logs=logs.of_options(space), program=program,
+        space, _line(parser), fresh=not keep or "fresh" in typed, shutdown_timeout=shutdown,
+        argv=tuple(space.arguments), program=program,
     )  # fmt: skip
     return CommandLine(command, {}, spec)

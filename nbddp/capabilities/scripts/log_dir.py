@@ -16,6 +16,7 @@ from typing import IO
 
 from nbddp.capabilities.scripts.logs import STREAMS, LogOptions, of
 from nbddp.errors import BadInput
+from nbddp.protocol.request import Request
 
 ERROR = "error.json"
 PREFIX = "torchelastic_"  # of a folder that nobody has named, as torchrun names it
@@ -124,6 +125,15 @@ class AttemptLogs:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def log_dir(request: Request, run_id: str) -> LogDir | None:
+    """The log directory of a launch, if one was asked for, or what a launch by torchrun's line has."""
+    if request.logs is None or not request.logs.writes:
+        return None
+    program = request.program
+    named = program.run_id if program is not None else ""
+    return LogDir(request.logs, named or run_id, (program.role if program is not None else "") or "default")
 
 
 def read_text(path: str) -> str:

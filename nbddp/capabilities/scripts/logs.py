@@ -77,25 +77,13 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
 
 
-def add_options(group: Any) -> None:
-    """The options of logs, for cells and scripts."""
-    add = group.add_argument
-    add("--log-dir", "--log_dir", metavar="FOLDER", help="folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, "
-        "stderr.log and error.json, as torchrun")  # fmt: skip
-    add("-r", "--redirects", type=streams, metavar="STREAMS", help="write these streams to files instead of showing "
-        "them: 1 stdout, 2 stderr, 3 both, or by local rank, as 0:3,1:2")  # fmt: skip
-    add("-t", "--tee", type=streams, metavar="STREAMS", help="write these streams to files and show them")
-    add("--local-ranks-filter", "--local_ranks_filter", type=local_ranks, metavar="LIST",
-        help="show the output of these local ranks only")  # fmt: skip
-
-
-def of_options(space: argparse.Namespace) -> LogOptions | None:
-    """What was asked for by `add_options`; None if nothing was."""
-    said = vars(space)
-    filters = said.get("duplicate_stdout_filters") or (), said.get("duplicate_stderr_filters") or ()
-    if not any((space.log_dir, space.redirects, space.tee, space.local_ranks_filter, *filters)):
+def of_options(typed: Mapping[str, Any]) -> LogOptions | None:
+    """What was asked for, by options' names; None if nothing was."""
+    folder, redirects, tee, only = map(typed.get, ("log_dir", "redirects", "tee", "local_ranks_filter"))
+    filters = typed.get("duplicate_stdout_filters") or (), typed.get("duplicate_stderr_filters") or ()
+    if not any((folder, redirects, tee, only, *filters)):
         return None
-    return LogOptions(space.log_dir, space.redirects or NONE, space.tee or NONE, space.local_ranks_filter, filters)
+    return LogOptions(folder, redirects or NONE, tee or NONE, only, filters)
 
 
 def words_of(logs: LogOptions) -> list[str]:

@@ -26,8 +26,9 @@ from contextlib import contextmanager
 from types import CodeType, ModuleType
 from typing import Any
 
-from nbddp.capabilities.subprocesses import on_rank
 from nbddp.protocol.run_spec import ScriptSpec
+from nbddp.protocol.surrogates import plain
+from nbddp.worker.parts import RankWorker
 
 MAIN = "__main__"
 
@@ -49,7 +50,7 @@ class Script:
         """Run it, to its end unless it keeps its names. Raises nothing: an interrupt is the program's `error` too."""
         path, main, hook = [*sys.path], sys.modules.get(MAIN), sys.excepthook
         try:
-            with outside_loop(), on_rank.by_name():
+            with outside_loop():
                 self._catch(self._execute)
                 self._word()
                 if not self._spec.keep:
@@ -193,3 +194,23 @@ def outside_loop() -> Iterator[None]:
         if task is not None:
             asyncio.tasks._enter_task(loop, task)
         asyncio.set_event_loop(loop)
+
+
+def script(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
+    """Run the script or module of the request. Raises what has ended it."""
+    spec = worker.spec
+    assert spec is not None
+    assert spec.script is not None
+    for name in spec.script.without:
+        os.environ.pop(name, None)
+    program = Script(spec.script, spec.argv, worker.exits.call)
+    program.run()
+    worker.forked.end(program.error, program.said)
+    worker.parts.ended(program.error)
+    worker.outcome.traceback = plain(program.said)
+    if spec.script.keep:
+        names = vars(program.module).items()
+        worker.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
+    if program.error is not None:
+        raise program.error
+    return []

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from nbddp.agent import stop
-from nbddp.agent.client import AgentClient
+from nbddp.agent.client import AgentClient, ask
 from nbddp.capabilities.scripts import launch
 from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, RunFailed
@@ -36,7 +36,7 @@ def run(command: CommandLine) -> int:
     for line in (*command.notes, *said):
         print(line, file=sys.stderr)
     _leave_working_directory()
-    waiting = AgentClient.ask(os.environ)
+    waiting = ask(os.environ)
     agent = AgentClient.launch(os.environ, waiting)  # it imports torch while this process imports the rest
     from nbddp.pool.pool import Pool
 
@@ -63,7 +63,7 @@ def _keeps_by_default(command: CommandLine) -> bool:
 
 
 def _say_kept(pool: Pool) -> None:
-    if not pool.group.nodes[0].warm["unkept"]:
+    if not pool.group.nodes[0].agent.why_not_kept():
         print(
             f"the next start is faster: the process that has imported torch stays for {lasts(KEPT)}; --keep-warm 0 "
             "ends it with the script",
@@ -88,7 +88,7 @@ def _carry_out(pool: Pool, spec: LaunchSpec, says_kept: bool) -> int:
         print(report.terminal_text(e, _signal_of(pool)), file=sys.stderr)
         return FAILED
     finally:
-        if spec.trace is not None and pool.last_run is not None:
+        if isinstance(spec.trace, str) and pool.last_run is not None:
             _write_trace(pool, spec.trace)
     return 0
 

@@ -16,7 +16,7 @@ from typing import Any
 from nbddp.capabilities.scripts import logs
 from nbddp.errors import BadInput
 from nbddp.launch import env_options
-from nbddp.launch.options import LaunchSpec, Parser, count, nodes_or_range, seconds, workers_per_node
+from nbddp.launch.options import NPROC_WORDS, LaunchSpec, Parser, Reader, count, nodes_or_range, seconds
 from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import Command
 from nbddp.protocol.program import DASHED, SIGNALS, Program, shutdown_of, signals_of
@@ -121,7 +121,7 @@ def _arguments(parser: Parser, form: str) -> None:
     parser.description = "Run a script on the pool by torchrun's command line."
     prog = parser.prog.removesuffix(f" {form}")
     texts: dict[str, Callable[[str], Any] | None] = {
-        "--nnodes": nodes_or_range, "--nproc-per-node": workers_per_node,
+        "--nnodes": nodes_or_range, "--nproc-per-node": Reader("nbddp.launch.options:workers_per_node", NPROC_WORDS),
         "--rdzv-backend": None, "--rdzv-endpoint": None,
         "--rdzv-id": None, "--rdzv-conf": None, "--max-restarts": count, "--monitor-interval": seconds,
         "--start-method": None, "--event-log-handler": None, "--role": None, "--node-rank": int,
@@ -247,7 +247,7 @@ def _spec(space: argparse.Namespace) -> LaunchSpec:
         nproc=1 if space.nproc_per_node is None else space.nproc_per_node,
         nnodes=None if elastic else nnodes, elastic=elastic, visible="own" if space.virtual_local_rank else None,
         max_restarts=space.max_restarts or 0, fresh=True, argv=tuple(space.training_script_args), program=program,
-        logs=logs.of_options(space), env=tuple(one for one in space.env if not one[0].startswith("PET_")),
+        logs=logs.of_options(vars(space)), env=tuple(one for one in space.env if not one[0].startswith("PET_")),
     )  # fmt: skip
 
 

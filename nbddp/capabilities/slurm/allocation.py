@@ -29,6 +29,7 @@ from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.slurm import commands, holder
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import AgentFailed, BadInput, SlurmRefused
+from nbddp.launch.units import lasts
 from nbddp.protocol.jsonl import MARK, LineBuffer, Message, encode
 
 LOOK_EVERY = 2.0  # seconds between two looks at the queue
@@ -162,6 +163,16 @@ class KeptAllocation:
         return int(self.facts["job"])
 
     @property
+    def name(self) -> str:
+        return str(self.job)
+
+    def words(self, prog: str) -> str:
+        return (
+            f"Slurm job {self.job} is kept for the next kernel, {lasts(self.left)} left; {prog} stop {self.job} "
+            "releases it"
+        )
+
+    @property
     def left(self) -> float:
         """Seconds until it is given back."""
         return max(0.0, float(self.facts["until"]) - time.time())
@@ -184,10 +195,11 @@ class KeptAllocation:
             stream = connection.makefile("wb", buffering=0)
         return Allocation(self.job, self.facts["nodes"], stream)  # type: ignore[arg-type]
 
-    def end(self) -> None:
+    def end(self) -> str:
         """Give its nodes back."""
         with self._connect("end") as connection, suppress(OSError):
             connection.recv(1)
+        return f"Slurm job {self.job} released"
 
     def _connect(self, op: str) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)

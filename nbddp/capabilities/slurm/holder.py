@@ -26,9 +26,8 @@ from typing import Any
 import psutil
 
 from nbddp.agent import runtime_dir
-from nbddp.agent.process_id import ProcessId
+from nbddp.agent.process_id import ProcessId, peer
 from nbddp.capabilities.slurm import commands
-from nbddp.capabilities.warm.server import peer
 from nbddp.protocol.jsonl import MARK, LineBuffer, Message, encode, log_unknown
 
 FOLDER, RECORD = "jobs", "job.json"

@@ -10,8 +10,28 @@ from itertools import takewhile
 from typing import Any
 
 from nbddp.compat import ipykernel
+from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker import failure
+from nbddp.worker.parts import RankWorker
 
 Mark = tuple[int, int]  # when a file was written (ns), and its size
+
+
+class StaleModules:
+    """The worker's part: (name, "changed" or "moved") of modules that are not what their files are now."""
+
+    def __init__(self, worker: RankWorker):
+        self._modules = Modules(lambda file: failure.is_user(file, {}), worker.shell)
+        self._others: list[tuple[str, str]] = []
+
+    def begin(self, spec: RunSpec) -> None:
+        self._others = self._modules.others() if spec.is_program else []
+
+    def end(self, outcome: Outcome, error: BaseException | None) -> None:
+        others, self._others = self._others, []
+        if found := self._modules.note(others):
+            outcome.parts["stale_modules"] = found
 
 
 class Modules:

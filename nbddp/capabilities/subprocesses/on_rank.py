@@ -24,21 +24,26 @@ from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.private import loopback
 from nbddp.protocol import code_objects
+from nbddp.protocol.run_spec import SCRIPT
 from nbddp.worker import child_waits, store_client
+
+if TYPE_CHECKING:
+    from nbddp.worker.parts import RankWorker
 
 Defined = types.FunctionType | type
 Number = tuple[int, int]  # the process that sends, and its count
 
 
 class _Sending:
-    """A worker's side: what was started, and the numbers of what has been sent."""
+    """A process's side: what was started, and the numbers of what has been sent. worker: None in a process that was
+    started by spawn. What is forked from a worker has all names too, and answers by name."""
 
-    def __init__(self, is_cell: Callable[[object], bool], home: bool):
-        self.is_cell, self.home = is_cell, home
+    def __init__(self, worker: RankWorker | None):
+        self.worker = worker
         self.count = itertools.count()
         self.begin()
 
@@ -48,6 +53,13 @@ class _Sending:
         self.process = os.getpid()
         self.numbers: weakref.WeakKeyDictionary[Defined, Number] = weakref.WeakKeyDictionary()
 
+    def is_cell(self, path: object) -> bool:
+        return self.worker is not None and self.worker.files.is_one(path)
+
+    def by_name(self) -> bool:
+        """Whether the program is a file, which a new process reads."""
+        return self.worker is not None and self.worker.spec is not None and self.worker.spec.op == SCRIPT
+
     def number(self, thing: Defined) -> Number:
         found = self.numbers.get(thing)
         if found is None:
@@ -56,34 +68,18 @@ class _Sending:
 
 
 _sending: _Sending | None = None
-_by_name = False  # whether the program is a file, which a new process reads
 _arrived: dict[Number, Any] = {}  # in a process that was started by spawn
 
 
-def install(is_cell: Callable[[object], bool], home: bool = True) -> None:
-    """Have multiprocessing send them; once in a process.
-
-    is_cell: whether a path is a cell's. home: this is a worker, where cells run; what is forked from it has all names
-    too, and answers by name.
-    """
+def install(worker: RankWorker | None) -> None:
+    """Have multiprocessing send them; once in a process."""
     global _sending
-    _sending = _Sending(is_cell, home)
+    _sending = _Sending(worker)
     os.register_at_fork(after_in_child=_sending.begin)
     spawn: Any = multiprocessing.spawn
     spawn.get_preparation_data = _without_cell(spawn.get_preparation_data)
     pickler: Any = ForkingPickler
     pickler.reducer_override = _reduce
-
-
-@contextlib.contextmanager
-def by_name() -> Iterator[None]:
-    """While a script runs: a process that it starts reads its file, as ever."""
-    global _by_name
-    before, _by_name = _by_name, True
-    try:
-        yield
-    finally:
-        _by_name = before
 
 
 def _without_cell(original: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
@@ -108,7 +104,7 @@ def _reduce(pickler: object, thing: Any) -> Any:
     if starts and isinstance(thing, BaseProcess):
         reduced: Any = thing.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         return _begin, (*reduced[:2], child_waits.folder()), *reduced[2:]
-    if _by_name or not (starts or _sending.started) or not _is_defined(thing):
+    if _sending.by_name() or not (starts or _sending.started) or not _is_defined(thing):
         return NotImplemented
     name = thing.__qualname__
     try:
@@ -231,11 +227,11 @@ def _waits_here(original: Callable[..., None]) -> Callable[..., None]:
 
 def _arrive(number: Number, name: str, packed: bytes) -> Any:
     """In the process that receives: the function or class."""
-    found = _found(name) if _sending is not None and _sending.home else None
+    found = _found(name) if _sending is not None and _sending.worker is not None else None
     if found is not None:
         return found
     if _sending is None:
-        install(lambda path: False, home=False)  # what this process starts gets them in its turn
+        install(None)  # what this process starts gets them in its turn
     if number not in _arrived:
         import cloudpickle
 

@@ -54,6 +54,11 @@ def show(asked: Asked, line: CommandLine) -> Any:
     return figure_of_timings(asked.pool, line.args["step"])
 
 
+def show_recorded(asked: Asked, said: bool) -> list[Any]:
+    """`%%ddp --timings`."""
+    return [figure_of_timings(asked.pool)]
+
+
 def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
     """Step `asked` of the last run that trained, or the median one; the last collectives where none trained."""
     from nbddp.capabilities.timings.figure import draw_timings

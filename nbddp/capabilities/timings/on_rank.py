@@ -26,7 +26,7 @@ import functools
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -40,7 +40,11 @@ from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
 from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, before_gradient, passed
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.protocol import pickling
+from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import call_log
+from nbddp.worker.parts import RankWorker
 
 RING = 2000  # steps kept
 AT_ONCE = 256  # steps that `pace` tells of
@@ -73,8 +77,13 @@ class Recorder:
         self._loads: deque[tuple[int, int]] = deque(maxlen=LOADS)  # since the last step began
         self.own: deque[tuple[str, int, int]] = deque(maxlen=RING)  # `loader` or `optimizer`, begin, end, always
 
-    def begin(self, run: int, on: bool, cell: int | None = None) -> None:
-        self.run, self.on, self.cell = run, on, cell
+    def begin(self, spec: RunSpec) -> None:
+        self.run, self.on, self.cell = spec.run, spec.options.get("timings", True), spec.cell
+        if self.on:
+            call_log.CALLS.keep(spec)
+
+    def end(self, outcome: Outcome, error: BaseException | None) -> None:
+        self.let_go()
 
     def let_go(self) -> None:
         """Drop the groups whose buckets have all been noted: until then gloo's thread may run a callback of ours, and
@@ -508,3 +517,28 @@ def _values(found: Any) -> Iterator[Any]:
         return
     for value in found:
         yield from _values(value)
+
+
+# -- on a worker ---------------------------------------------------------------------------------
+
+
+def part(worker: RankWorker) -> Recorder:
+    """The worker's own."""
+    recorder = Recorder()
+    recorder.install()
+    return recorder
+
+
+def timings(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
+    """What the recorder has of the last run with DDP steps."""
+    return [pickling.pack_or_words(worker.part("timings").collect())]
+
+
+def pace(worker: RankWorker, run: int, since: int) -> Any:
+    """The DDP steps of run `run` that began after `since`, as far as they are known."""
+    return worker.part("timings").pace(run, since)
+
+
+def step(worker: RankWorker, run: int, number: int) -> Any:
+    """One DDP step of run `run`."""
+    return worker.part("timings").step(run, number)

@@ -6,10 +6,14 @@ of it.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from nbddp.capabilities.timings import on_rank
+from nbddp.protocol import pickling
+from nbddp.worker.parts import RankWorker
 
 ROUNDS = 60
 TIMEOUT = timedelta(seconds=30)
@@ -40,3 +44,10 @@ def _ask(group: Any, number: Any, peer: int) -> tuple[int, int, int]:
     group.recv([number], peer, 0).wait()
     answered = on_rank.now()
     return asked, int(number[0]), answered
+
+
+def clocks(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
+    """How far the other ranks' clocks are from rank 0's."""
+    with worker.groups.sockets.watch():
+        found = measure(worker.groups.store("clocks"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return [pickling.pack_or_words(found)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from nbddp.analysis.answers import clocks, unpacked
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
+from nbddp.notebook.commands import Asked
 
 
 def trace(ranks: IdleRanks) -> Merged:
@@ -40,6 +41,16 @@ def trace(ranks: IdleRanks) -> Merged:
     merged = merge(traces, clocks(ranks))
     merged.missing, merged.why = sorted(set(found) - set(traces)), why
     return merged
+
+
+def show_recorded(asked: Asked, file: str) -> Sequence[Any]:
+    """`%%ddp --trace`. That there is no trace is said, and is no error of the cell's."""
+    try:
+        with asked.progress() as progress:
+            return write(asked.pool, Path(file), progress)
+    except BadInput as e:
+        print(e)
+        return ()
 
 
 def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tuple[Any, Any]:

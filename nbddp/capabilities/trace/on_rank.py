@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from typing import Any
 from nbddp.capabilities.timings import on_rank
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.protocol import pickling
+from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import position
 from nbddp.worker.call_log import CALLS
+from nbddp.worker.parts import RankWorker
 
 MARK, MARKS = "nbddp clock", 20
 TAKEN = "the program has started torch.profiler itself; there can be one profile at a time, and its own is kept"
@@ -66,6 +69,14 @@ class Tracer:
             yield
         finally:
             self._ours = False
+
+    def begin(self, spec: RunSpec) -> None:
+        if spec.options.get("trace"):
+            CALLS.keep(spec)
+            self.start()
+
+    def ended(self, error: BaseException | None) -> None:
+        self.stop(failed=error is not None)
 
     def start(self) -> None:
         """Begin a trace, unless the program has a profiler on: then `why` says so."""
@@ -143,3 +154,16 @@ def _gpus_at_work() -> bool:
         return not all(torch.cuda.current_stream(device).query() for device in range(torch.cuda.device_count()))
     except RuntimeError:
         return False
+
+
+def part(worker: RankWorker) -> Tracer:
+    """The worker's own."""
+    tracer = Tracer()
+    tracer.install()
+    return tracer
+
+
+def trace(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
+    """The trace of the last cell that was traced, or why it left none."""
+    tracer = worker.part("trace")
+    return [pickling.pack_or_words(tracer.last or {"why": tracer.why})]

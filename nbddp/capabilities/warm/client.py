@@ -1,8 +1,9 @@
 """Taking a warm process that waits (`capabilities.warm.server`): found, compared, asked.
 
-One is taken only if a child of this process would have begun as it did: the same environment, interpreter, folder,
-rights and limits (`fingerprint.inherited`), and the same files of nbddp; so the code that it runs is ours. It looks
-itself whether the rest of what it has imported is unchanged. What nobody can use any more is ended.
+`WarmProcesses` is the table's `AgentSource`. One is taken only if a child of this process would have begun as it did:
+the same environment, interpreter, folder, rights and limits (`fingerprint.inherited`), and the same files of nbddp; so
+the code that it runs is ours. It looks itself whether the rest of what it has imported is unchanged. What nobody can
+use any more is ended.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nbddp.agent import runtime_dir
-from nbddp.agent.process_id import ProcessId
+from nbddp.agent.client import AgentClient, own_env
+from nbddp.agent.process_id import ProcessId, peer
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
 from nbddp.compat.working_dir import here
@@ -49,9 +51,15 @@ class WaitingProcess:
         """Seconds until it ends by itself."""
         return max(0.0, float(self.facts["until"]) - server.boot_time())
 
-    def words(self, memory: str) -> str:
+    def words(self, prog: str) -> str:
+        from nbddp.notebook.status import megabytes
+
         folder = self.facts["inherited"]["folder"]
-        return f"warm process {self.name} · waits for a kernel in {folder} · {lasts(self.left)} left · {memory}"
+        memory = megabytes(asdict(self.identity))
+        return (
+            f"warm process {self.name} · waits for a kernel in {folder} · {lasts(self.left)} left · {memory}; "
+            f"{prog} stop {self.name} ends it"
+        )
 
     def connect(self) -> socket.socket | None:
         """A connection to that very process, as the kernel has it; None if it does not listen."""
@@ -59,25 +67,25 @@ class WaitingProcess:
         connection.settimeout(PATIENCE)
         try:
             connection.connect(str(runtime_dir.socket_of(self.place)))
-            if server.peer(connection) == (self.facts["pid"], os.getuid()):
+            if peer(connection) == (self.facts["pid"], os.getuid()):
                 return connection
         except OSError:
             pass
         connection.close()
         return None
 
-    def end(self) -> None:
+    def end(self) -> str:
         """Have it end, and wait until it has."""
         connection = self.connect()
-        if connection is None:
-            return
-        with connection, suppress(OSError):
-            connection.sendall(encode({"op": "end"}))
-            while connection.recv(4096):  # the connection ends with the process
-                pass
-        end = time.monotonic() + PATIENCE
-        while self.identity.alive() and time.monotonic() < end:
-            time.sleep(0.002)
+        if connection is not None:
+            with connection, suppress(OSError):
+                connection.sendall(encode({"op": "end"}))
+                while connection.recv(4096):  # the connection ends with the process
+                    pass
+            end = time.monotonic() + PATIENCE
+            while self.identity.alive() and time.monotonic() < end:
+                time.sleep(0.002)
+        return f"warm process {self.name} ended"
 
 
 @dataclass
@@ -86,6 +94,14 @@ class AskedProcess:
 
     home: Path
     connection: socket.socket
+
+    def take(self, env: Mapping[str, str]) -> AgentClient | None:
+        connection = self.answer()
+        if connection is None:
+            return None
+        agent = AgentClient.at(connection, self.home, env)
+        agent.outlives = True
+        return agent
 
     def answer(self) -> socket.socket | None:
         """The connection, if the process is ours now; None if it was no good, or somebody else's."""
@@ -132,21 +148,33 @@ def _read(path: Path) -> Message | None:
     return found if {"pid", "started", "until", "own", "inherited"} <= set(found) else None
 
 
-def ask(inherited: fingerprint.Facts, env: Mapping[str, str]) -> AskedProcess | None:
-    """Ask a process that can be taken to be the agent of a new pool; returns at once. None if there is none.
+class WarmProcesses:
+    """An `AgentSource`."""
 
-    inherited: as `fingerprint.inherited` gives it here. env: the agent's environment.
-    """
-    for one in waiting():
-        if one.facts["own"] != fingerprint.own_files():
-            one.end()
-            continue
-        connection = None if fingerprint.differing(one.facts["inherited"], inherited) else one.connect()
-        if connection is None:
-            continue
-        asked = AskedProcess(runtime_dir.new_home(), connection)
-        with suppress(OSError):
-            connection.sendall(encode({"op": "take", "pool": asked.home.name, "env": dict(env), "cwd": here()}))
-            return asked
-        asked.answer()
-    return None
+    def ask(self, env: Mapping[str, str]) -> AskedProcess | None:
+        found = waiting()
+        inherited = self.facts(env) if found else {}
+        for one in found:
+            if one.facts["own"] != fingerprint.own_files():
+                one.end()
+                continue
+            connection = None if fingerprint.differing(one.facts["inherited"], inherited) else one.connect()
+            if connection is None:
+                continue
+            asked = AskedProcess(runtime_dir.new_home(), connection)
+            message = {"op": "take", "pool": asked.home.name, "env": own_env(env), "cwd": here()}
+            with suppress(OSError):
+                connection.sendall(encode(message))
+                return asked
+            asked.answer()
+        return None
+
+    def facts(self, env: Mapping[str, str]) -> fingerprint.Facts:
+        return fingerprint.inherited(env) if system.is_linux() else {}
+
+    def keep(self, agent: AgentClient, seconds: float) -> None:
+        agent.outlives = seconds > 0
+        agent.tell("keep", seconds=seconds, inherited=agent.facts)
+
+    def why_not(self, agent: AgentClient) -> str:
+        return str((agent.warm or {}).get("unkept", ""))

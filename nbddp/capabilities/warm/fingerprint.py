@@ -38,7 +38,6 @@ SIGNALS, SIGINT_BIT = ("SigBlk", "SigIgn"), 1 << 1  # SIGINT is the agent's own 
 LINKS = ("root", "exe", "ns/cgroup", "ns/ipc", "ns/mnt", "ns/net", "ns/pid", "ns/time", "ns/user", "ns/uts")
 TEXTS = ("cgroup", "oom_score_adj", "personality", "attr/current", "timerslack_ns", "loginuid")
 NO_FILES, DELETED = ("/dev/", "/memfd:", "/SYSV"), " (deleted)"  # in /proc/self/maps
-CONTROLS_ONLY = "--controls-only"  # to an agent on its command line: import what its own process needs, without torch
 Facts = dict[str, Any]
 Stat = list[int]
 

@@ -14,7 +14,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nbddp.agent import children, runtime_dir
-from nbddp.agent.process_id import ProcessId
+from nbddp.agent.process_id import ProcessId, peer
 from nbddp.capabilities.warm import fingerprint
 from nbddp.compat import system
 from nbddp.errors import AgentFailed
@@ -154,12 +153,6 @@ def _record(place: Path, facts: Message) -> None:
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump({**facts, "pid": identity.pid, "started": identity.started}, file)
     fresh.replace(place / RECORD)
-
-
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """Pid and user id of the process at the other end, by the kernel's word."""
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
 
 
 def _heard(connection: socket.socket, imports: fingerprint.Imports, place: Path) -> NewOwner | None:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import html
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-VIEW = "application/vnd.jupyter.widget-view+json"
+from nbddp.output.buffer import model_id
+
 TARGET = "jupyter.widget"
 REFERENCE = "IPY_MODEL_"
-SHOWING = ("display_data", "update_display_data", "execute_result")  # messages that show one
-KINDS = ("comm_open", "comm_msg", "comm_close")
 BLOCKS = " ▏▎▍▌▋▊▉█"
 CELLS = 10  # characters of a bar, as tqdm's words have them
 NARROW = 40  # pixels: a bar of this width or less shows no progress, it only says that something runs
@@ -114,10 +113,13 @@ class Widgets:
                 self._open(ident)
             model.mirror.pass_on(data, buffers)
 
-    def forget(self, rank: int) -> None:
-        """A rank's process has ended: what is shown of its widgets stays, and changes no more."""
+    def forget(self, ranks: Container[int]) -> None:
+        """The processes of ranks have ended: what is shown of their widgets stays, and changes no more."""
         with self._lock:
-            self._models = {i: m for i, m in self._models.items() if m.rank != rank}
+            self._models = {i: m for i, m in self._models.items() if m.rank not in ranks}
+
+    def has(self, ident: str) -> bool:
+        return ident in self._models
 
     def begin(self) -> None:
         """A run begins."""
@@ -229,12 +231,6 @@ def may_end_bar(kind: str, content: Mapping[str, Any]) -> bool:
     """Whether a message can be the last of a bar."""
     state = (content.get("data") or {}).get("state") or {}
     return kind == "comm_close" or state.get("bar_style") in ENDED
-
-
-def model_id(data: Mapping[str, Any]) -> str:
-    """Which widget a mimebundle shows; empty if none."""
-    view = data.get(VIEW)
-    return str(view.get("model_id", "")) if isinstance(view, dict) else ""
 
 
 def _slim(model: WidgetModel) -> WidgetModel:

@@ -1,0 +1,12 @@
+"""Which private names of libraries a worker's process lacks."""
+
+from __future__ import annotations
+
+from nbddp.compat import ipykernel, probes, torch
+from nbddp.worker.parts import RankWorker
+
+
+def seams(worker: RankWorker) -> list[str]:
+    """Seams whose names are missing in this process."""
+    names = {**torch.NAMES, **ipykernel.NAMES}
+    return [key for key, needed in names.items() if probes.absent(needed)]

@@ -1,0 +1,98 @@
+"""The parts that capabilities have in one pool (`capability.PoolPart`): made when they are needed, called by lists.
+
+The core calls what is in a list and knows nobody by name. A part has those methods that it needs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from nbddp.protocol.capability import Capability, load
+
+Bundle = dict[str, Any]  # a mimebundle
+Lines = list[Callable[[], list[str]]]
+
+
+class PoolParts:
+    """A list for each method: of the parts that are made and have it, in the order of their rows. `messages`: types
+    that any part hears, by a method (rank, type, content, buffers) -> whether a display of the rank may be over."""
+
+    def __init__(self, pool: Any = None, rows: Iterable[Capability] = ()):
+        """pool: what parts are made with."""
+        self._pool = pool
+        self._rows = {row.name: row.part for row in rows if row.part is not None}
+        self._made: dict[str, Any] = {}
+        self._lock = threading.RLock()
+        self._due: dict[str, list[str]] = {}
+        for name, part in self._rows.items():
+            for condition in (*part.when, *part.messages):
+                self._due.setdefault(condition, []).append(name)
+        self._hear: dict[str, list[Callable[[int, str, dict[str, Any], Sequence[Any]], bool]]] = {}
+        self.messages = frozenset(kind for row in self._rows.values() for kind in row.messages)
+        # a shell with the magics; it gives its `Pool`
+        self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
+        self.removed: list[Callable[[], None]] = []
+        # the pool, in its life and in lines
+        self.started: list[Callable[[Any], None]] = []  # it has workers; given the agent of this machine
+        self.ranks_ended: list[Callable[[Collection[int]], None]] = []  # their processes are over
+        self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []  # the agent's event, if the pool goes on
+        self.stopped: list[Callable[[], None]] = []
+        self.notes: Lines = []  # what to say when a line is met, before a cell too
+        self.offers: Lines = []  # where else workers could be, once they have started on this machine
+        self.shortcomings: Lines = []  # what does not work here
+        # a run, which is an `Execution`
+        self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
+        self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # fields of the `RunSpec` that all ranks get
+        self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
+        self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
+        # what is displayed, and may change by messages of its own
+        self.display_words: list[Callable[[Bundle], str | None]] = []  # what it says now; None: it is not the part's
+        self.display_over: list[Callable[[Bundle], bool]] = []  # whether it changes no more
+        self.display_left: list[Callable[[Bundle, bool], Bundle | None]] = []  # what stays, in words or rich; or None
+
+    def on(self, condition: str) -> None:
+        """Have the parts that this makes: what a row has in `when`, or in `messages`."""
+        if condition in self._due:
+            with self._lock:
+                for name in self._due.get(condition, ()):
+                    self.of(name)
+                self._due.pop(condition, None)
+
+    def of(self, name: str) -> Any:
+        """The part of a capability."""
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = load(self._rows[name].target)(self._pool)
+                made = [(row, self._made[name]) for name, row in self._rows.items() if name in self._made]
+                for method, found in vars(self).items():
+                    if isinstance(found, list):
+                        found[:] = [getattr(part, method) for _, part in made if hasattr(part, method)]
+                self._hear = {kind: [p.message for row, p in made if kind in row.messages] for kind in self.messages}
+            return self._made[name]
+
+    def hear(self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[Any] = ()) -> bool:
+        """A message of a rank, in any thread; whether a display of the rank may be over with it."""
+        self.on(kind)
+        over = False
+        for hear in self._hear.get(kind, ()):
+            over |= bool(hear(rank, kind, content, buffers))
+        return over
+
+    @contextmanager
+    def during(self, run: Any) -> Iterator[None]:
+        """Meanwhile a run goes on."""
+        try:
+            for begins in self.run_begins:
+                begins(run)
+            yield
+        finally:
+            for ended in self.run_ended:
+                ended(run)
+
+
+def lines(told: Lines) -> list[str]:
+    """What all of a list say."""
+    return [line for each in told for line in each()]

@@ -1,0 +1,119 @@
+"""What capabilities add to this worker: the parts that rows of the table name (`protocol.capability.RankPart`).
+
+A part has those of these methods that it needs:
+
+- begin(spec): before the program, or before another request is carried out.
+- ended(error): the program has ended, well if `error` is None. Stop is still heard.
+- end(outcome, error): the run has ended. What it finds goes to `outcome.parts`, under its name.
+- claim(frames) -> what a thread with these frames is about to call, as `position` has it, or None.
+- position() -> what it knows of where the rank is; replaces keys of `position`.
+- called() -> group -> [[number, op, tensors], …] of the collectives that it has seen.
+- values(frame, line) -> names and what they held in a frame of an exception.
+
+Who begins first ends last. An error in begin, ended or end is reported with the outcome, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from nbddp.protocol.capability import RankPart, load, rows
+from nbddp.protocol.codec import Json
+from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker import failure
+from nbddp.worker.cell_end import Exits, Forked
+from nbddp.worker.process_groups import Groups
+from nbddp.worker.program import CellFiles
+from nbddp.worker.release import Release
+from nbddp.worker.spare_fds import Reserve
+
+HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values")
+
+
+class RankWorker(Protocol):
+    """What parts, requests and questions need of the kernel. spec: the request that is carried out; outcome: what will
+    be said of it."""
+
+    shell: Any
+    files: CellFiles
+    groups: Groups
+    release: Release
+    reserve: Reserve
+    exits: Exits
+    forked: Forked
+    parts: WorkerParts
+    spec: RunSpec | None
+    outcome: Outcome
+
+    def part(self, name: str) -> Any: ...
+    def publish(self, kind: str, content: Json) -> None: ...
+
+
+class WorkerParts:
+    """The parts of one worker. to_log: takes what concerns no cell."""
+
+    def __init__(self, worker: RankWorker, to_log: Callable[[str], None]) -> None:
+        self._worker, self._to_log = worker, to_log
+        self._later: dict[str, RankPart] = {part.name: part for row in rows() for part in row.rank}
+        self._made: dict[str, Any] = {}
+        self._hooks: dict[str, list[tuple[str, Callable[..., Any]]]] = {hook: [] for hook in HOOKS}
+        self._errors: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Make those that are there from the worker's start on."""
+        self._make(lambda part: part.when == "start")
+
+    def begin(self, spec: RunSpec) -> None:
+        self._make(lambda part: _is_due(part.when, spec))
+        self._call("begin", spec)
+
+    def ended(self, error: BaseException | None) -> None:
+        self._call("ended", error)
+
+    def end(self, outcome: Outcome, error: BaseException | None) -> None:
+        self._call("end", outcome, error)
+        outcome.part_errors, self._errors = tuple(self._errors.items()), {}
+
+    def of(self, hook: str) -> list[Callable[..., Any]]:
+        """This method of each part that has it."""
+        return [method for _, method in self._hooks[hook]]
+
+    def __getitem__(self, name: str) -> Any:
+        """The part of this name, made if it is not there. Raises KeyError if no row has it."""
+        if name not in self._made:
+            self.add(name, load(self._later[name].target)(self._worker))
+            del self._later[name]
+        return self._made[name]
+
+    def add(self, name: str, part: Any) -> None:
+        """Have a part hear of runs from the next one on."""
+        self._made[name] = part
+        for hook in HOOKS:
+            if (method := getattr(part, hook, None)) is not None:
+                at = len(self._hooks[hook]) if hook == "begin" else 0
+                self._hooks[hook].insert(at, (name, method))
+
+    def _make(self, is_due: Callable[[RankPart], bool]) -> None:
+        for name in [part.name for part in self._later.values() if is_due(part)]:
+            self._surely(name, self.__getitem__, name)
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for name, method in [*self._hooks[hook]]:
+            self._surely(name, method, *args)
+
+    def _surely(self, name: str, do: Callable[..., Any], *args: Any) -> None:
+        try:
+            do(*args)
+        except Exception as e:
+            self._errors.setdefault(name, f"{failure.type_name(e)}: {failure.message(e)}")
+            self._to_log(f"{name}: {''.join(traceback.format_exception(e))}")
+
+
+def _is_due(when: str, spec: RunSpec) -> bool:
+    kind, _, option = when.partition(":")
+    if kind == "option":
+        return bool(spec.options.get(option))
+    return kind == "hosts" and spec.rendezvous is not None and bool(spec.rendezvous.listen)

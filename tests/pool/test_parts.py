@@ -1,0 +1,50 @@
+"""A pool in which capabilities have no part still runs cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import nbddp
+from nbddp.errors import WorkerFailed
+from nbddp.output.buffer import VIEW, Display, Text
+from nbddp.output.screens import NullScreen
+from nbddp.pool import state
+
+SHOWN = """
+import ipywidgets
+display(ipywidgets.IntProgress(3))
+print("through")
+"""
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[nbddp.Pool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "rows", lambda: ())
+        pool = nbddp.Pool(nproc=2)
+    with pool:
+        yield pool
+
+
+def test_a_cell_runs_and_a_failure_is_told(alone: nbddp.Pool) -> None:
+    assert list(alone.run_cell("6 * 7", want_value=True, screen=NullScreen())) == [42, 42]
+    with pytest.raises(WorkerFailed, match="no good"):
+        alone.run_cell("raise ValueError('no good')", screen=NullScreen())
+
+
+def test_a_widget_is_what_its_bundle_says(alone: nbddp.Pool) -> None:
+    alone.run_cell(SHOWN, screen=NullScreen())
+    assert alone.last_run is not None
+    shown, text = alone.last_run.outputs[0].items
+    assert isinstance(shown, Display)
+    assert VIEW not in shown.data
+    assert shown.data["text/plain"].startswith("IntProgress(")
+    assert isinstance(text, Text)
+    assert text.lines_of("stdout") == ["through"]
+
+
+def test_a_breakpoint_says_that_nobody_can_type(alone: nbddp.Pool) -> None:
+    with pytest.raises(WorkerFailed, match="breakpoint"):
+        alone.run_cell("breakpoint()", screen=NullScreen())

@@ -1,0 +1,177 @@
+"""What capabilities add to workers: when their parts are made and called, and what becomes of an error in one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import nbddp
+from nbddp.capabilities import ROWS
+from nbddp.errors import RunFailed
+from nbddp.protocol.capability import Capability, RankPart, load
+from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.run_spec import CELL, Rendezvous, RunSpec
+from nbddp.worker import parts as worker_parts
+from nbddp.worker.parts import HOOKS, WorkerParts
+from tests.screens import Hearing
+
+WORKER = Path(worker_parts.__file__).parent
+LEFT = {"kernel.py": {"private"}, "process_groups.py": {"private"}, "store_client.py": {"private"}}
+
+
+def test_the_worker_names_no_capability() -> None:
+    """Who may reach a store is left: that is imported by name still."""
+    named = {p.name: set(re.findall(r"nbddp\.capabilities\.(\w+)", p.read_text())) for p in WORKER.glob("*.py")}
+    assert {name: found for name, found in named.items() if found} == LEFT
+    own = {word for row in ROWS for word in (row.name, *(part.name for part in row.rank))}
+    attributes = {
+        n for p in WORKER.glob("*.py") for n in re.findall(r"\b(?:self|kernel|worker)\.(\w+)\b", p.read_text())
+    }
+    assert attributes & own == set()
+
+
+def targets() -> list[str]:
+    """What rows name for ranks."""
+    parts = [part.target for row in ROWS for part in row.rank]
+    return [*parts, *(target for row in ROWS for target in (*row.requests.values(), *row.questions.values()))]
+
+
+def test_what_rows_name_is_there() -> None:
+    for target in targets():
+        assert callable(load(target)), target
+
+
+def test_a_process_that_forks_workers_has_imported_what_they_need() -> None:
+    used = {target.partition(":")[0] for target in targets()}
+    code = "import nbddp.worker.ahead, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert used - set(done.stdout.split()) == set()
+
+
+def test_a_worker_has_imported_what_answers_questions(two: nbddp.Pool) -> None:
+    """An import in the control thread would wait for one that the main thread is in."""
+    asked = {target.partition(":")[0] for row in ROWS for target in row.questions.values()}
+    code = f"import sys\n[module for module in {asked!r} if module not in sys.modules]"
+    assert asked
+    assert list(two.run_cell(code, want_value=True, screen=Hearing())) == [[], []]
+
+
+# -- when they are called ------------------------------------------------------------------------------
+
+
+class Noting:
+    """A part that notes what it is told, in `heard`."""
+
+    heard: list[str]
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def begin(self, spec: RunSpec) -> None:
+        self.heard.append(f"{self._name} begins {spec.run}")
+
+    def ended(self, error: BaseException | None) -> None:
+        self.heard.append(f"{self._name}'s program has ended")
+
+    def end(self, outcome: Outcome, error: BaseException | None) -> None:
+        outcome.parts[self._name] = len(self.heard)
+        self.heard.append(f"{self._name} ends")
+
+
+def made_by(name: str) -> Any:
+    return lambda worker: Noting(name)
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What parts hear that a worker of these rows has."""
+    Noting.heard = []
+    whens = {"first": "start", "second": "start", "asked": "option:asked", "far": "hosts"}
+    rank = tuple(RankPart(name=name, target=name, when=when) for name, when in whens.items())
+    monkeypatch.setattr(worker_parts, "rows", lambda: (Capability(name="one", rank=rank),))
+    monkeypatch.setattr(worker_parts, "load", made_by)
+    return Noting.heard
+
+
+def test_who_begins_first_ends_last(heard: list[str]) -> None:
+    parts, outcome = WorkerParts(SimpleNamespace(), print), Outcome(1)  # type: ignore[arg-type]
+    parts.start()
+    parts.begin(RunSpec(CELL, 1))
+    parts.ended(None)
+    parts.end(outcome, None)
+    assert heard == [
+        "first begins 1", "second begins 1", "second's program has ended", "first's program has ended", "second ends",
+        "first ends",
+    ]  # fmt: skip
+    assert (outcome.parts, outcome.part_errors) == ({"second": 4, "first": 5}, ())
+
+
+def test_a_part_is_made_before_the_first_run_that_needs_it(heard: list[str]) -> None:
+    parts = WorkerParts(SimpleNamespace(), print)  # type: ignore[arg-type]
+    parts.start()
+    parts.begin(RunSpec(CELL, 1, Rendezvous(("a", 1), ("a", 2)), options={"asked": False}))
+    assert heard == ["first begins 1", "second begins 1"]
+    parts.begin(RunSpec(CELL, 2, Rendezvous(("a", 1), ("a", 2), listen="10.0.0.1")))
+    parts.begin(RunSpec(CELL, 3, options={"asked": True}))
+    assert heard[2:] == [
+        *["first begins 2", "second begins 2", "far begins 2"],
+        *["first begins 3", "second begins 3", "far begins 3", "asked begins 3"],
+    ]
+    with pytest.raises(KeyError):
+        parts["none"]
+
+
+def test_a_part_that_cannot_be_made_is_reported_whenever_it_is_needed(
+    heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(target: str) -> Any:
+        raise ImportError(f"no module {target}")
+
+    log: list[str] = []
+    parts = WorkerParts(SimpleNamespace(), log.append)  # type: ignore[arg-type]
+    monkeypatch.setattr(worker_parts, "load", refuses)
+    for run in (1, 2):
+        outcome = Outcome(run)
+        parts.begin(RunSpec(CELL, run, options={"asked": True}))
+        parts.end(outcome, None)
+        assert outcome.part_errors == (("asked", "ImportError: no module asked"),)
+    assert ["Traceback" in text for text in log] == [True, True]
+
+
+# -- an error in one ---------------------------------------------------------------------------------
+
+BROKEN = """
+class Broken:
+    def fail(self, *args): raise ValueError("boom")
+Broken.{hook} = Broken.fail
+get_ipython().kernel.parts.add("broken", Broken())
+"""
+MENDED = """
+hooks = get_ipython().kernel.parts._hooks
+for hook in hooks: hooks[hook] = [(name, method) for name, method in hooks[hook] if name != "broken"]
+"""
+NOTE = "broken failed on ranks 0–1 (ValueError: boom); the program itself is not affected"
+
+
+@pytest.mark.parametrize("hook", HOOKS[:3])
+def test_an_error_in_a_part_is_reported_in_one_line_and_the_cell_is_what_it_is(two: nbddp.Pool, hook: str) -> None:
+    two.run_cell(BROKEN.format(hook=hook), screen=Hearing())
+    try:
+        screen = Hearing()
+        assert list(two.run_cell("6 * 7", want_value=True, screen=screen)) == [42, 42]
+        assert screen.said == [NOTE]
+        screen = Hearing()
+        with pytest.raises(RunFailed, match="ZeroDivisionError"):
+            two.run_cell("1 / 0", screen=screen)
+        assert screen.said == [NOTE]
+    finally:
+        two.run_cell(MENDED, screen=Hearing())
+    screen = Hearing()
+    assert list(two.run_cell("6 * 7", want_value=True, screen=screen)) == [42, 42]
+    assert screen.said == []
