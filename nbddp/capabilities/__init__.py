@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.capability import Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
 from nbddp.protocol.messages import STOPPED
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
@@ -465,7 +465,9 @@ ROWS = (
     Capability(
         name="private",
         on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told"),
-        guard="nbddp.capabilities.private.store_guard:serve",
+        guard=Guard(
+            store="nbddp.capabilities.private.store_guard:serve", rank="nbddp.capabilities.private.on_rank:guard",
+        ),
     ),
     Capability(
         name="warm",

@@ -153,12 +153,24 @@ class PoolPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Who may reach what ranks meet by; both sides, since neither guards anything alone.
+
+    - store: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
+    - rank: () -> a `RankGuard` of `nbddp.worker.rank_guard`.
+    """
+
+    store: Target
+    rank: Target
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capability:
     """A row.
 
     - name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
-    - guard: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
+    - guard: who may reach what ranks meet by; one row has it.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
@@ -179,7 +191,7 @@ class Capability:
     questions: Mapping[str, Target] = field(default_factory=dict)
     on_agent: OnAgent = OnAgent()
     agents: Target = ""
-    guard: Target = ""
+    guard: Guard | None = None
     waits: Target = ""
 
 
@@ -196,6 +208,11 @@ def rows() -> tuple[Capability, ...]:
         return ()
     found: tuple[Capability, ...] = importlib.import_module(TABLE).ROWS
     return found
+
+
+def guard_row() -> Guard | None:
+    """The guard, if a row has one."""
+    return next((row.guard for row in rows() if row.guard is not None), None)
 
 
 class _Method:
