@@ -70,7 +70,7 @@ class Option:
     - workers: where it has workers run, on `hosts` or as `engines` of a cluster; empty: it does not decide that.
     - to_ranks: whether the ranks are told if it holds.
     - shows: (Asked, value) -> what is displayed when the run has ended. of_failed: also if it failed. later: the
-      command that shows the same of the last run.
+      command that shows the same of the last run. terminal: (Pool, value) -> what `python -m nbddp run` says then.
     """
 
     name: str
@@ -101,6 +101,7 @@ class Option:
     shows: Target = ""
     of_failed: bool = False
     later: str = ""
+    terminal: Target = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,7 @@ class Capability:
     - name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
     - guard: who may reach what ranks meet by; one row has it.
+    - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
@@ -192,6 +194,7 @@ class Capability:
     on_agent: OnAgent = OnAgent()
     agents: Target = ""
     guard: Guard | None = None
+    probes: Mapping[str, Target] = field(default_factory=dict)
     waits: Target = ""
 
 

@@ -105,8 +105,8 @@ def join(original: Callable[..., None], store: Any, given: dict[str, Any], until
             if monotonic() < until:
                 until_there(given["host_name"], given["port"], until)
                 continue
-            tried, asked = (f"{t.total_seconds() * 1000:.0f}ms" for t in (min(limit, AT_ONCE), limit))
-            raise type(e)(str(e).replace(tried, asked)) from None
+            this_time, asked = (f"{t.total_seconds() * 1000:.0f}ms" for t in (min(limit, AT_ONCE), limit))
+            raise type(e)(str(e).replace(this_time, asked)) from None
         if limit > AT_ONCE:
             store.set_timeout(limit)
         return
