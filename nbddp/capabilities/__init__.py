@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.capability import Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
 from nbddp.protocol.messages import STOPPED
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
@@ -231,6 +231,7 @@ ROWS = (
         ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
         rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
+        probes={"DDP's reducer": "nbddp.capabilities.timings.probes:ddps_reducer"},
         requests={
             "timings": "nbddp.capabilities.timings.on_rank:timings",
             "clocks": "nbddp.capabilities.timings.on_rank_clocks:clocks",
@@ -251,6 +252,7 @@ ROWS = (
                 name="trace", annotation="bool", default=False, of="run", group="run", after="timings",
                 type="nbddp.capabilities.trace.options:file", const="", metavar="FILE", to_ranks=True,
                 shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
+                terminal="nbddp.capabilities.trace.terminal:write",
                 help="run torch.profiler on every rank and merge the traces for Perfetto into FILE (default "
                 "ddp-trace.json.gz)",
             ),
@@ -465,7 +467,10 @@ ROWS = (
     Capability(
         name="private",
         on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told"),
-        guard="nbddp.capabilities.private.store_guard:serve",
+        guard=Guard(
+            store="nbddp.capabilities.private.store_guard:serve", rank="nbddp.capabilities.private.on_rank:guard",
+        ),
+        probes={"store out of reach": "nbddp.capabilities.private.probes:store_out_of_reach"},
     ),
     Capability(
         name="warm",

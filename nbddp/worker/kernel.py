@@ -29,7 +29,6 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
-from nbddp.capabilities.private import loopback
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
@@ -287,7 +286,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 stream.set_parent(self._parent)
         if here is not None:
             self._place(here.env)
-            loopback.listen(here.listen, (here.master, here.store))
+            self.groups.guard.begin(here)
             self.groups.begin(spec.run, here.master, here.store)
         self.groups.cut = False
         self.groups.shares_gpus = here is not None and here.shares_gpus
