@@ -24,7 +24,7 @@ from nbddp.execution.deadlock import Deadlock
 from nbddp.execution.escalation import Escalation, RankControl
 from nbddp.execution.events import Events
 from nbddp.execution.positions import Position, facts_of
-from nbddp.execution.result import RankPlaces, RunResult
+from nbddp.execution.result import RankPlaces, RunResult, StuckRank
 from nbddp.execution.watch import RankWatcher
 from nbddp.output.buffer import COMMS
 from nbddp.output.log_file import LIMIT
@@ -34,6 +34,7 @@ from nbddp.protocol import outcome
 from nbddp.protocol.messages import INTERRUPTED, OUTCOME
 from nbddp.protocol.outcome import Outcome, ProcessExit, RankExit
 from nbddp.protocol.pool_parts import PoolParts
+from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import Reply, RunSpec
 
@@ -93,7 +94,7 @@ class Execution:
         self.when_sent: Callable[[], None] = lambda: None
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
-        self.stuck: dict[int, dict[str, Any]] = {}
+        self.stuck: dict[int, StuckRank] = {}
         sizes = (int(s.rendezvous.env["WORLD_SIZE"]) for s in specs.values() if s.rendezvous is not None)
         self.world_size = max(sizes, default=len(specs))
         self.regrouped = ""
@@ -412,7 +413,7 @@ class Execution:
         return self.watcher.looked_at
 
     @property
-    def facts(self) -> dict[int, dict[str, Any]]:
+    def facts(self) -> dict[int, Whereabouts]:
         return self.watcher.facts
 
     @property

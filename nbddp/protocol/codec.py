@@ -73,6 +73,8 @@ def _reader(hint: Any) -> Read:
         if args[1:] == (...,):
             return _each(_reader(args[0]), tuple)
         readers = tuple(map(_reader, args))
+        if all(read is _same for read in readers):
+            return tuple
         return lambda value: tuple(read(each) for read, each in zip(readers, value, strict=True))
     if origin is list:
         return _each(_reader(args[0]), list)

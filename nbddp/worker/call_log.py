@@ -235,10 +235,10 @@ class CallLog:
         finally:
             self.making.pop(me, None)
 
-    def makes(self, ident: int) -> tuple[str, int, list[int]] | None:
+    def makes(self, ident: int) -> tuple[str, int, tuple[int, ...]] | None:
         """The subgroup that a thread makes: a name for all subgroups of this init, its number, its ranks."""
         number = self.making.get(ident)
-        return None if number is None else (self.subgroups, number, self.made[number])
+        return None if number is None else (self.subgroups, number, tuple(self.made[number]))
 
     @property
     def subgroups(self) -> str:
