@@ -22,6 +22,7 @@ from nbddp.execution.watch import RankQuestions, RankWatcher
 from nbddp.launch.topology import rank_words
 from nbddp.output.run_output import RunOutput
 from nbddp.protocol import outcome
+from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.request import Request
@@ -60,7 +61,7 @@ class RunControl(Protocol):
     regrouped: str
     next_request: Callable[[], RunSpec | None]
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None: ...
+    def hear(self, rank: int, message: JupyterMessage) -> None: ...
     def wait_for_answers(self, until: float) -> None: ...
     def ending(self) -> RunResult: ...
 

@@ -31,7 +31,8 @@ from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput
 from nbddp.output.screens import Screen
 from nbddp.protocol import outcome
-from nbddp.protocol.messages import INTERRUPTED, OUTCOME
+from nbddp.protocol.codec import Json
+from nbddp.protocol.messages import INTERRUPTED, OUTCOME, JupyterMessage
 from nbddp.protocol.outcome import Outcome, ProcessExit, RankExit
 from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.position import Whereabouts
@@ -90,7 +91,7 @@ class Execution:
         self.next_request: Callable[[], RunSpec | None] = lambda: None  # what freed ranks are to do next, unasked
         self.goes_on: set[int] = set()  # ranks that have ended the run and do that
         self._asked_before = frozenset(after.goes_on) if after else frozenset[int]()
-        self.aside: Callable[[int, str, dict[str, Any]], None] | None = None  # given what is printed, if nobody sees it
+        self.aside: Callable[[int, str, Json], None] | None = None  # given what is printed, if nobody sees it
         self.when_sent: Callable[[], None] = lambda: None
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
@@ -113,7 +114,7 @@ class Execution:
 
     # -- fed from other threads ------------------------------------------------------
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def hear(self, rank: int, message: JupyterMessage) -> None:
         """An iopub message of this run."""
         kind = message["header"]["msg_type"]
         next_one = kind == OUTCOME and self.ladder.then is not None and message["content"].run == self.ladder.then.run
@@ -360,7 +361,7 @@ class Execution:
             known = replace(before, code=process.code, seen_ns=process.seen_ns)
             self.ended[rank] = replace(self.ended[rank], process=known)
 
-    def _came_out(self, rank: int, message: dict[str, Any]) -> None:
+    def _came_out(self, rank: int, message: JupyterMessage) -> None:
         if rank in self.ended:
             return  # it was said again although it was on its way
         buffers = [bytes(b) for b in message["buffers"]]
@@ -381,7 +382,7 @@ class Execution:
         found = outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
         return outcome.verdict_of_script(said, ours, found) if self.request.spends else found
 
-    def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
+    def _printed(self, rank: int, kind: str, content: Json) -> None:
         if rank in self.ended:
             self._output_until = time.monotonic() + LAST_OUTPUT
         self.display.take(rank, kind, content)

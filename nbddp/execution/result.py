@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 from nbddp.errors import (
     Cause,
@@ -199,7 +199,7 @@ class RunResult:
         ended = found.ended
         died = ended.status == outcome.DIED
         kind = "left" if found.left else "died" if died else "exit" if ended.exit_code is not None else "raised"
-        return Cause(
+        cause = Cause(
             rank=ended.rank,
             node=self.places.node_of(ended.rank),
             kind=kind,
@@ -208,16 +208,16 @@ class RunResult:
             log=self.places.log_of(ended.rank),
             left=found.left,
             stage=ended.outcome.stage if ended.outcome is not None else "",
-            **self._known_of(ended.rank, ended.process, asks) if died and ended.process is not None else {},
         )
+        return cause if ended.process is None or not died else self._of_dead(cause, ended.process, asks)
 
-    def _known_of(self, rank: int, process: ProcessExit, asks: bool) -> dict[str, Any]:
-        """Of a rank that died. Whose signal it was is asked only where a scheduler sends such."""
-        taken = self.places.taken_of(rank) if asks and process.code in SCHEDULERS else ""
-        return {
-            "lost": process.lost, "taken": taken, "device": self.places.device_of(rank),
-            "peak_kib": process.peak_kib, "last_words": process.last_words, "overrun": process.overrun,
-        }  # fmt: skip
+    def _of_dead(self, cause: Cause, process: ProcessExit, asks: bool) -> Cause:
+        """Whose signal it was is asked only where a scheduler sends such."""
+        taken = self.places.taken_of(cause.rank) if asks and process.code in SCHEDULERS else ""
+        return replace(
+            cause, lost=process.lost, taken=taken, device=self.places.device_of(cause.rank),
+            peak_kib=process.peak_kib, last_words=process.last_words, overrun=process.overrun,
+        )  # fmt: skip
 
     def _lost(self, ended: RankExit) -> str:
         """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""

@@ -51,7 +51,7 @@ def _defaults(kind: type[DataclassInstance]) -> tuple[tuple[str, Any], ...]:
     return tuple((f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(kind))
 
 
-def from_json(kind: type[T], found: Mapping[str, Any]) -> T:
+def from_json(kind: type[T], found: Mapping[str, object]) -> T:
     """The message that `to_json` has made this of."""
     readers = _readers(kind)
     return kind(**{name: readers[name](value) for name, value in found.items() if name in readers})
