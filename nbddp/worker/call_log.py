@@ -87,6 +87,7 @@ class CallRecord(tuple[Any, ...]):
         return self[0] in (SEND, RECV)
 
 
+ProcessGroup = Any  # torch's, whose types are not known here
 STORE = CallRecord(("the store", "", UNKNOWN))
 
 
@@ -373,7 +374,7 @@ def _clocks() -> tuple[int, int]:
     return clock.perf_counter_ns(), clock.thread_time_ns()
 
 
-def groups() -> dict[str, Any]:
+def groups() -> dict[str, ProcessGroup]:
     """torch's name → each living group that this rank is a member of."""
     world = torch.world()
     if world is None:

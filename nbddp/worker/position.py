@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
@@ -487,7 +487,18 @@ def is_elsewhere() -> bool:
     return CALLS.world not in (None, (OWN["rank"], OWN["size"]))
 
 
-def collectives(since: int) -> list[dict[str, Any]]:
+class CalledCollective(TypedDict):
+    """One that this rank has called. ranks: global; created: nanoseconds since 1970."""
+
+    op: str
+    group: str
+    ranks: tuple[int, ...]
+    what: str
+    sequence: int
+    created: int
+
+
+def collectives(since: int) -> list[CalledCollective]:
     """Collectives that were called since then (nanoseconds since 1970), oldest first, with their groups' ranks."""
     return [
         {"op": e.name, "group": e.group, "ranks": tuple(members_of(e.group)[0]), "what": e.what,

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
+from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
@@ -23,7 +24,7 @@ from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.parts import RankWorker
 
 UNTOLD = "untold"
-Sent = tuple[Outcome, "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
+Sent = tuple[Outcome, "list[bytes] | None", JupyterMessage]  # an outcome, its buffers, and what asked for it
 
 
 class QuestionsKernel(RankWorker, Protocol):
@@ -39,7 +40,7 @@ class QuestionsKernel(RankWorker, Protocol):
 
     def do_complete(self, code: str, cursor_pos: int) -> Any: ...
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = ...) -> Any: ...
-    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: dict[str, Any]) -> None: ...
+    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: JupyterMessage) -> None: ...
 
 
 def _complete(worker: QuestionsKernel, code: str, cursor_pos: int) -> Any:

@@ -40,7 +40,7 @@ def alone() -> Iterator[tuple[Any, Any]]:
         dist.destroy_process_group()
 
 
-def _recorded() -> list[dict[str, Any]]:
+def _recorded() -> list[flight.RecordedCall]:
     if not torch_compat.flight_recorders():
         raise Failed("there is no recorder")
     flight.switch_on()
