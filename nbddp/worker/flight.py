@@ -41,7 +41,7 @@ class RecordedCall(TypedDict, total=False):
     input_sizes: list[list[int]]
 
 
-GroupStatus = Mapping[str, Mapping[str, int]]  # `pg_id` → what NCCL's watchdog knows of the group
+GroupStatus = Mapping[str, Mapping[str, str | int]]  # `pg_id` → what NCCL's watchdog knows of the group
 
 
 class RecorderDump(TypedDict, total=False):

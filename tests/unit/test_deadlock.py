@@ -13,7 +13,7 @@ import pytest
 from nbddp.errors import RankStatus, RunHung
 from nbddp.execution.deadlock import diagnose, held, waiting_words, waits_for
 from nbddp.execution.execution import Execution
-from nbddp.execution.positions import ANY, Call, Position, position_of
+from nbddp.execution.positions import ANY, Call, Position, facts_of, position_of
 from nbddp.execution.watch import START_EACH, RankWatcher
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.codec import to_json
@@ -414,6 +414,26 @@ def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_
     assert len(asked) == 4
     look(seen(recv=False, token=2))
     assert (watcher.deadlock, watcher.hung_since) == (None, None)
+
+
+def test_names_that_a_rank_has_told_stay_until_it_is_asked_for_them_again() -> None:
+    class Asks:
+        def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None: ...
+        def repeat(self, ranks: Sequence[int], run: int) -> None: ...
+
+    watcher = RankWatcher(Asks(), [0], {}, lambda *came: None, run=1, world_size=1, hang_after=5.0)
+    told: list[tuple[str, ...] | None] = []
+    for number, names in enumerate((("x",), None, ()), 1):
+        watcher.look()
+        watcher.answered(0, number, replace(seen(recv=False), names=names, imports=names))
+        told.append(watcher.facts[0].names)
+    assert told == [("x",), ("x",), ()]
+
+
+def test_an_answer_that_was_lost_is_none() -> None:
+    assert facts_of(Reply()) is None
+    assert facts_of(Reply(to_json(Whereabouts()))) == Whereabouts()
+    assert facts_of(Reply(failed="KeyError")) == Whereabouts(failed="KeyError")
 
 
 def test_end_of_an_earlier_cells_group_is_a_place_and_no_deadlock() -> None:
