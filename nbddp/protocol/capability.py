@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 TABLE = "nbddp.capabilities"
 Target = str
+FieldValues = dict[str, Any]  # arguments for a dataclass: each field has a type of its own
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
@@ -245,7 +246,7 @@ def option_fields(of: str) -> type:
     return make_dataclass(f"{of.title()}Fields", fields, frozen=True, kw_only=True)
 
 
-def given(call: str, of: str, said: Mapping[str, Any]) -> dict[str, Any]:
+def given(call: str, of: str, said: Mapping[str, object]) -> FieldValues:
     """Values of fields, from the arguments of a call in Python. Raises TypeError for one that no row has."""
     known = {option.name: option for option in added_options(of) if option.python}
     unknown = next((name for name in said if name not in known), None)

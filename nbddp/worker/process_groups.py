@@ -49,6 +49,7 @@ from nbddp.worker import (
 )
 from nbddp.worker.gloo_log import GlooSilencer
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
+from nbddp.worker.store_client import Given
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 HANDLING, TEARS_DOWN = "TORCH_NCCL_ASYNC_ERROR_HANDLING", ("1", "3")  # torch's ErrorHandlingMode; 3 is its own default
@@ -81,7 +82,7 @@ class Groups:
         self._connect = ("", 0)
         self._gives_store = False
         self._clients: dict[tuple[str, int], Any] = {}
-        self._left: list[dict[str, Any]] = []
+        self._left: list[dict[str, call_log.ProcessGroup]] = []
         self._destroyed: list[weakref.ref[Any]] = []  # by the program
         self._outlived: list[Any] = []  # of these, those that something of the program's still held after the run
 
@@ -338,7 +339,7 @@ class Groups:
         except RuntimeError as e:  # the store is gone, and with it the run
             print(f"asking who is through the making of a group: {type(e).__name__}: {e}", file=sys.__stderr__)
 
-    def _with_store(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _with_store(self, given: Given) -> Given:
         """Arguments of an init that would go by `env://` to the pool's store, with what it would find there."""
         env = os.environ
         asked = given.get("init_method") in (None, "env://") and given.get("store") is None
@@ -408,7 +409,7 @@ def _agent_store(outside: bool) -> Iterator[None]:
             os.environ[AGENT_STORE] = before
 
 
-def _for_shared_gpus(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _for_shared_gpus(args: tuple[Any, ...], kwargs: Given) -> tuple[tuple[Any, ...], Given]:
     """Arguments of an init, with the backend that ranks which share GPUs can have."""
     asked = args[0] if args else kwargs.get("backend")
     found = shared_gpus.backend(None if asked is None else str(asked), shared_gpus.nccl_version())
@@ -447,7 +448,7 @@ def _living(known: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [found for found in (one() for one in known) if found is not None]
 
 
-def _let_go(held: dict[str, Any]) -> None:
+def _let_go(held: dict[str, call_log.ProcessGroup]) -> None:
     held.clear()
     gc.collect()
 

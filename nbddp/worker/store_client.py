@@ -30,12 +30,13 @@ ADVICE = (
     f"{INHERITED}=True, which started processes inherit, has each of them look for a store of the launcher's at its "
     f"MASTER_PORT: keep the launcher's MASTER_PORT, or set {INHERITED}=False in them"
 )
+Given = dict[str, Any]  # arguments of a call of torch's, as a program gives them
 SERVING: list[str] = []  # addresses of servers that wait for their clients: they ask themselves, over a socket
 
 _pools_port: int | None = None  # MASTER_PORT, as programs are given it
 
 
-def make(original: Callable[..., None], store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> None:
+def make(original: Callable[..., None], store: Any, args: tuple[Any, ...], kwargs: Given, known: bool) -> None:
     """`original(store, *args, **kwargs)` of a TCPStore. known: its server is known to be there."""
     given = {**dict(zip(PARAMETERS, args, strict=False)), **kwargs}
     host, port, limit = given.get("host_name"), given.get("port"), given.get("timeout", USUAL)
@@ -79,7 +80,7 @@ def _can_bind(family: int, place: Any) -> bool:
     return True
 
 
-def serve(original: Callable[..., None], store: Any, given: dict[str, Any], where: str) -> None:
+def serve(original: Callable[..., None], store: Any, given: Given, where: str) -> None:
     """A server's own client needs no name for it, which may be wrong."""
     host = given["host_name"]
     local = is_local(host)
@@ -95,7 +96,7 @@ def serve(original: Callable[..., None], store: Any, given: dict[str, Any], wher
         SERVING.remove(where)
 
 
-def join(original: Callable[..., None], store: Any, given: dict[str, Any], until: float) -> None:
+def join(original: Callable[..., None], store: Any, given: Given, until: float) -> None:
     limit = given.get("timeout", USUAL)
     until_there(given["host_name"], given["port"], until)
     while True:

@@ -21,7 +21,7 @@ from nbddp.worker import call_log, flight, torch_debug_detail
 SOON = 5.0  # seconds that a wait which was ended has to return
 
 
-def _recorded() -> list[dict[str, Any]]:
+def _recorded() -> list[flight.RecordedCall]:
     if not torch_compat.flight_recorders():
         raise Failed("there is no recorder")
     flight.switch_on()
