@@ -49,9 +49,8 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
 
     @dataclass(frozen=True, kw_only=True)
     class PoolFields:
-        """keep_warm, keep_alive: in seconds."""
+        """keep_alive: in seconds."""
 
-        keep_warm: float | None = None
         hosts: str | None = None
         via: str | None = None
         ssh_config: str | None = None
@@ -469,15 +468,6 @@ ROWS = (
     ),
     Capability(
         name="warm",
-        options=(
-            Option(
-                name="keep_warm", annotation="float | None", python=False, after="device",
-                type="nbddp.launch.options:duration", metavar="TIME",
-                help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as "
-                "10m, 90s or 2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a "
-                "terminal)",
-            ),
-        ),
         on_agent=OnAgent(
             ops={"keep": "nbddp.capabilities.warm.on_agent:keep"}, warm="nbddp.capabilities.warm.on_agent:told",
             begins="nbddp.capabilities.warm.on_agent:begin", succeeds="nbddp.capabilities.warm.on_agent:go_on",
