@@ -13,11 +13,12 @@ from typing import Any
 
 from nbddp.capabilities.hosts.elastic import NodePlace
 from nbddp.capabilities.hosts.names import hosts_of
-from nbddp.capabilities.hosts.transports import SrunTransport, SshTransport, TemplateTransport, Transport
+from nbddp.capabilities.hosts.transports import SshTransport, TemplateTransport, Transport
 from nbddp.capabilities.hosts.via import SSH, refuse_more_than_names, via_of
 from nbddp.capabilities.slurm import allocation, commands
 from nbddp.capabilities.slurm.allocation import Allocation, KeptAllocation
 from nbddp.capabilities.slurm.commands import Slurm
+from nbddp.capabilities.slurm.transport import SrunTransport
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.units import lasts
