@@ -177,16 +177,8 @@ ROWS = (
             },
             starts={"facts": "nbddp.capabilities.hosts.facts:main"},
         ),
-    ),
-    Capability(
-        name="attached",
-        options=(
-            Option(
-                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
-                merge="nbddp.capabilities.attached.options:merged",
-                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
-                "--nproc N takes N engines of each host",
-            ),
+        sources=dict.fromkeys(
+            ("elastic", "hosts", "interface", "sync"), "nbddp.capabilities.hosts.remote_nodes:RemoteNodes"
         ),
     ),
     Capability(
@@ -495,7 +487,7 @@ ROWS = (
         ),
         options=(
             Option(
-                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="cluster",
+                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="sync",
                 type="nbddp.capabilities.slurm.options:job", const="", metavar="JOB",
                 value="nbddp.capabilities.slurm.options:asked", given="nbddp.capabilities.slurm.options:given",
                 merge="nbddp.capabilities.slurm.options:merged",
@@ -522,7 +514,20 @@ ROWS = (
         ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+        sources={"slurm": "nbddp.capabilities.slurm.host_source:SlurmNodes"},
         waits="nbddp.capabilities.slurm.allocation:kept",
+    ),
+    Capability(
+        name="attached",
+        options=(
+            Option(
+                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
+                merge="nbddp.capabilities.attached.options:merged",
+                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
+                "--nproc N takes N engines of each host",
+            ),
+        ),
+        sources={"cluster": "nbddp.capabilities.attached.host_source:ClusterEngines"},
     ),
     Capability(
         name="check",

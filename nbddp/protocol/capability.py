@@ -159,6 +159,8 @@ class Capability:
     - name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
     - guard: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
+    - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
+      pool for which the option is said. Of several the last row's is taken.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
@@ -180,6 +182,7 @@ class Capability:
     on_agent: OnAgent = OnAgent()
     agents: Target = ""
     guard: Target = ""
+    sources: Mapping[str, Target] = field(default_factory=dict)
     waits: Target = ""
 
 
