@@ -49,9 +49,8 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
 
     @dataclass(frozen=True, kw_only=True)
     class PoolFields:
-        """keep_warm, keep_alive: in seconds."""
+        """keep_alive: in seconds."""
 
-        keep_warm: float | None = None
         hosts: str | None = None
         via: str | None = None
         ssh_config: str | None = None
@@ -178,16 +177,8 @@ ROWS = (
             },
             starts={"facts": "nbddp.capabilities.hosts.facts:main"},
         ),
-    ),
-    Capability(
-        name="attached",
-        options=(
-            Option(
-                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
-                merge="nbddp.capabilities.attached.options:merged",
-                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
-                "--nproc N takes N engines of each host",
-            ),
+        sources=dict.fromkeys(
+            ("elastic", "hosts", "interface", "sync"), "nbddp.capabilities.hosts.remote_nodes:RemoteNodes"
         ),
     ),
     Capability(
@@ -474,15 +465,6 @@ ROWS = (
     ),
     Capability(
         name="warm",
-        options=(
-            Option(
-                name="keep_warm", annotation="float | None", python=False, after="device",
-                type="nbddp.launch.options:duration", metavar="TIME",
-                help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as "
-                "10m, 90s or 2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a "
-                "terminal)",
-            ),
-        ),
         on_agent=OnAgent(
             ops={"keep": "nbddp.capabilities.warm.on_agent:keep"}, warm="nbddp.capabilities.warm.on_agent:told",
             begins="nbddp.capabilities.warm.on_agent:begin", succeeds="nbddp.capabilities.warm.on_agent:go_on",
@@ -510,7 +492,7 @@ ROWS = (
         ),
         options=(
             Option(
-                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="cluster",
+                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="sync",
                 type="nbddp.capabilities.slurm.options:job", const="", metavar="JOB",
                 value="nbddp.capabilities.slurm.options:asked", given="nbddp.capabilities.slurm.options:given",
                 merge="nbddp.capabilities.slurm.options:merged",
@@ -537,7 +519,20 @@ ROWS = (
         ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+        sources={"slurm": "nbddp.capabilities.slurm.host_source:SlurmNodes"},
         waits="nbddp.capabilities.slurm.allocation:kept",
+    ),
+    Capability(
+        name="attached",
+        options=(
+            Option(
+                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
+                merge="nbddp.capabilities.attached.options:merged",
+                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
+                "--nproc N takes N engines of each host",
+            ),
+        ),
+        sources={"cluster": "nbddp.capabilities.attached.host_source:ClusterEngines"},
     ),
     Capability(
         name="check",

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.stop import uninterrupted
-from nbddp.errors import BadInput, PoolError, RankStatus
+from nbddp.errors import PoolError, RankStatus
 from nbddp.execution import exit_notes
 from nbddp.execution.cell_text import as_python
 from nbddp.execution.execution import Execution
@@ -64,11 +64,8 @@ class Runs:
         group.need_running()
         ranks = check_ranks(request.ranks, group.world_size, "--ranks")
         request = request.on(ranks, self._shown(request, check_ranks(request.show, group.world_size, "--show")))
-        if request.spends and group.joined is not None:
-            raise BadInput(
-                f"a script's processes end with it, but nbddp cannot end the engines of cluster "
-                f"{group.joined.cluster.name}; add --keep to run it in them"
-            )
+        if request.spends:
+            group.source.refuse_spending()
         most = log_file.limit(os.environ)
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
@@ -189,7 +186,7 @@ class Runs:
         ports = stores.ports_of(number)
         if stores.unguarded not in known:
             screen.say(stores.unguarded)
-        return self.group.by_host(ports)
+        return ports
 
     # -- a run, and after it -------------------------------------------------------------------------
 

@@ -174,6 +174,8 @@ class Capability:
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
     - guard: who may reach what ranks meet by; one row has it.
     - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
+    - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
+      pool for which the option is said. Of several the last row's is taken.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
@@ -196,6 +198,7 @@ class Capability:
     agents: Target = ""
     guard: Guard | None = None
     probes: Mapping[str, Target] = field(default_factory=dict)
+    sources: Mapping[str, Target] = field(default_factory=dict)
     waits: Target = ""
 
 

@@ -41,6 +41,10 @@ class PoolParts:
         self.ranks_ended: list[Callable[[Collection[int]], None]] = []  # their processes are over
         self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []  # the agent's event, if the pool goes on
         self.stopped: list[Callable[[], None]] = []
+        self.released: list[Callable[[], None]] = []  # what it holds besides processes is to be given back
+        self.left: list[Callable[[], None]] = []  # the same, except for what another kernel is to find
+        self.given_back: Lines = []  # what `released` gives back
+        self.holds: Lines = []  # what `status` says of that
         self.notes: Lines = []  # what to say when a line is met, before a cell too
         self.offers: Lines = []  # where else workers could be, once they have started on this machine
         self.shortcomings: Lines = []  # what does not work here
@@ -93,6 +97,11 @@ class PoolParts:
         finally:
             for ended in self.run_ended:
                 ended(run)
+
+
+def call_all(told: Iterable[Callable[[], None]]) -> None:
+    for call in told:
+        call()
 
 
 def lines(told: Lines) -> list[str]:
