@@ -1,5 +1,5 @@
-"""Why a process of Python's has ended, read from its log (pure): the error of its last traceback, on one line, and the
-file of the user's that it is about."""
+"""Why a process has ended, read from its log (pure): the error of Python's last traceback, on one line, and the file of
+the user's that it is about; else its last line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Iterable
 TRACEBACK = "Traceback (most recent call last):"
 FRAME = re.compile(r'  File "([^"<]+)", line (\d+)')
 LINES, LONGEST = 4, 400  # of a message
+RULE = re.compile(r"^-{20,}$", re.MULTILINE)
+OWN_WARNING = re.compile(r"\[[^\]\s]+:\d+\] .*\bWarning: ")  # of Open MPI about itself: [host:pid] plm:rsh: Warning: …
 # what is imported before a program, besides Python's own modules
 IMPORTED = {
     "IPython", "cloudpickle", "ipykernel", "ipyparallel", "numpy", "psutil", "pynvml", "tornado", "torch", "traitlets",
@@ -50,3 +52,12 @@ def _hiding(text: str, folder: str, entries: Iterable[str]) -> str:
             if path in text or f"'{name}'" in text:
                 return f"; rename {path}, which hides the module {name}"
     return ""
+
+
+def last_line(said: str) -> str:
+    """The last line that is not empty; before what Open MPI adds between two rules and warns of, unless that is all."""
+    parts = RULE.split(said)
+    lines = [line.strip() for part in parts[::2] for line in part.splitlines() if line.strip()]
+    lines = [line for line in lines if not OWN_WARNING.match(line)] or ([] if parts[1::2] else lines)
+    boxes = [" ".join(part.split()) for part in parts[1::2]]
+    return (lines[-1:] or boxes[:1] or ["it printed nothing"])[0]

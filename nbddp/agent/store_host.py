@@ -18,7 +18,7 @@ from typing import Any
 
 from nbddp.agent import warning_filters
 from nbddp.protocol.agent import OpenedStore, OpenStore
-from nbddp.protocol.capability import load, rows
+from nbddp.protocol.capability import guard_row, load
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.jsonl import LineBuffer, encode
 
@@ -68,9 +68,9 @@ def main(request: dict[str, Any]) -> int:
 
 def opened(asked: OpenStore, agent: int, owner: int) -> Served:
     """For the pool of an agent and its owner. Raises OSError."""
-    guard = next((row.guard for row in rows() if row.guard), "")
-    if guard:
-        found: Served = load(guard)(asked, agent, owner)
+    guard = guard_row()
+    if guard is not None:
+        found: Served = load(guard.store)(asked, agent, owner)
         return found
     if asked.of is not None or asked.outside:
         raise OSError("nothing here leads ranks of several hosts to one store")

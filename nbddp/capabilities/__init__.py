@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.capability import Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
 from nbddp.protocol.messages import STOPPED
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
@@ -49,9 +49,8 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
 
     @dataclass(frozen=True, kw_only=True)
     class PoolFields:
-        """keep_warm, keep_alive: in seconds."""
+        """keep_alive: in seconds."""
 
-        keep_warm: float | None = None
         hosts: str | None = None
         via: str | None = None
         ssh_config: str | None = None
@@ -178,16 +177,8 @@ ROWS = (
             },
             starts={"facts": "nbddp.capabilities.hosts.facts:main"},
         ),
-    ),
-    Capability(
-        name="attached",
-        options=(
-            Option(
-                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
-                merge="nbddp.capabilities.attached.options:merged",
-                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
-                "--nproc N takes N engines of each host",
-            ),
+        sources=dict.fromkeys(
+            ("elastic", "hosts", "interface", "sync"), "nbddp.capabilities.hosts.remote_nodes:RemoteNodes"
         ),
     ),
     Capability(
@@ -231,6 +222,7 @@ ROWS = (
         ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
         rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
+        probes={"DDP's reducer": "nbddp.capabilities.timings.probes:ddps_reducer"},
         requests={
             "timings": "nbddp.capabilities.timings.on_rank:timings",
             "clocks": "nbddp.capabilities.timings.on_rank_clocks:clocks",
@@ -251,6 +243,7 @@ ROWS = (
                 name="trace", annotation="bool", default=False, of="run", group="run", after="timings",
                 type="nbddp.capabilities.trace.options:file", const="", metavar="FILE", to_ranks=True,
                 shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
+                terminal="nbddp.capabilities.trace.terminal:write",
                 help="run torch.profiler on every rank and merge the traces for Perfetto into FILE (default "
                 "ddp-trace.json.gz)",
             ),
@@ -465,19 +458,13 @@ ROWS = (
     Capability(
         name="private",
         on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told"),
-        guard="nbddp.capabilities.private.store_guard:serve",
+        guard=Guard(
+            store="nbddp.capabilities.private.store_guard:serve", rank="nbddp.capabilities.private.on_rank:guard",
+        ),
+        probes={"store out of reach": "nbddp.capabilities.private.probes:store_out_of_reach"},
     ),
     Capability(
         name="warm",
-        options=(
-            Option(
-                name="keep_warm", annotation="float | None", python=False, after="device",
-                type="nbddp.launch.options:duration", metavar="TIME",
-                help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as "
-                "10m, 90s or 2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a "
-                "terminal)",
-            ),
-        ),
         on_agent=OnAgent(
             ops={"keep": "nbddp.capabilities.warm.on_agent:keep"}, warm="nbddp.capabilities.warm.on_agent:told",
             begins="nbddp.capabilities.warm.on_agent:begin", succeeds="nbddp.capabilities.warm.on_agent:go_on",
@@ -505,7 +492,7 @@ ROWS = (
         ),
         options=(
             Option(
-                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="cluster",
+                name="slurm", annotation="Slurm | bool | None", workers="hosts", group="Slurm", after="sync",
                 type="nbddp.capabilities.slurm.options:job", const="", metavar="JOB",
                 value="nbddp.capabilities.slurm.options:asked", given="nbddp.capabilities.slurm.options:given",
                 merge="nbddp.capabilities.slurm.options:merged",
@@ -532,7 +519,20 @@ ROWS = (
         ),
         names={"Slurm": "nbddp.capabilities.slurm.commands:Slurm"},
         methods={"attach": "nbddp.capabilities.slurm.command:attach"},
+        sources={"slurm": "nbddp.capabilities.slurm.host_source:SlurmNodes"},
         waits="nbddp.capabilities.slurm.allocation:kept",
+    ),
+    Capability(
+        name="attached",
+        options=(
+            Option(
+                name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
+                merge="nbddp.capabilities.attached.options:merged",
+                help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
+                "--nproc N takes N engines of each host",
+            ),
+        ),
+        sources={"cluster": "nbddp.capabilities.attached.host_source:ClusterEngines"},
     ),
     Capability(
         name="check",

@@ -8,7 +8,8 @@ A table, as data: what each seam is for, and what is lost without it. The privat
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,24 @@ def expect(condition: object, otherwise: str) -> None:
     """Raises Failed(otherwise) if the condition is not true. A trial is no `assert`: `python -O` leaves those out."""
     if not condition:
         raise Failed(otherwise)
+
+
+@contextmanager
+def alone() -> Iterator[tuple[Any, Any]]:
+    """A default process group of one rank, without a network: torch.distributed, and a tensor for its collectives.
+
+    The tensor outlives the group. To drop one that Python knows, gloo's thread wants the interpreter, and torch 2.6
+    holds that while it waits for the thread.
+    """
+    import torch
+    import torch.distributed as dist
+
+    one = torch.ones(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist, one
+    finally:
+        dist.destroy_process_group()
 
 
 def holder(name: str) -> tuple[Any, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,7 +22,9 @@ from nbddp.execution.watch import RankQuestions, RankWatcher
 from nbddp.launch.topology import rank_words
 from nbddp.output.run_output import RunOutput
 from nbddp.protocol import outcome
+from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import RankExit
+from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import Question, RunSpec
 
@@ -59,7 +61,7 @@ class RunControl(Protocol):
     regrouped: str
     next_request: Callable[[], RunSpec | None]
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None: ...
+    def hear(self, rank: int, message: JupyterMessage) -> None: ...
     def wait_for_answers(self, until: float) -> None: ...
     def ending(self) -> RunResult: ...
 
@@ -194,11 +196,11 @@ class Escalation:
             if self._spares:
                 self.released.discard(rank)  # it does not free itself
 
-    def saw(self, rank: int, facts: Mapping[str, Any]) -> None:
+    def saw(self, rank: int, facts: Whereabouts) -> None:
         """What a rank has said of itself while it was at work."""
-        if facts.get("interrupted"):
+        if facts.interrupted:
             self.took(rank)
-        if not facts.get("over") or self.interrupted_at is None:
+        if not facts.over or self.interrupted_at is None:
             self._over.pop(rank, None)
         else:
             self._over.setdefault(rank, time.monotonic())

@@ -24,16 +24,18 @@ from nbddp.execution.deadlock import Deadlock
 from nbddp.execution.escalation import Escalation, RankControl
 from nbddp.execution.events import Events
 from nbddp.execution.positions import Position, facts_of
-from nbddp.execution.result import RankPlaces, RunResult
+from nbddp.execution.result import RankPlaces, RunResult, StuckRank
 from nbddp.execution.watch import RankWatcher
 from nbddp.output.buffer import COMMS
 from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput
 from nbddp.output.screens import Screen
 from nbddp.protocol import outcome
-from nbddp.protocol.messages import INTERRUPTED, OUTCOME
+from nbddp.protocol.codec import Json
+from nbddp.protocol.messages import INTERRUPTED, OUTCOME, JupyterMessage
 from nbddp.protocol.outcome import Outcome, ProcessExit, RankExit
 from nbddp.protocol.pool_parts import PoolParts
+from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import Reply, RunSpec
 
@@ -89,11 +91,11 @@ class Execution:
         self.next_request: Callable[[], RunSpec | None] = lambda: None  # what freed ranks are to do next, unasked
         self.goes_on: set[int] = set()  # ranks that have ended the run and do that
         self._asked_before = frozenset(after.goes_on) if after else frozenset[int]()
-        self.aside: Callable[[int, str, dict[str, Any]], None] | None = None  # given what is printed, if nobody sees it
+        self.aside: Callable[[int, str, Json], None] | None = None  # given what is printed, if nobody sees it
         self.when_sent: Callable[[], None] = lambda: None
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
-        self.stuck: dict[int, dict[str, Any]] = {}
+        self.stuck: dict[int, StuckRank] = {}
         sizes = (int(s.rendezvous.env["WORLD_SIZE"]) for s in specs.values() if s.rendezvous is not None)
         self.world_size = max(sizes, default=len(specs))
         self.regrouped = ""
@@ -112,7 +114,7 @@ class Execution:
 
     # -- fed from other threads ------------------------------------------------------
 
-    def hear(self, rank: int, message: dict[str, Any]) -> None:
+    def hear(self, rank: int, message: JupyterMessage) -> None:
         """An iopub message of this run."""
         kind = message["header"]["msg_type"]
         next_one = kind == OUTCOME and self.ladder.then is not None and message["content"].run == self.ladder.then.run
@@ -359,7 +361,7 @@ class Execution:
             known = replace(before, code=process.code, seen_ns=process.seen_ns)
             self.ended[rank] = replace(self.ended[rank], process=known)
 
-    def _came_out(self, rank: int, message: dict[str, Any]) -> None:
+    def _came_out(self, rank: int, message: JupyterMessage) -> None:
         if rank in self.ended:
             return  # it was said again although it was on its way
         buffers = [bytes(b) for b in message["buffers"]]
@@ -380,7 +382,7 @@ class Execution:
         found = outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
         return outcome.verdict_of_script(said, ours, found) if self.request.spends else found
 
-    def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
+    def _printed(self, rank: int, kind: str, content: Json) -> None:
         if rank in self.ended:
             self._output_until = time.monotonic() + LAST_OUTPUT
         self.display.take(rank, kind, content)
@@ -412,7 +414,7 @@ class Execution:
         return self.watcher.looked_at
 
     @property
-    def facts(self) -> dict[int, dict[str, Any]]:
+    def facts(self) -> dict[int, Whereabouts]:
         return self.watcher.facts
 
     @property

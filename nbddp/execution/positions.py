@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from nbddp.errors import RankStatus
 from nbddp.execution.report import place
+from nbddp.protocol.codec import from_json
+from nbddp.protocol.position import BlockingCall, CallHistory, Channel, PendingCollective, Place, Whereabouts
 from nbddp.protocol.run_spec import Reply
 
 NEW_GROUP = "new_group"
@@ -28,11 +30,10 @@ APART = "apart"  # a call in which it waits for what the pool does not know: see
 NCCL, STORE = "nccl", "store"  # what a collective waits with
 SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
 DESTROY = "destroy_process_group"
-NONE = (0, 0)  # children, and what they have computed
 NOT_BEGUN = "not begun yet"
 LITTLE = 0.2  # of the time between two looks: a process that has used less CPU does not compute
 
-Channel = tuple[str, str, int, int, int]  # SEND or RECV, group, source, destination, tag
+NO_HISTORY = CallHistory()
 
 
 @dataclass(frozen=True)
@@ -165,49 +166,56 @@ class Position:
 Positions = Mapping[int, Position]
 
 
-def facts_of(reply: Reply) -> dict[str, Any] | None:
-    """What a rank answered to `where` or `stack`; None if it did not."""
-    facts: dict[str, Any] | None = {"failed": reply.failed} if reply.failed else reply.answer
-    return facts
+def facts_of(reply: Reply) -> Whereabouts | None:
+    """What a rank answered to `where` or `stack`; None if its answer was lost."""
+    if reply.failed:
+        return Whereabouts(failed=reply.failed)
+    return None if reply.answer is None else from_json(Whereabouts, reply.answer)
 
 
-def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | None, elapsed: float) -> Position:
+def position_of(rank: int, facts: Whereabouts | None, before: Position | None, elapsed: float) -> Position:
     """A rank's place from what its worker answered (None: it did not), and its place `elapsed` seconds earlier."""
     if facts is None:
         return Position(rank, RankStatus.SILENT, where=before.where if before else "", informed=False)
-    if "failed" in facts:
-        return Position(rank, RankStatus.UNKNOWN, informed=False, why=facts["failed"])  # it may be elsewhere by now
-    used = facts.get("cpu", 0.0) - before.cpu if before is not None else elapsed
-    known = _known(facts, before, computes=used >= LITTLE * elapsed)
+    if facts.failed:
+        return Position(rank, RankStatus.UNKNOWN, informed=False, why=facts.failed)  # it may be elsewhere by now
+    used = facts.cpu - before.cpu if before is not None else elapsed
+    known = _known(rank, facts, before, computes=used >= LITTLE * elapsed)
     # what could act at the last look may be acting at this one, unseen: a handler that has just removed itself
-    acts = facts.get("acts") or (before is not None and before.acts)
-    if facts.get("idle"):
-        if not facts.get("begun", True):  # it is still starting, or has other work: nobody may say that it has finished
-            return Position(rank, RankStatus.RUNNING, NOT_BEGUN, **known)
-        return Position(rank, RankStatus.RUNNING if acts else RankStatus.FINISHED, **known)
-    user = facts["user"]
+    acts = facts.acts or (before is not None and before.acts)
+    if facts.idle:
+        if not facts.begun:  # it is still starting, or has other work: nobody may say that it has finished
+            return replace(known, where=NOT_BEGUN)
+        return known if acts else replace(known, state=RankStatus.FINISHED)
+    user = facts.user
     where, line = (place(*user), user[1] if user[0].startswith("Cell In[") else None) if user else ("", None)
-    if facts.get("stopped"):
+    if facts.stopped:
         at = ", ".join(filter(None, (where, "stopped by breakpoint()")))
-        return Position(rank, RankStatus.RUNNING, at, line, sure=False, stopped=True, **known)
-    still = used < LITTLE * elapsed and not known["moved"]
-    looking = len(facts.get("child_waits", ()))  # whoever looks again and again for a server computes a little
-    children_rest = before is not None and known["children_cpu"] - before.children_cpu <= looking
+        return replace(known, where=at, line=line, sure=False, stopped=True)
+    at_work = replace(known, where=where, line=line)
+    return _at_work(at_work, facts, before, acts=bool(acts), still=used < LITTLE * elapsed and not known.moved)
+
+
+def _at_work(known: Position, facts: Whereabouts, before: Position | None, *, acts: bool, still: bool) -> Position:
+    """Whether it is blocked, or rests. acts: whether another thread may act; still: it hardly computes."""
+    waits = facts.child_waits  # whoever looks again and again for a server computes a little
+    children_rest = before is not None and known.children_cpu - before.children_cpu <= len(waits)
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)
-    token = (*facts["token"], call)
-    sure = before is not None and before.token == token and not acts
-    state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
+    token = (*facts.token, call)
     also = [] if call is None or blocked else [f"in {call.words()}"]
-    also += [_also_words(row) for row in facts.get("also", ())]
-    waits = facts.get("child_waits", ())
-    if known["children"] and not also and not blocked:
-        also = _children_words(known["children"], [words for words, _ in waits])
-    call = call if blocked else None
-    advice = next((each for _, each in waits if each), "")
-    rests = not blocked and still and children_rest and facts["waits"] in ("futex", "sleep")
-    return Position(
-        rank, state, where, line, call, token=token, sure=sure, rests=rests, also=tuple(also), advice=advice, **known
+    also += [_also_words(*row) for row in facts.also]
+    if known.children and not also and not blocked:
+        also = _children_words(known.children, [words for words, _ in waits])
+    return replace(
+        known,
+        state=RankStatus.BLOCKED if blocked else RankStatus.RUNNING,
+        call=call if blocked else None,
+        token=token,
+        sure=before is not None and before.token == token and not acts,
+        rests=not blocked and still and children_rest and facts.waits in ("futex", "sleep"),
+        also=tuple(also),
+        advice=next((each for _, each in waits if each), ""),
     )
 
 
@@ -222,75 +230,66 @@ def _children_words(count: int, waits: list[str]) -> list[str]:
     return found
 
 
-def _also_words(row: list[Any]) -> str:
+def _also_words(name: str, op: str, at: Place | None) -> str:
     """`thread "asyncio_0" is in barrier (cell line 3)`."""
-    name, op, at = row
     return f'thread "{name}" is in {op}{f" ({place(*at)})" if at else ""}'
 
 
-def _known(facts: Mapping[str, Any], before: Position | None, computes: bool) -> dict[str, Any]:
+def _known(rank: int, facts: Whereabouts, before: Position | None, computes: bool) -> Position:
     """What a rank is known to have called, and whether it moves bytes."""
-    moved = facts.get("bytes")
-    return {
-        "acts": tuple(facts.get("acts", ())),
-        "children": facts.get("children", NONE)[0],
-        "children_cpu": facts.get("children", NONE)[1],
-        "inits": facts.get("inits", 0),
-        "groups": facts.get("groups", 0),
-        "past": {(g, row[0]): tuple(row[1:]) for g, rows in facts.get("history", {}).items() for row in rows},
-        "latest": facts.get("latest", {}),
-        "blind": frozenset(facts.get("blind", ())),
-        "records": facts.get("records", False),
-        "channels": {tuple(row[:5]): row[5] for row in facts.get("channels", ())},
-        "informed": "history" in facts,
-        "cpu": facts.get("cpu", 0.0),
-        "bytes": moved,
-        "moved": computes if moved is None else before is None or moved != before.bytes,
-    }
+    past = facts.past or NO_HISTORY
+    return Position(
+        rank, RankStatus.RUNNING, acts=facts.acts, children=facts.children[0], children_cpu=facts.children[1],
+        inits=facts.inits, groups=facts.groups, cpu=facts.cpu, bytes=facts.bytes,
+        past={(g, n): (op, what, root) for g, calls in past.history.items() for n, op, what, root in calls},
+        latest=past.latest, blind=frozenset(past.blind), records=past.records, channels=dict(past.channels),
+        informed=facts.past is not None,
+        moved=computes if facts.bytes is None else before is None or facts.bytes != before.bytes,
+    )  # fmt: skip
 
 
-def _call_of(facts: Mapping[str, Any]) -> Call | None:
-    call, pending = facts["call"], facts["pending"]
-    if call is None and pending is None:
+def _call_of(facts: Whereabouts) -> Call | None:
+    seen, pending = facts.call, facts.pending
+    if seen is None and pending is None:
         return None
-    if call is None:
-        call = {"op": pending["op"] or "collective", "kind": "pending"}
-    known: dict[str, Any] = {"op": call["op"], "kind": call["kind"], "peer": call.get("peer")}
-    known |= {"note": call.get("note", ""), "world": call.get("world", 0), "missing": tuple(call.get("missing", ()))}
-    if call["kind"] == "init" and facts.get("inits", 0) > 1:
-        known["op"] = f"{call['op']} #{facts['inits']}"
-    if "made" in call:
-        key, number, ranks = call["made"]
-        known.update(group=key, sequence=number, ranks=tuple(ranks), made_of=NEW_GROUP, what=str(ranks))
-    elif "channel" in call:
-        known.update(channel=tuple(call["channel"]), nth=call["nth"], ranks=tuple(call["members"]))
-    elif pending is not None and call["kind"] in ("collective", "wait", "backward", "pending", DESTROY):
-        known.update(
-            group=pending["group"], ranks=tuple(pending["ranks"]), sequence=pending["sequence"],
-            made_of=pending["op"], what=pending["what"], root=pending.get("root"), of=_of(pending),
-            seen=pending.get("seen", False), epoch=tuple(pending.get("epoch", (0, 0))),
-        )  # fmt: skip
-    return Call(**known, in_thread=bool(facts.get("thread")))
+    if seen is None:
+        assert pending is not None
+        seen = BlockingCall(pending.op or "collective", "pending")
+    op = f"{seen.op} #{facts.inits}" if seen.kind == "init" and facts.inits > 1 else seen.op
+    call = Call(
+        op, seen.kind, peer=seen.peer, note=seen.note, world=seen.world, missing=seen.missing, in_thread=facts.thread
+    )
+    if seen.made is not None:
+        key, number, ranks = seen.made
+        return replace(call, group=key, sequence=number, ranks=ranks, made_of=NEW_GROUP, what=str([*ranks]))
+    if seen.channel is not None:
+        return replace(call, channel=seen.channel, nth=seen.nth, ranks=seen.members)
+    if pending is None or seen.kind not in ("collective", "wait", "backward", "pending", DESTROY):
+        return call
+    return replace(
+        call, group=pending.group, ranks=pending.ranks, sequence=pending.sequence, made_of=pending.op,
+        what=pending.what, root=pending.root, of=_of(pending), seen=pending.seen, epoch=pending.epoch,
+    )  # fmt: skip
 
 
-def _of(pending: Mapping[str, Any]) -> str:
+def _of(pending: PendingCollective) -> str:
     """` of group {0, 1}`, with its description if the user gave one; nothing for the default group."""
-    if pending.get("default", True):
+    if pending.default:
         return ""
-    named = f" ({pending['named']})" if pending.get("named") else ""
-    return f" of group {{{', '.join(map(str, sorted(pending['ranks'])))}}}{named}"
+    named = f" ({pending.named})" if pending.named else ""
+    return f" of group {{{', '.join(map(str, sorted(pending.ranks)))}}}{named}"
 
 
-def _is_blocked(call: Call, facts: Mapping[str, Any], still: bool) -> bool:
+def _is_blocked(call: Call, facts: Whereabouts, still: bool) -> bool:
     """Whether the thread waits in `call`; `still`: its process hardly computes, and moves nothing."""
     if call.kind == "drop":
         return True
-    waits, pending = facts["waits"], facts["pending"]
-    backend = pending["backend"] if pending is not None else ""
+    waits, pending = facts.waits, facts.pending
+    backend = pending.backend if pending is not None else ""
     if backend == NCCL:
         return waits in ("futex", "busy")  # CUDA waits may spin; that it does not move on is seen in two looks
     if call.kind in ("store", "init", "new_group", APART) or backend == STORE:
         return bool(waits != "busy")  # a store's client sleeps in poll or read
-    if call.kind in IN_TORCH and (facts.get("exact", False) or pending is None):
+    if call.kind in IN_TORCH and (facts.exact or pending is None):
         return waits in ("futex", "")
     return waits in ("futex", "") and still and pending is not None

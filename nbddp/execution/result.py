@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 from nbddp.errors import (
     Cause,
@@ -26,8 +26,11 @@ from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, PlainStyle
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import outcome
 from nbddp.protocol.outcome import GroupFacts, ProcessExit, RankExit
+from nbddp.protocol.position import Whereabouts
 
 SCHEDULERS = (-signal.SIGTERM, -signal.SIGKILL)  # exit codes of what a scheduler ends
+
+UNSAID = Whereabouts()
 
 
 class RankPlaces(Protocol):
@@ -40,22 +43,31 @@ class RankPlaces(Protocol):
     def fate(self) -> str: ...
 
 
+@dataclass(frozen=True)
+class StuckRank:
+    """One that could not end its process group. code: of its process, if that has died; said: when it was asked last,
+    after the run."""
+
+    code: int | None = None
+    said: Whereabouts = UNSAID
+
+
 @dataclass
 class RunResult:
     """How a run has ended, or stands.
 
     ended: rank → how it left; running: ranks that have not. positions, facts: where each was last, and what it said.
-    stuck: rank → what it said of its names, of those that could not end their process group after the run. deadlock:
-    the one that stood last. ended_by: why we ended the run, as `supervise` has it, or empty; interrupted_at: when
-    (time.monotonic()); stops: when Stop was pressed. timeout: the run's, in seconds. logs: rank → file.
+    stuck: those that could not end their process group after the run. deadlock: the one that stood last. ended_by: why
+    we ended the run, as `supervise` has it, or empty; interrupted_at: when (time.monotonic()); stops: when Stop was
+    pressed. timeout: the run's, in seconds. logs: rank → file.
     """
 
     places: RankPlaces
     ended: Mapping[int, RankExit]
     running: tuple[int, ...] = ()
     positions: Mapping[int, Position] = field(default_factory=dict)
-    facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    stuck: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    facts: Mapping[int, Whereabouts] = field(default_factory=dict)
+    stuck: Mapping[int, StuckRank] = field(default_factory=dict)
     deadlock: deadlock.Deadlock | None = None
     ended_by: str = ""
     interrupted_at: float | None = None
@@ -187,7 +199,7 @@ class RunResult:
         ended = found.ended
         died = ended.status == outcome.DIED
         kind = "left" if found.left else "died" if died else "exit" if ended.exit_code is not None else "raised"
-        return Cause(
+        cause = Cause(
             rank=ended.rank,
             node=self.places.node_of(ended.rank),
             kind=kind,
@@ -196,16 +208,16 @@ class RunResult:
             log=self.places.log_of(ended.rank),
             left=found.left,
             stage=ended.outcome.stage if ended.outcome is not None else "",
-            **self._known_of(ended.rank, ended.process, asks) if died and ended.process is not None else {},
         )
+        return cause if ended.process is None or not died else self._of_dead(cause, ended.process, asks)
 
-    def _known_of(self, rank: int, process: ProcessExit, asks: bool) -> dict[str, Any]:
-        """Of a rank that died. Whose signal it was is asked only where a scheduler sends such."""
-        taken = self.places.taken_of(rank) if asks and process.code in SCHEDULERS else ""
-        return {
-            "lost": process.lost, "taken": taken, "device": self.places.device_of(rank),
-            "peak_kib": process.peak_kib, "last_words": process.last_words, "overrun": process.overrun,
-        }  # fmt: skip
+    def _of_dead(self, cause: Cause, process: ProcessExit, asks: bool) -> Cause:
+        """Whose signal it was is asked only where a scheduler sends such."""
+        taken = self.places.taken_of(cause.rank) if asks and process.code in SCHEDULERS else ""
+        return replace(
+            cause, lost=process.lost, taken=taken, device=self.places.device_of(cause.rank),
+            peak_kib=process.peak_kib, last_words=process.last_words, overrun=process.overrun,
+        )  # fmt: skip
 
     def _lost(self, ended: RankExit) -> str:
         """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
@@ -223,7 +235,7 @@ class RunResult:
     def _state(self, ended: RankExit) -> RankState:
         if ended.rank in self.stuck:  # at the end of its group, after this run
             names, imports = self._names_lost(ended.rank)
-            code = self.stuck[ended.rank].get("code")
+            code = self.stuck[ended.rank].code
             if code is not None:
                 words = f"{report.end_words(code)}, after it had left the cell; {report.lost_words(names, imports)}"
                 return RankState(ended.rank, outcome.DIED, detail=words)
@@ -265,5 +277,5 @@ class RunResult:
 
     def _names_lost(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names and imports that went with a rank's process, as it had told them before."""
-        facts = self.stuck.get(rank) or self.facts.get(rank, {})
-        return tuple(facts.get("names", ())), tuple(facts.get("imports", ()))
+        facts = self.stuck[rank].said if rank in self.stuck else self.facts.get(rank, UNSAID)
+        return facts.names or (), facts.imports or ()

@@ -12,17 +12,20 @@ from nbddp.protocol.pickling import NotSent, words
 __all__ = ["NotSent", "RankValues"]
 
 
+Value = Any  # what a user's program gives: it may be anything
+
+
 class RankValues(Sequence[Any]):
     """Values indexed by rank. Where only some ranks ran, the others have none: `ranks` says which do."""
 
-    def __init__(self, values: Mapping[int, Any]):
+    def __init__(self, values: Mapping[int, Value]):
         self._values = dict(sorted(values.items()))
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(self._values)
 
-    def by_rank(self) -> dict[int, Any]:
+    def by_rank(self) -> dict[int, Value]:
         """Rank → value, of the ranks that ran."""
         return dict(self._values)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from nbddp.errors import RankStatus
 from nbddp.execution import deadlock
@@ -16,6 +16,7 @@ from nbddp.execution.positions import Position, position_of
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import outcome
 from nbddp.protocol.outcome import RankExit
+from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question, Reply
 
 # what is said of a rank that has left while others are still at work
@@ -70,7 +71,7 @@ class RankWatcher:
         self._workers, self._ranks, self._ended, self._came = workers, tuple(ranks), ended, came
         self._run, self._world_size, self._hang_after, self._program = run, world_size, hang_after, program
         self.positions: dict[int, Position] = {}
-        self.facts: dict[int, dict[str, Any]] = {}
+        self.facts: dict[int, Whereabouts] = {}
         self.deadlock: deadlock.Deadlock | None = None
         self.hung_since: float | None = None
         self.proven = self._ending = False
@@ -111,7 +112,7 @@ class RankWatcher:
 
     def calls_torch(self, rank: int) -> bool:
         """Whether it was in a call of torch.distributed's, also in one whose end is not the ranks' own affair."""
-        return self.is_blocked(rank) or self.facts.get(rank, {}).get("call") is not None
+        return self.is_blocked(rank) or (rank in self.facts and self.facts[rank].call is not None)
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -126,8 +127,7 @@ class RankWatcher:
 
     def lost_request(self, rank: int) -> bool:
         """Whether it was idle, and had not begun the run: an interrupt may have hit the message."""
-        facts = self.facts.get(rank, {})
-        return bool(facts.get("idle")) and not facts.get("begun", True)
+        return rank in self.facts and self.facts[rank].idle and not self.facts[rank].begun
 
     def ends(self, now: float) -> None:
         """The run is being ended: most ranks have left it before the next look."""
@@ -185,7 +185,7 @@ class RankWatcher:
     def waits_for_answers(self) -> bool:
         return self._round.open
 
-    def answered(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
+    def answered(self, rank: int, number: int, facts: Whereabouts | None) -> None:
         """What a rank said to question `number`."""
         self._owing.discard(rank)
         if number == self._round.number and self._round.open:
@@ -204,7 +204,7 @@ class RankWatcher:
         for rank in self._ranks:
             if rank in this.ranks or rank in self._ended:
                 self._place(rank, this.answers.get(rank), elapsed)
-        self._have_repeated({r for r in self.running if (this.answers.get(r) or {}).get("idle")})
+        self._have_repeated({r for r in self.running if (said := this.answers.get(r)) is not None and said.idle})
         for rank in range(self._world_size):
             self.positions.setdefault(rank, Position(rank, RankStatus.ABSENT))
         self._quiet.note(self.positions, self.running, time.monotonic())
@@ -222,7 +222,7 @@ class RankWatcher:
             self.hung_since = stood_since if found is not None else None  # seen in two rounds, it stood at the first
         self.deadlock = found
 
-    def _place(self, rank: int, facts: dict[str, Any] | None, elapsed: float) -> None:
+    def _place(self, rank: int, facts: Whereabouts | None, elapsed: float) -> None:
         before, ended = self.positions.get(rank), self._ended.get(rank)
         if ended is not None and ended.status != outcome.FINISHED:
             gone = GONE_AS.get(ended.status, RankStatus.DIED)
@@ -230,8 +230,11 @@ class RankWatcher:
             self.positions[rank] = replace(last or Position(rank, gone), state=gone, call=None)
             return
         if facts is not None:
-            known = self.facts.get(rank, {})
-            self.facts[rank] = {**{k: known[k] for k in ("names", "imports") if k in known}, **facts}
+            known = self.facts.get(rank)
+            if facts.names is None and known is not None:
+                self.facts[rank] = replace(facts, names=known.names, imports=known.imports)
+            else:
+                self.facts[rank] = facts
         if facts is None and self.deadlock is not None and rank in self.deadlock.ranks:
             pass  # it is slow to answer: a deadlock that was proven stands until a rank says that it has moved on
         else:
@@ -281,9 +284,9 @@ class RankWatcher:
         return [moved, *gone, *may_act, *[TWO_THREADS] * two, *advice, "Stop frees the ranks"]
 
 
-def _has_left(facts: Mapping[str, Any] | None) -> bool:
+def _has_left(facts: Whereabouts | None) -> bool:
     """Whether a rank answered that it has ended the run and that nothing on it goes on."""
-    return facts is not None and bool(facts.get("idle") and facts.get("begun", True) and not facts.get("acts"))
+    return facts is not None and facts.idle and facts.begun and not facts.acts
 
 
 @dataclass
@@ -311,7 +314,7 @@ class PollRound:
 
     number: int = 0
     asked: set[int] = field(default_factory=set)
-    answers: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    answers: dict[int, Whereabouts | None] = field(default_factory=dict)
     until: float = 0.0
     at: float = 0.0
     before: float = 0.0

@@ -57,6 +57,11 @@ OWN = (
     ),
     Option(name="device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs"),
     Option(
+        name="keep_warm", python=False, type="nbddp.launch.options:duration", metavar="TIME",
+        help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
+        "2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a terminal)",
+    ),
+    Option(
         name="debug", choices=tuple(env_options.LEVELS), const=env_options.INFO, type="nbddp.launch.options:level",
         help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until --debug off; detail "
         "also compares each collective across ranks",
@@ -143,7 +148,7 @@ class LaunchSpec(PoolFields, Options):
     """What one `%%ddp` line asks for: of the run what `Options` has, and of the pool; rows of capabilities add fields.
 
     `nproc` None keeps the running pool as it is. `output` is the name that gets the values. `debug`: a level of
-    `launch.env_options`; `env`: variables of the ranks, None to take one back.
+    `launch.env_options`; `env`: variables of the ranks, None to take one back. `keep_warm`: in seconds.
     """
 
     nproc: int | str | None = None
@@ -153,6 +158,7 @@ class LaunchSpec(PoolFields, Options):
     visible: str | None = None
     oversubscribe: bool = False
     device: str | None = None
+    keep_warm: float | None = None
     debug: str | None = None
     env: tuple[tuple[str, str | None], ...] = ()
     fresh: bool = False

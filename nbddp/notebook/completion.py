@@ -16,6 +16,8 @@ from IPython.core import completer as ipython_completer
 from nbddp.execution.cell_text import Parted, parted
 from nbddp.launch import options
 from nbddp.notebook import commands
+from nbddp.protocol.codec import from_json
+from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
 
 COMPLETION: Any = getattr(ipython_completer, "SimpleCompletion", SimpleNamespace)
@@ -78,7 +80,8 @@ class Assistant:
         if command.names == "notebook":
             known = [name for name in self.shell.user_ns if name not in self.shell.user_ns_hidden]
         else:
-            known = (self.pool().ask(0, Question.of("where", names=True), PATIENCE) or {}).get("names", [])
+            answer = self.pool().ask(0, Question.of("where", names=True), PATIENCE)
+            known = [*(from_json(Whereabouts, answer or {}).names or ())]
         return sorted(n for n in known if n.startswith(current) and not n.startswith("_") and n not in taken)
 
     def _on_rank_0(self, cell: Parted, context: Any) -> Any:

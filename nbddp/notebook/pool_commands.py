@@ -13,7 +13,7 @@ from nbddp.launch.units import lasts
 from nbddp.notebook.commands import CommandLine, overview
 from nbddp.notebook.history import Ran
 from nbddp.output import background
-from nbddp.protocol.pool_parts import lines
+from nbddp.protocol.pool_parts import call_all, lines
 
 if TYPE_CHECKING:
     from nbddp.notebook.magics import DDPMagics
@@ -42,19 +42,14 @@ def start_pool(magics: DDPMagics, spec: LaunchSpec) -> None:
 
 def stop(magics: DDPMagics, line: CommandLine) -> None:
     pool = magics.pool
-    held = [f"{words}: released" for words in pool.elsewhere.given_back()]
+    held = [f"{words}: released" for words in lines(pool.parts.given_back)]
     if not pool.running:
-        pool.elsewhere.release()
+        call_all(pool.parts.released)
         print(*(held or ["there is no pool to stop"]), sep="\n")
         return
-    size, cluster = pool.world_size, pool.spec.cluster
+    stopped = f"pool of {pool.world_size} stopped; {pool.group.source.names_after()}"
     pool.stop()
-    what = (
-        f"its workers are engines of cluster {cluster} again and keep their names"
-        if cluster
-        else "names on its workers are gone"
-    )
-    print(*[f"pool of {size} stopped; {what}", *held], sep="\n")
+    print(stopped, *held, sep="\n")
 
 
 def restart(magics: DDPMagics, line: CommandLine) -> None:
@@ -71,7 +66,8 @@ def status(magics: DDPMagics, line: CommandLine) -> Any:
 
     pool = magics.pool
     answer = pool.status()
-    print(*pool.elsewhere.words(), sep="\n", end="\n" * bool(pool.elsewhere.allocations))
+    for words in lines(pool.parts.holds):
+        print(words)
     if pool.group.variables:
         print(f"workers have {env_options.words(sorted(pool.group.variables), pool.group.variables)}")
     if answer["keep"]:

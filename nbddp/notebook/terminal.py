@@ -151,8 +151,9 @@ def start(line: CommandLine) -> None:
     assert pool.agent is not None
     pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
     print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")
-    name = line.launch.cluster or f"nbddp-{pool.agent.pool_id}"
-    print(f"ipyparallel's clients find it as cluster {name}; Ctrl-C ends the pool", flush=True)
+    print(
+        f"ipyparallel's clients find it as cluster {pool.group.source.cluster_name()}; Ctrl-C ends the pool", flush=True
+    )
     ended.wait()
     pool.close()
 

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nbddp.output.buffer import RankOutput
 from nbddp.output.layout import Print, block
 from nbddp.output.log_file import LIMIT
+from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import STREAMS
 
 BEFORE, IN, SINCE = (f"-- printed {when} --" for when in ("before this cell", "in this cell", "since this cell ended"))
@@ -70,7 +70,7 @@ class BackgroundOutput:
         with self._lock:
             self._folder, self._most = folder, most
 
-    def take(self, rank: int, kind: str, content: dict[str, Any]) -> None:
+    def take(self, rank: int, kind: str, content: Json) -> None:
         """Take in a message of a rank's, if it is text."""
         with self._lock:
             if kind not in KINDS or self._folder is None:

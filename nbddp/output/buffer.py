@@ -25,7 +25,8 @@ from nbddp.output.overflow import Wholes, sizes
 from nbddp.output.terminal_line import MOST_ROWS, Rows, TerminalLine, cut_sequence, has_controls, moves_rows, rows_up
 from nbddp.output.timestamps import unstamped
 from nbddp.protocol import messages
-from nbddp.protocol.codec import from_json
+from nbddp.protocol.codec import Json, from_json
+from nbddp.protocol.messages import Metadata, MimeBundle
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
 WIDE_HEAD, WIDE_TAIL = 12_288, 4_096  # characters of a long line that are kept
@@ -215,8 +216,8 @@ class Display:
     """A rich output: `kind` is "display" or "result"; `data` a mimebundle."""
 
     kind: str
-    data: dict[str, Any]
-    metadata: dict[str, Any]
+    data: MimeBundle
+    metadata: Metadata
     display_id: str | None = None
     told: bool = False  # whether a screen has had it as lines
     size: int = field(init=False, default=0)
@@ -226,7 +227,7 @@ class Display:
     def __post_init__(self) -> None:
         self.show(self.data, self.metadata, self.whole)
 
-    def show(self, data: dict[str, Any], metadata: dict[str, Any], whole: str = "") -> None:
+    def show(self, data: MimeBundle, metadata: Metadata, whole: str = "") -> None:
         """Hold this from now on."""
         self.data, self.metadata, self.whole = data, metadata, whole
         self.size = sizes(data)
@@ -235,17 +236,17 @@ class Display:
         return (self.kind, self.whole or _sorted(self.data))
 
 
-def _sorted(data: dict[str, Any]) -> str:
+def _sorted(data: MimeBundle) -> str:
     return json.dumps(data, sort_keys=True, default=str)
 
 
-def model_id(data: Mapping[str, Any]) -> str:
+def model_id(data: Mapping[str, object]) -> str:
     """Which widget a mimebundle shows; empty if none."""
     view = data.get(VIEW)
     return str(view.get("model_id", "")) if isinstance(view, dict) else ""
 
 
-def is_empty(data: dict[str, Any]) -> bool:
+def is_empty(data: MimeBundle) -> bool:
     """Whether there is nothing to see: `rich` shows such bundles when a bar begins and ends."""
     if data.get("text/plain") != "" or not data.keys() <= {"text/plain", "text/html"}:
         return False
@@ -360,7 +361,7 @@ class OutputBuffer:
         if isinstance(item, Display) and item.display_id is not None:
             self._named[item.display_id].remove(item)
 
-    def update(self, display_id: str, data: dict[str, Any], metadata: dict[str, Any], whole: str = "") -> list[Display]:
+    def update(self, display_id: str, data: MimeBundle, metadata: Metadata, whole: str = "") -> list[Display]:
         """All displays of this id show something else; which they are."""
         found = self._named.get(display_id, [])
         for item in found:
@@ -369,7 +370,7 @@ class OutputBuffer:
             self._bytes[item.late] += item.size - before
         return found
 
-    def settle(self, left: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def settle(self, left: Callable[[MimeBundle], MimeBundle]) -> None:
         """Have displays of widgets hold what stays of them; those of which nothing does go."""
         for part in (self._head, self._tail):
             kept: list[Shown] = []
@@ -420,7 +421,7 @@ class RankOutput:
         self._areas: dict[str, OutputArea] = {}  # comm of an Output widget → its place
         self._inside: list[str] = []  # those that the program is in, the innermost last
         self.views: list[Display] = []  # of widgets that may still move
-        self.said: Callable[[dict[str, Any]], str | None] = lambda data: None  # what a mimebundle's widget says now
+        self.said: Callable[[MimeBundle], str | None] = lambda data: None  # what a mimebundle's widget says now
         self.unseen: frozenset[str] = frozenset()  # streams that are written down and not shown
         self.copies: list[Callable[[str, str], None]] = []  # each is given a stream and its text
 
@@ -452,7 +453,7 @@ class RankOutput:
     def items(self) -> list[Item]:
         return [] if self.silent else self._items.all()
 
-    def take(self, kind: str, content: dict[str, Any]) -> list[Ended]:
+    def take(self, kind: str, content: Json) -> list[Ended]:
         """Take one iopub message in; (stream, line) for every line it completed."""
         if kind == "stream":
             return self._take_text(content["name"], content["text"])
@@ -495,7 +496,7 @@ class RankOutput:
         bars = [line for view in self.views[-MOVING:] for line in (self.said(view.data) or "").splitlines()]
         return [*self.open_lines(), *bars[-MOVING:]]
 
-    def settle(self, left: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def settle(self, left: Callable[[MimeBundle], MimeBundle]) -> None:
         """Have displays of widgets hold what stays of them; those of which nothing does go."""
         self._items.settle(left)
         self.views.clear()
@@ -530,7 +531,7 @@ class RankOutput:
         for copy in self.copies:
             copy(stream, text)
 
-    def _display(self, kind: str, content: dict[str, Any]) -> None:
+    def _display(self, kind: str, content: Json) -> None:
         data = content["data"]
         area = self._areas.get(str((data.get(VIEW) or {}).get("model_id")))
         if area is not None:
@@ -545,7 +546,7 @@ class RankOutput:
         self._place().show(shown)
         self._view(shown)
 
-    def _bounded(self, data: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    def _bounded(self, data: MimeBundle, name: str) -> tuple[MimeBundle, str]:
         """What is shown of a mimebundle, and a digest of all of it where that is not all."""
         found = self.wholes.bundle(data, name)
         return found, "" if found is data else hashlib.sha256(_sorted(data).encode("utf-8", "replace")).hexdigest()
@@ -565,7 +566,7 @@ class RankOutput:
             area.placed = True
             self._items.show(area)
 
-    def _take_comm(self, kind: str, ident: str, data: dict[str, Any]) -> None:
+    def _take_comm(self, kind: str, ident: str, data: Json) -> None:
         state = data.get("state") or {}
         if kind == "comm_open" and state.get(f"_{MODEL}") == "OutputModel":
             name = f"{self.log.stem}-area{len(self._areas)}"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from nbddp.launch.topology import rank_words
 from nbddp.output.buffer import Display, Elision, Ended, Item, RankOutput, Text
+from nbddp.protocol.messages import Metadata, MimeBundle
 
 BAR = " │ "
 SEEN = ("image/", "text/html", "text/markdown", "text/latex")
@@ -31,8 +31,8 @@ class Print:
 class Show:
     """A mimebundle to display."""
 
-    data: dict[str, Any]
-    metadata: dict[str, Any]
+    data: MimeBundle
+    metadata: Metadata
 
 
 Piece = Print | Show
@@ -125,12 +125,12 @@ def _display(label: str, width: int, item: Display) -> list[Piece]:
     return [piece, show] if is_rich(item.data) else [piece]
 
 
-def is_seen(data: dict[str, Any]) -> bool:
+def is_seen(data: MimeBundle) -> bool:
     """True if every notebook shows more than text: what is for an application, such as a widget, may not be shown."""
     return any(kind.startswith(SEEN) for kind in data)
 
 
-def is_rich(data: dict[str, Any]) -> bool:
+def is_rich(data: MimeBundle) -> bool:
     """True if there is more to show than text."""
     return any(kind.startswith((*SEEN, "application/")) for kind in data)
 

@@ -7,13 +7,14 @@ The file is bounded too (`output.log_file`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nbddp.errors import Raised
 from nbddp.output.log_file import LogFile
+from nbddp.protocol.messages import MimeBundle
 from nbddp.protocol.outcome import Outcome
 
 MESSAGE, SHOWN = (16_384, 100), (65_536, 2000)  # characters and lines of an exception's message, and of other text
@@ -38,7 +39,7 @@ class Wholes:
         omitted = f"{len(text) - len(head) - len(tail):,} characters omitted"
         return f"{head}\n… {omitted}; {self._where(text, name)} …\n{tail}"
 
-    def bundle(self, data: dict[str, Any], name: str = "") -> dict[str, Any]:
+    def bundle(self, data: MimeBundle, name: str = "") -> MimeBundle:
         """A mimebundle, of which each part has a bound; `data` itself where nothing is left out."""
         plain = data.get("text/plain")
         said = self.short(plain, name=f"{name} text/plain" * bool(name)) if isinstance(plain, str) else plain
@@ -61,7 +62,7 @@ class Wholes:
         whole = hashlib.sha256(repr(said.chain).encode("utf-8", "replace")).hexdigest() if cut else ""
         return replace(said, chain=chain, pages=pages), whole
 
-    def _page(self, page: dict[str, Any] | str) -> dict[str, Any] | str:
+    def _page(self, page: MimeBundle | str) -> MimeBundle | str:
         return self.short(page) if isinstance(page, str) else self.bundle(page)
 
     def _chain(self, links: Iterable[Raised]) -> tuple[Raised, ...]:
@@ -98,6 +99,6 @@ def size_of(value: Any) -> int:
     return len(value) if isinstance(value, str) else len(str(value))
 
 
-def sizes(data: Mapping[str, Any]) -> int:
+def sizes(data: MimeBundle) -> int:
     """Characters of a mimebundle."""
     return sum(map(size_of, data.values()))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from nbddp.launch.topology import rank_words
 from nbddp.output.buffer import RankOutput
 from nbddp.output.screens import NullScreen, Screen
-from nbddp.protocol.messages import STREAMS
+from nbddp.protocol.codec import Json
+from nbddp.protocol.messages import STREAMS, JupyterMessage, MimeBundle
 from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.pool_parts import PoolParts
 
@@ -51,14 +51,14 @@ class RunOutput:
 
     # -- as it comes -----------------------------------------------------------------------------
 
-    def take(self, rank: int, kind: str, content: dict[str, Any]) -> None:
+    def take(self, rank: int, kind: str, content: Json) -> None:
         for stream, line in self.outputs[rank].take(kind, content):
             if rank in self.shown:
                 self._show_line(rank, stream, line)
         if kind in SHOWING:
             self._end_views(rank, 1)
 
-    def take_comm(self, rank: int, kind: str, message: dict[str, Any]) -> None:
+    def take_comm(self, rank: int, kind: str, message: JupyterMessage) -> None:
         """What a rank's comm says."""
         may_be_over = self._parts.hear(rank, kind, message["content"], message["buffers"])
         self.outputs[rank].take(kind, message["content"])  # what an Output widget takes in
@@ -77,7 +77,7 @@ class RunOutput:
         with self.around():
             self.screen.line(rank, stream, line)
 
-    def _words(self, data: dict[str, Any]) -> str | None:
+    def _words(self, data: MimeBundle) -> str | None:
         """What a display says now, if it may change by itself."""
         return next((said for words in self._parts.display_words if (said := words(data)) is not None), None)
 
@@ -119,7 +119,7 @@ class RunOutput:
                 rich = rank in self.shown and self.screen.rich
                 out.settle(lambda data, rich=rich: self._left(data, rich))  # type: ignore[misc]
 
-    def _left(self, data: dict[str, Any], rich: bool) -> dict[str, Any]:
+    def _left(self, data: MimeBundle, rich: bool) -> MimeBundle:
         found = (left for leaves in self._parts.display_left if (left := leaves(data, rich)) is not None)
         return next(found, {"text/plain": str(data.get("text/plain", ""))})
 

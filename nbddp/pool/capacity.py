@@ -13,19 +13,19 @@ from nbddp.pool.worker_group import WorkerGroup
 
 def noted(group: WorkerGroup, topology: Topology) -> list[str]:
     """What is said of machines that get many more workers than they have cores."""
-    if topology.world_size <= len(group.workers) or group.joined is not None:
+    if topology.world_size <= len(group.workers) or not group.renews:
         return []
     wanted = Counter(group.seat(place) for place in topology.workers)
     told = [(node.host(i), crowded(wanted[i], node.host(i).cores)) for i, node in enumerate(group.hosts)]
-    return [f"{host.host}: {words}" if group.spread else words for host, words in told if words]
+    return [f"{host.host}: {words}" if group.added else words for host, words in told if words]
 
 
 def refuse(group: WorkerGroup, topology: Topology) -> None:
     """Raises BadInput for a machine that cannot. Simulated nodes share this one; other hosts have room of their own
-    each. Engines are there already."""
-    if topology.world_size <= len(group.workers) or group.joined is not None:
+    each. What the pool does not start is there already."""
+    if topology.world_size <= len(group.workers) or not group.renews:
         return
-    hosts, here = group.hosts, not group.spread
+    hosts, here = group.hosts, not group.added
     wanted = Counter(group.seat(place) for place in topology.workers)
     for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
         limits = [Limit(**row) for row in answer["limits"]]

@@ -17,38 +17,27 @@ class EnvChange:
 
     `wanted`: these. `once`: what changes and is read once per process; `imports`: whether torch has to be imported
     anew, with `imported`. `living`: what living workers can take, None to take one away. `first`: there are no workers
-    yet. Raises BadInput for what processes that nbddp has not started cannot have.
+    yet. `names`: all that changes; `at_import`: what of it is read while torch is imported.
     """
 
     def __init__(self, old: Mapping[str, str], spec: LaunchSpec, first: bool):
         self.wanted = env_options.wanted(spec.debug, spec.env)
         changed = env_options.differing(old, self.wanted)
         self.once = env_options.read_once(changed)
-        at_import = env_options.at_import(changed)
-        self.imports = bool(at_import)
+        self.names, self.at_import = changed, env_options.at_import(changed)
+        self.imports = bool(self.at_import)
         self.imported = {name: self.wanted[name] for name in env_options.at_import(sorted(self.wanted))}
         self.living = {n: self.wanted.get(n, os.environ.get(n)) for n in changed if n not in self.once}
         self.first = first
-        if changed and spec.cluster:
-            raise BadInput(
-                f"the engines of cluster {spec.cluster} keep the environment that they have; set {changed[0]} where "
-                "the cluster is started"
-            )
-        if at_import and spec.elsewhere:
-            raise BadInput(
-                f"{at_import[0]} is read while torch is imported, before a host's workers start; %ddp stop, then "
-                f"%ddp start --setup 'export {at_import[0]}={self.wanted.get(at_import[0], '')}'"
-            )
 
     def checked(self, group: WorkerGroup) -> list[str]:
         """What is to be said before workers start. Raises BadInput for an interface that a node does not have."""
         named = any(name in self.wanted for name in INTERFACES)
         for node in group.hosts if named else ():
-            where = getattr(node.agent, "host", None)
-            env_options.check_interfaces(self.wanted, node.warm["interfaces"], str(where or "this machine"))
+            env_options.check_interfaces(self.wanted, node.warm["interfaces"], node.name)
         if not self.first:
             return [env_options.change_words(self.once, self.wanted, self.imports)] if self.once else []
-        if group.spread or group.joined is not None:
+        if group.added:
             return []
         try:
             env_options.check_interfaces(os.environ, group.nodes[0].warm["interfaces"])

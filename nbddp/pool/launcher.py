@@ -19,7 +19,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.hosts.transports import last_line
+from nbddp.agent.last_error import last_line
 from nbddp.compat.system import LOOPBACK
 from nbddp.errors import AgentFailed, PoolError, RankStatus
 from nbddp.launch.topology import Topology

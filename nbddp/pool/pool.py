@@ -28,7 +28,7 @@ from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import json_values, pickling
 from nbddp.protocol.capability import given, pool_methods, with_options
-from nbddp.protocol.pool_parts import PoolParts
+from nbddp.protocol.pool_parts import PoolParts, call_all
 from nbddp.protocol.program import SHUTDOWN
 from nbddp.protocol.request import HANG_AFTER, Request
 from nbddp.protocol.run_spec import ARGV0, Question
@@ -94,7 +94,7 @@ class Pool(PoolMethods):
         )  # fmt: skip
         self.measured: list[Any] = []  # collectives that were measured on these devices
         self.life = self.holding(spec, agent, self.connection)
-        self.elsewhere, self.runs = self.life.elsewhere, self.life.runs
+        self.runs = self.life.runs
 
     # -- life ----------------------------------------------------------------------------
 
@@ -197,14 +197,14 @@ class Pool(PoolMethods):
         try:
             self.life.stop(keep=False)
         finally:
-            self.elsewhere.release()
+            call_all(self.parts.released)
 
     def close(self) -> None:
         """As `stop`, except for what `--keep-warm` keeps; an agent that was given but never used ends too."""
         try:
             self.life.close()
         finally:
-            self.elsewhere.leave()
+            call_all(self.parts.left)
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
         """Start new processes under the same ranks. Their names and their process group are lost."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from nbddp.capabilities.attached import command
 from nbddp.errors import RunFailed, RunHung, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.execution import Execution
@@ -20,12 +19,12 @@ def carry_out(life: PoolState, request: Request, screen: Screen) -> Execution:
     for launched in life.parts.launched:
         launched(request, life.runs.id)
     if request.max_restarts:
-        command.refuse_renewal(life.group, f"--max-restarts {request.max_restarts}")
+        life.group.source.refuse_renewal(f"--max-restarts {request.max_restarts}")
     began = time.monotonic()
     attempts: list[str] = []
     while True:
         try:
-            with life.reaching.watching(lambda: life.current):  # nodes that come or are to go end it
+            with life.group.source.watching():  # nodes that come or are to go end it
                 return life.runs.run(request, screen, timed_from=began, attempt=len(attempts))
         except RunFailed as error:
             changes = life.runs.last.regrouped if life.runs.last is not None else ""
@@ -33,7 +32,7 @@ def carry_out(life: PoolState, request: Request, screen: Screen) -> Execution:
                 screen.say(f"{changes}; restarting all workers and the cell")
             else:
                 _count(error, attempts, request.max_restarts, screen)
-            _renew(life, screen)
+            life.group.source.renew(screen)
 
 
 def _count(error: RunFailed, attempts: list[str], most: int, screen: Screen) -> None:
@@ -48,11 +47,3 @@ def _count(error: RunFailed, attempts: list[str], most: int, screen: Screen) -> 
             error.painted = report.attempts_text(attempts, error.painted)
         raise error
     screen.say(report.attempt_words(len(attempts), most + 1, attempts[-1]))
-
-
-def _renew(life: PoolState, screen: Screen) -> None:
-    if life.reaching.members is not None:
-        life.with_living_nodes(life.reaching.reform, life.spec, screen)
-        screen.say(life.reaching.words())
-    else:
-        life.renew_all()

@@ -205,11 +205,6 @@ class RankRpc:
         self._asked[message["header"]["msg_id"]] = rank, hear
         self.connection.outbox.question(self._engine(rank), message)
 
-    def signal(self, rank: int, number: int) -> None:
-        """Have the nanny of a rank's engine send it a signal, where ipyparallel has given it one."""
-        message = self.client.session.msg("signal_request", content={"sig": int(number)})
-        self.connection.outbox.question(self._engine(rank), message)
-
     def _without(self, uuids: Mapping[int, str]) -> list[int]:
         """The ranks that are not registered under these uuids."""
         known = self.engines()

@@ -12,10 +12,11 @@ from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.stop import uninterrupted
-from nbddp.errors import BadInput, PoolError, RankStatus
+from nbddp.errors import PoolError, RankStatus
 from nbddp.execution import exit_notes
 from nbddp.execution.cell_text import as_python
 from nbddp.execution.execution import Execution
+from nbddp.execution.result import UNSAID, StuckRank
 from nbddp.execution.values import check_ranks
 from nbddp.launch import torchrun_env
 from nbddp.output import log_file
@@ -63,11 +64,8 @@ class Runs:
         group.need_running()
         ranks = check_ranks(request.ranks, group.world_size, "--ranks")
         request = request.on(ranks, self._shown(request, check_ranks(request.show, group.world_size, "--show")))
-        if request.spends and group.joined is not None:
-            raise BadInput(
-                f"a script's processes end with it, but nbddp cannot end the engines of cluster "
-                f"{group.joined.cluster.name}; add --keep to run it in them"
-            )
+        if request.spends:
+            group.source.refuse_spending()
         most = log_file.limit(os.environ)
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
@@ -188,7 +186,7 @@ class Runs:
         ports = stores.ports_of(number)
         if stores.unguarded not in known:
             screen.say(stores.unguarded)
-        return self.group.by_host(ports)
+        return ports
 
     # -- a run, and after it -------------------------------------------------------------------------
 
@@ -228,7 +226,7 @@ class Runs:
             ended = run.ended.get(rank)
             left = rank not in broken and ended is not None and ended.status not in outcome.GONE
             if left and worker.exit is not None:
-                run.stuck.setdefault(rank, {"code": worker.exit.code})
+                run.stuck.setdefault(rank, StuckRank(worker.exit.code))
 
     def _show_earlier(self, run: Execution, screen: Screen) -> None:
         """What was printed before this cell, when none ran."""
@@ -239,7 +237,7 @@ class Runs:
 
     # -- the pool's own runs --------------------------------------------------------------------------
 
-    def end_groups(self, after: Execution | None = None) -> dict[int, dict[str, Any]]:
+    def end_groups(self, after: Execution | None = None) -> dict[int, StuckRank]:
         """Have every living rank end its process group, before any cell can meet it; those that run `after` has freed
         do so unasked. A rank that does not come to an end of it is ended itself; returns those, with what they said of
         their names, and with the exit code of one that died meanwhile."""
@@ -250,7 +248,7 @@ class Runs:
         self.group.broken = False
         codes = {r: e.code for r, e in run.ended.items() if e.status == outcome.DIED}
         gone = [r for r, e in run.ended.items() if e.status in (outcome.REPLACED, outcome.DIED)]
-        return {r: {**run.facts.get(r, {}), "code": codes.get(r)} for r in gone}
+        return {r: StuckRank(codes.get(r), run.facts.get(r, UNSAID)) for r in gone}
 
     def call_exits(self, ranks: Sequence[int]) -> None:
         """Have ranks that are about to be ended call what their programs have registered with `atexit`; what that

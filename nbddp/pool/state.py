@@ -14,11 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from nbddp.agent.client import AgentClient, ask
-from nbddp.agent.gather import ask_all
+from nbddp.agent.gather import AgentRequests
 from nbddp.agent.stop import uninterrupted
-from nbddp.capabilities.attached import command
-from nbddp.capabilities.hosts.remote_nodes import RemoteNodes
-from nbddp.capabilities.slurm.host_source import HostSource
 from nbddp.compat import system
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Execution
@@ -28,20 +25,21 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
 from nbddp.output.screens import NullScreen
-from nbddp.pool import capacity
+from nbddp.pool import capacity, host_source
 from nbddp.pool.env_change import EnvChange
+from nbddp.pool.host_source import HostSource, Progress
+from nbddp.pool.node import PoolNode
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows
-from nbddp.protocol.pool_parts import PoolParts, lines
+from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 from nbddp.protocol.request import Request
 
 NO_LOOPBACK = (
     f"the processes of a pool meet at {system.LOOPBACK}, which this machine does not have; "
     f"ip link set lo up, and ip addr add {system.LOOPBACK}/8 dev lo where there is IPv6 alone"
 )
-Progress = Callable[[str], None]
 
 
 class PoolState:
@@ -55,15 +53,13 @@ class PoolState:
         self._connection = connection
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self._ended = ""  # that the pool before has ended by itself, until a start has told it
-        self.elsewhere = HostSource()
         self._remains = OwnedProcesses()
-        self.group = WorkerGroup(self._remains)
-        self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
+        self.group = WorkerGroup(self._remains, HostSource(weakref.proxy(self)))
         self.parts = self.with_parts()
         self.runs = Runs(connection(self.group), self.parts)
         self.group.report_to(self.runs.ranks.died, self._process_ended)
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
-        weakref.finalize(self, self.elsewhere.leave)
+        weakref.finalize(self, call_all, self.parts.left)
 
     def with_parts(self) -> PoolParts:
         """What capabilities have in it."""
@@ -85,18 +81,41 @@ class PoolState:
         """Make the living workers match `spec`; what a user should know, in words. Raises BadInput, with nothing
         changed, if `spec` cannot be met."""
         self.ask_ahead()
-        self.with_living_nodes(self.reaching.check, self.spec, progress)
+        self.with_living_nodes(self.group.source.check, progress)
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
         merged = spec_merge.merged(spec, self.spec if stands else None)
         setting = EnvChange(self.group.variables, merged, first=not self.group.workers)
+        self._source_of(merged).refuse_variables(merged, setting)
         if setting.imports and self.group.nodes:
             self.stop(keep=False)
         self.have_agent(setting.imported, controls_only=merged.on_hosts)
-        self.reaching.warm(merged, self.spec if self.group.topology is not None else None, progress)
+        self._have_nodes(merged, progress)
         told = setting.checked(self.group)
         self._refuse_keeping(merged)
         return [*told, *self._match(spec, merged, setting, progress), *self._what_ended()]
+
+    def _source_of(self, merged: LaunchSpec) -> HostSource:
+        """The source of nodes that a line asks for: the one that there is, or a new one of another kind."""
+        now, kind = self.group.source, host_source.kind_of(merged)
+        return now if type(now) is kind else kind(weakref.proxy(self))
+
+    def _have_nodes(self, merged: LaunchSpec, progress: Progress) -> None:
+        """Have warm nodes. Raises BadInput where those of a pool that runs are others."""
+        now, source = self.group.source, self._source_of(merged)
+        old = self.spec if self.group.topology is not None else None
+        if old is not None and source.where(merged) != now.where(old):
+            raise BadInput(
+                f"the pool runs {now.on(old)}; %ddp stop ends it, then {source.where(merged)} starts another"
+            )
+        if source is not now:
+            if old is None:  # an earlier start has failed
+                now.leave()
+            else:
+                source.told = now.told
+            now.end()
+            self.group.source = source
+        source.warm(merged, old, progress)
 
     def _what_ended(self) -> list[str]:
         """What is to be said of the pool before, once there is another."""
@@ -105,17 +124,16 @@ class PoolState:
         return [f"{ended}; {new} {'are' if self.group.world_size > 1 else 'is'} new and empty"] if ended else []
 
     def _refuse_keeping(self, merged: LaunchSpec) -> None:
-        seconds = _kept_for(merged)
-        why = self.group.nodes[0].agent.why_not_kept() if seconds else ""
-        if seconds and why:
-            raise BadInput(f"--keep-warm {lasts(seconds)}: {why}; leave it out")
+        why = self.group.nodes[0].agent.why_not_kept() if merged.keep_warm else ""
+        if merged.keep_warm and why:
+            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {why}; leave it out")
 
     def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: EnvChange, progress: Progress) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
         group, visible = self.group, spec_merge.visible(merged)
         if group.running:
             group.end_spent()
-        topology = self.reaching.plan(merged)
+        topology = group.source.plan(merged)
         slow: list[str] = []
         if not merged.oversubscribe:
             capacity.refuse(group, topology)
@@ -128,17 +146,16 @@ class PoolState:
         group.variables = setting.wanted
         renewed = spec.fresh or bool(setting.once)
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*self.reaching.told, *slow, *notes, *lines(self.parts.notes)]
-        self.reaching.told = []
+        notes = [*group.source.told, *slow, *notes, *lines(self.parts.notes)]
+        group.source.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
         group.broken |= old is not None and topology != old
         group.topology, group.visible, self.spec = topology, visible, replace(merged, visible=visible)
         group.describe()
         assert group.agent is not None
-        said = _kept_for(merged)
-        group.nodes[0].keep(self._keep if said is None else said)
-        self.elsewhere.keep(self.spec)
+        group.nodes[0].keep(self._keep if merged.keep_warm is None else merged.keep_warm)
+        group.source.settled(self.spec)
         for started in self.parts.started if old is None else ():
             started(group.agent)
         if setting.living and old is not None and not renewed:
@@ -150,7 +167,7 @@ class PoolState:
         self.parts.on("start")
         with uninterrupted():
             try:
-                self.group.start_cluster(progress)
+                self.group.source.connect(progress)
             except Exception:
                 self._forget_all()
                 raise
@@ -169,7 +186,7 @@ class PoolState:
                 given.close()
                 given = None
             agent = given or AgentClient.launch(env, ask(env) if self._takes else None, controls_only)
-            self.group.take(agent)
+            self.group.take(PoolNode(agent, *self.group.hears))
 
     def keep(self, seconds: float | None) -> None:
         """The default of `--keep-warm`; None: as the warm process has it from its last owner."""
@@ -177,7 +194,7 @@ class PoolState:
         given = self._given_agent
         if seconds is not None and given is not None and given.alive:
             given.keep(seconds)
-        if seconds is not None and self.group.alive and _kept_for(self.spec) is None:
+        if seconds is not None and self.group.alive and self.spec.keep_warm is None:
             self.group.nodes[0].keep(seconds)
 
     # -- new processes -------------------------------------------------------------------------------
@@ -185,7 +202,7 @@ class PoolState:
     def restart(self, ranks: Sequence[int] | None) -> list[int]:
         """New processes under the same ranks (all, if None), which are returned."""
         self.group.need_running()
-        command.refuse_renewal(self.group, "%ddp restart")
+        self.group.source.refuse_renewal("%ddp restart")
         chosen = check_ranks(ranks, self.group.world_size, "--ranks")
         self.group.need_folder()
         self.runs.call_exits(chosen)
@@ -237,10 +254,9 @@ class PoolState:
     def _forget_all(self, keep: bool = False) -> None:
         for ended in self.parts.ranks_ended:
             ended(self.group.workers)
-        self.reaching.end()
+        self.group.source.end()
         self._remains.end(keep)
-        self.group = WorkerGroup(self._remains)
-        self.reaching = RemoteNodes(self.group, self.elsewhere, weakly_said(self))
+        self.group = WorkerGroup(self._remains, HostSource(weakref.proxy(self)))
         self.runs.ranks = self._connection(self.group)
         self.group.report_to(self.runs.ranks.died, self._process_ended)
         for stopped in self.parts.stopped:
@@ -256,11 +272,12 @@ class PoolState:
         """The agent's answer to `status`, with the processes of all nodes."""
         group = self.group
         group.need_running()
-        assert group.agent is not None
-        answer, *others = ask_all([group.agent, *(node.agent for node in group.spread)], "status")
-        children = [child for one in (answer, *others) for child in one["children"]]
-        children += [row for engines in group.engines for row in engines.rows()]
-        return {**answer, "children": children, "info": {**answer["info"], "asked_all": True}}
+        asked = AgentRequests()
+        told = [node.children(asked) for node in group.nodes]
+        first, *others = asked.take()
+        answers = iter([first, *others])
+        children = [child for own in told for child in (next(answers)["children"] if own is None else own)]
+        return {**first, "children": children, "info": {**first["info"], "asked_all": True}}
 
     def footing(self) -> dict[str, Any]:
         """What there is now, to say later what has changed (`nbddp.pool.snapshot`)."""
@@ -283,11 +300,6 @@ class PoolState:
         return list(filter(None, [system.lost(), *lacks, unguarded, unkept, _torchcomms()]))
 
 
-def _kept_for(spec: LaunchSpec) -> float | None:
-    """Seconds of `--keep-warm`, where a row has it."""
-    return getattr(spec, "keep_warm", None)
-
-
 def _torchcomms() -> str:
     """That the environment replaces the process groups. Where torchcomms is not installed torch ignores it."""
     if not env_options.uses_torchcomms(os.environ) or find_spec("torchcomms") is None:
@@ -296,17 +308,3 @@ def _torchcomms() -> str:
         f"{env_options.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
         f"replaced; to use the usual ones, leave it out and restart the kernel"
     )
-
-
-def weakly_said(life: PoolState) -> Callable[[str], bool]:
-    """A function that shows a line in the run in progress, as long as the pool lives; False without a run."""
-    held = weakref.ref(life)
-
-    def say(words: str) -> bool:
-        life = held()
-        run = life.current if life is not None else None
-        if run is not None:
-            run.tell(words)
-        return run is not None
-
-    return say

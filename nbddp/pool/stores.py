@@ -42,9 +42,17 @@ class RendezvousStores:
     they reach the first node.
     """
 
-    def __init__(self, keepers: Sequence[Keeper], address: str = "", roots: Sequence[int] = ()):
-        """roots: processes of the first node that belong to the pool although its agent has not started them."""
+    def __init__(
+        self,
+        keepers: Sequence[Keeper],
+        address: str = "",
+        roots: Sequence[int] = (),
+        keeper_of: Sequence[int] | None = None,
+    ):
+        """roots: processes of the first node that belong to the pool although its agent has not started them.
+        keeper_of: node → its keeper, where several nodes have the same."""
         self._keepers, self._address = tuple(keepers), address
+        self._keeper_of = tuple(range(len(keepers)) if keeper_of is None else keeper_of)
         self._roots = tuple(roots)
         self._key = secrets.token_bytes(KEY_LENGTH).hex()
         self._spare = self._post()  # where its process is spawned, it imports torch meanwhile
@@ -85,7 +93,7 @@ class RendezvousStores:
         self.open_now()
         assert self._open is not None
         self._of_run[run] = self._open
-        return self._open.ports
+        return tuple(self._open.ports[keeper] for keeper in self._keeper_of)
 
     def open_now(self) -> None:
         """Have a store for the next run, and be told now if there can be none. Raises AgentFailed."""

@@ -18,23 +18,20 @@ from nbddp.agent import stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests, end_all
 from nbddp.agent.stop import uninterrupted
-from nbddp.capabilities.attached.nodes import AttachedCluster, AttachedNode, Engine, Gatekeeper, way_to
-from nbddp.capabilities.hosts import pairwise_probe
-from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.compat.system import LOOPBACK
 from nbddp.compat.working_dir import here, known
-from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
-from nbddp.launch.topology import Topology, Worker, counted, rank_words
+from nbddp.errors import AgentFailed, PoolError, PoolNotRunning, RankStatus
+from nbddp.launch.topology import Topology, Worker
 from nbddp.output.progress import Progress, StageText
 from nbddp.pool import start_requests
-from nbddp.pool.change import Change, RankLayout, plan_change
-from nbddp.pool.node import ClusterFiles, PoolNode, RemoteNode, Starts, WorkerProcess, weakly
+from nbddp.pool.change import RankLayout, plan_change
+from nbddp.pool.host_source import HostSource
+from nbddp.pool.node import ClusterFiles, PoolNode, Starts, WorkerProcess, weakly
 from nbddp.pool.stores import RendezvousStores
 from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0
 AT_ONCE = 16  # workers that a node starts between two moments at which Stop is heard
-EXIT_SECONDS = 1.5  # that engines have for leaving when this process ends
 NO_POOL = "there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one"
 
 
@@ -46,10 +43,11 @@ class WorkerGroup:
     """What lives of a pool; a pool that has ended gets an empty one.
 
     `topology`, `visible`: who is where, once a plan has been carried out. `broken`: whether the ranks' process group is
-    to be ended before the next run. `elastic`: the fewest and the most nodes, where they may come and go.
+    to be ended before the next run. `hears`: of a rank's end, and of another process's, as `PoolNode` says it.
     """
 
-    def __init__(self, remains: OwnedProcesses):
+    def __init__(self, remains: OwnedProcesses, source: HostSource):
+        self.source = source
         self.nodes: list[PoolNode] = []
         self.topology: Topology | None = None
         self.visible = "all"
@@ -59,19 +57,16 @@ class WorkerGroup:
         self.stores: RendezvousStores | None = None
         self.files: list[str] = []
         self.cluster: Any = None
-        self.joined: AttachedCluster | None = None  # a cluster that somebody else has started
         self._remains = remains
         self._numbers = itertools.count()
-        self._interface: str | None = None  # that all hosts are to take
-        self.elastic: tuple[int, int] | None = None
         self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
-        self._hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
+        self.hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
     def report_to(
         self, died: Callable[[int, ProcessExit], None], process_ended: Callable[[dict[str, Any]], None]
     ) -> None:
         """Who hears of what nodes tell, as `PoolNode` says it; held weakly."""
-        self._hears = weakly(died), weakly(process_ended)
+        self.hears = weakly(died), weakly(process_ended)
 
     @property
     def agent(self) -> AgentClient | None:
@@ -103,8 +98,7 @@ class WorkerGroup:
         return self.topology
 
     def need_running(self) -> None:
-        if self.joined is not None and self.joined.lost:
-            raise PoolNotRunning(f"the pool has ended, because {self.joined.lost}; {self.joined.again()}")
+        self.source.need_reachable()
         if self.ended:
             raise PoolNotRunning(f"{self.ended}; the next %%ddp cell or %ddp start replaces it")
         if not self.running or self.topology is None:
@@ -123,31 +117,21 @@ class WorkerGroup:
 
     # -- life ------------------------------------------------------------------------------------
 
-    def take(self, agent: AgentClient) -> None:
-        """Have an agent's node."""
-        if isinstance(agent, RemoteAgentClient):
-            far = RemoteNode(agent, *self._hears)
-            self.nodes[0].agent.on_event(weakly(far.hear_home))
-            self.nodes.append(far)
-        else:
-            self.nodes.append(PoolNode(agent, *self._hears))
-        self.nodes[-1].number = next(self._numbers)
-        self._remains.take(agent)
+    def take(self, node: PoolNode) -> None:
+        """Have a node, whose agent ends with the pool. The first is this machine's."""
+        node.number = next(self._numbers)
+        self.nodes.append(node)
+        self._remains.take(node.agent)
 
     @property
-    def spread(self) -> list[RemoteNode]:
-        """The nodes of other hosts; where there are any, all ranks are there, and this machine's node has none."""
-        return [node for node in self.nodes if isinstance(node, RemoteNode)]
+    def added(self) -> list[Any]:
+        """The nodes that the source has besides this machine's; where there are any, all ranks are there."""
+        return self.nodes[1:]
 
     @property
     def hosts(self) -> list[PoolNode]:
         """The nodes that workers are placed on."""
-        return [*self.spread] or [*self.engines] or self.nodes[:1]
-
-    @property
-    def engines(self) -> list[AttachedNode]:
-        """The nodes of a cluster's engines; where there are any, all ranks are there."""
-        return [node for node in self.nodes if isinstance(node, AttachedNode)]
+        return self.nodes[1:] or self.nodes[:1]
 
     @property
     def sees_files(self) -> bool:
@@ -163,34 +147,15 @@ class WorkerGroup:
         """Which of `hosts` a place is on; simulated nodes are all this machine."""
         return place.node if len(self.hosts) > 1 else 0
 
-    def by_host(self, ports: Sequence[int]) -> tuple[int, ...]:
-        """The ports of a store, one for each of its keepers, as one for each of `hosts`."""
-        if self.joined is None:
-            return tuple(ports)
-        far = iter(ports[1:])
-        return tuple(ports[0] if node.here else next(far) for node in self.engines)
+    def borrow(self, give_back: Callable[[bool], None]) -> None:
+        """Have processes that somebody else has started. give_back: what gives them back when the pool ends, called
+        with whether this process ends as well."""
+        self._remains.give_back = give_back
 
-    def meet(self, joined: AttachedCluster) -> None:
-        """A cluster that is to end with the pool, in that its engines are left."""
-        self._remains.joined = joined
-
-    def join(self, joined: AttachedCluster, hosts: Sequence[tuple[Sequence[Engine], Mapping[str, Any]]]) -> None:
-        """Have the engines of a cluster for nodes, and ways between them. hosts: the engines of each, and what it
-        has."""
-        assert self.agent is not None
-        died, _ = self._hears
-        nodes = [AttachedNode(joined, engines, facts, self.agent, died) for engines, facts in hosts]
-        joined.nodes, self.joined, self.wire = nodes, joined, joined.wire
-        self.nodes += nodes
-        if len({node.place for node in nodes}) > 1:
-            for node in nodes:
-                others = next(other for other in nodes if other.place != node.place)
-                node.find_way(next(iter(others.addresses()), others.name))
-
-    def part(self) -> None:
-        """Leave a cluster again; this machine's agent stays."""
-        self._remains.part()
-        self.nodes, self.joined, self.wire, self.cluster, self.stores = self.nodes[:1], None, None, None, None
+    def give_back(self) -> None:
+        """Be without them again; this machine's agent stays."""
+        self._remains.end_borrowed()
+        self.nodes, self.wire, self.cluster, self.stores = self.nodes[:1], None, None, None
 
     def warm_here(self, progress: Callable[[str], None]) -> None:
         """Wait until the agent of this machine is warm."""
@@ -201,19 +166,13 @@ class WorkerGroup:
             progress(StageText(words, "agent"))
         node.agent.wait_warm()
 
-    def leave_hosts(self) -> None:
-        """End what has begun on other hosts."""
-        hosts, self.nodes = self.spread, self.nodes[:1]
-        self._remains.end_some([node.agent for node in hosts])
-
-    def leave(self, gone: Sequence[RemoteNode]) -> None:
+    def leave(self, gone: Sequence[PoolNode]) -> None:
         """Go on without these nodes, which have no workers any more. Ranks meet at new stores from here on."""
         self.nodes = [node for node in self.nodes if node not in gone]
         self._remains.end_some([node.agent for node in gone])
 
     def meet_anew(self) -> None:
-        """Ways and stores for the nodes that there are now."""
-        self.find_ways()
+        """Stores for the nodes that there are now."""
         if self.stores is not None:
             self.stores.end()
             self._open_stores()
@@ -223,18 +182,8 @@ class WorkerGroup:
         for node in self.hosts:
             node.agent.on_event(weakly(self.stores.heard))
 
-    def find_ways(self, interface: str | None = None) -> None:
-        """Have every node know the address at which others reach it, as `capabilities.hosts.pairwise_probe.find` does;
-        hosts that come later take the same interface."""
-        self._interface = interface or self._interface
-        if self.spread:
-            pairwise_probe.find(self.nodes[0], self.spread, self._interface)
-
     def start_cluster(self, progress: Callable[[str], None]) -> None:
-        """Start the controller, and connect to it; of a cluster that runs, have a store for its ranks."""
-        if self.joined is not None:
-            self.cluster = self.joined.cluster
-            return
+        """Start the controller, and connect to it."""
         progress(StageText("starting the controller", "controller"))
         from ipyparallel import Cluster as Parallel
 
@@ -264,8 +213,8 @@ class WorkerGroup:
     def describe(self) -> None:
         """Tell the agents what `status` shows, if it has changed."""
         placed = self.topology
-        subject = (placed, known(), len(self.files), self.elastic)
-        more = {"elastic": self.elastic, **(self.joined.description() if self.joined is not None else {})}
+        more = self.source.description()
+        subject = (placed, known(), len(self.files), repr(more))
         info = functools.cache(lambda: {**start_requests.description(placed), **more})
         for node in self.nodes:
             node.describe(subject, info, self.files)
@@ -296,21 +245,15 @@ class WorkerGroup:
         change = plan_change(old, RankLayout(topology, visible), living, fresh)
         if change.start:
             self.need_folder()
-        if self.joined is not None and old is not None:
-            self._refuse(self.joined, change)
+        if old is not None:
+            self.source.refuse_change(change)
         if change.end:
             before_end(change.end)
             self.end(change.end)
-        if change.start and self.joined is not None:
-            progress(StageText(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
-            notes = self._take_engines(self.joined, topology, visible, change.start)
-        else:
-            notes = [*change.notes]
-            if change.start:
-                progress(StageText(f"starting {counted(len(change.start), 'worker')}", "engines"))
-                self._start_workers(topology, visible, change.start, progress)
-        if change.start:
-            progress(StageText(f"devices assigned ({topology.devices_words()})", "devices"))
+        if not change.start:
+            return [*change.notes]
+        notes = self.source.start(topology, visible, change, progress)
+        progress(StageText(f"devices assigned ({topology.devices_words()})", "devices"))
         return notes
 
     def need_folder(self) -> None:
@@ -331,55 +274,10 @@ class WorkerGroup:
         """Give every rank of the plan a process that lives; what a user should know, in words."""
         return self.match(self.placed(), self.visible)
 
-    def _refuse(self, joined: AttachedCluster, change: Change) -> None:
-        """Engines are taken once, and none is ended or replaced. Raises PoolError."""
-        name = joined.cluster.name
-        if dead := [r for r, w in self.workers.items() if not w.lives]:
-            raise PoolError(
-                f"the engine{'s' * (len(dead) > 1)} of {rank_words(dead)} ended, and nbddp cannot replace engines of "
-                f"cluster {name}; %ddp stop, then %ddp start --cluster {name} uses those that are left"
-            )
-        if change.start or change.end:
-            raise BadInput(
-                f"a pool on cluster {name} cannot be changed; %ddp stop, then %ddp start --cluster {name} with "
-                "other options"
-            )
-
-    def _take_engines(
-        self, joined: AttachedCluster, topology: Topology, visible: str, ranks: Sequence[int]
-    ) -> list[str]:
-        """Have engines become these ranks, all at once; what a user should know, in words."""
-        starts: dict[AttachedNode, Starts] = {}
-        for place in (topology.workers[r] for r in ranks):
-            node = self.engines[self.seat(place)]
-            starts.setdefault(node, []).append(node.request(place, topology, visible, ClusterFiles("", "")))
-        asked = {engine: text for node, own in starts.items() for engine, text in node.take(own).items()}
-        try:
-            answers = joined.evaluate(asked, START_TIMEOUT)
-        except BaseException:
-            joined.give_back([*asked])
-            raise
-        notes = [line for node in starts for line in node.taken(answers)]
-        self.wire.name_ranks({r: w.uuid for r, w in self.workers.items()})
-        joined.begin()
-        self._keep_stores()
-        return notes
-
-    def _keep_stores(self) -> None:
-        """This machine's agent holds the stores; on other hosts an engine starts what leads there."""
-        assert self.agent is not None
-        here = [node for node in self.engines if node.here]
-        far = [node for node in self.engines if not node.here]
-        elsewhere = [node for node in far if not node.on_this_machine]
-        address = way_to(elsewhere[0]) if elsewhere else LOOPBACK if far else ""
-        roots = [w.pid for node in here for w in node.workers.values()]
-        self.stores = RendezvousStores([self.agent, *map(Gatekeeper, far)], address, roots)
-        if far:
-            self.stores.open_now()
-
-    def _start_workers(
+    def start_workers(
         self, topology: Topology, visible: str, ranks: Sequence[int], progress: Callable[[str], None]
     ) -> None:
+        """Have the nodes' agents start these ranks' processes, and wait until they can be reached."""
         cluster = ClusterFiles(self.cluster.profile_dir, self.cluster.controller.connection_files["engine"])
         places: dict[PoolNode, list[Worker]] = {}
         hosts = self.hosts
@@ -446,7 +344,7 @@ class WorkerGroup:
                     f"rank {worker.rank} ended while starting (exit code {worker.exit.code}): "
                     f"{words or 'it left no message'}"
                 )
-                failed.log = "" if isinstance(node, RemoteNode) else str(worker.log)
+                failed.log = str(worker.log) if node.sees_files else ""
                 raise failed
         if not self.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
@@ -488,7 +386,7 @@ class OwnedProcesses:
     def __init__(self) -> None:
         self.agents: list[AgentClient] = []
         self.wire: Any = None
-        self.joined: AttachedCluster | None = None
+        self.give_back: Callable[[bool], None] | None = None  # as `WorkerGroup.borrow` has it
         self._owner = os.getpid()
 
     def take(self, agent: AgentClient) -> None:
@@ -500,7 +398,7 @@ class OwnedProcesses:
         if os.getpid() != self._owner:  # a forked child has our connections, and would end what is ours
             return
         agents, self.agents = self.agents, []
-        self.part()
+        self.end_borrowed()
         wire, self.wire = self.wire, None
         if wire is not None:
             wire.close()
@@ -509,12 +407,10 @@ class OwnedProcesses:
         end_all(here, keep)
         atexit.unregister(self._at_exit)
 
-    def part(self) -> None:
-        """Have a cluster's engines be engines again."""
-        joined, self.joined = self.joined, None
-        if joined is not None:
-            joined.leave()
-            joined.wire.close()
+    def end_borrowed(self) -> None:
+        give_back, self.give_back = self.give_back, None
+        if give_back is not None:
+            give_back(False)
 
     def end_some(self, agents: Sequence[AgentClient]) -> None:
         self.agents = [agent for agent in self.agents if agent not in agents]
@@ -528,8 +424,8 @@ class OwnedProcesses:
     def _at_exit(self) -> None:
         if os.getpid() != self._owner:
             return
-        if self.joined is not None:
-            self.joined.leave(EXIT_SECONDS)
+        if self.give_back is not None:
+            self.give_back(True)
         end_all(self.agents, keep=True, timeout=2)
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 TABLE = "nbddp.capabilities"
 Target = str
+FieldValues = dict[str, Any]  # arguments for a dataclass: each field has a type of its own
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
@@ -70,7 +71,7 @@ class Option:
     - workers: where it has workers run, on `hosts` or as `engines` of a cluster; empty: it does not decide that.
     - to_ranks: whether the ranks are told if it holds.
     - shows: (Asked, value) -> what is displayed when the run has ended. of_failed: also if it failed. later: the
-      command that shows the same of the last run.
+      command that shows the same of the last run. terminal: (Pool, value) -> what `python -m nbddp run` says then.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Option:
     shows: Target = ""
     of_failed: bool = False
     later: str = ""
+    terminal: Target = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +155,27 @@ class PoolPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Guard:
+    """Who may reach what ranks meet by; both sides, since neither guards anything alone.
+
+    - store: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
+    - rank: () -> a `RankGuard` of `nbddp.worker.rank_guard`.
+    """
+
+    store: Target
+    rank: Target
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capability:
     """A row.
 
     - name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
-    - guard: (OpenStore, pid of the agent, pid of its owner) -> a `Served` of `nbddp.agent.store_host`.
+    - guard: who may reach what ranks meet by; one row has it.
+    - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
+    - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
+      pool for which the option is said. Of several the last row's is taken.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
@@ -179,7 +196,9 @@ class Capability:
     questions: Mapping[str, Target] = field(default_factory=dict)
     on_agent: OnAgent = OnAgent()
     agents: Target = ""
-    guard: Target = ""
+    guard: Guard | None = None
+    probes: Mapping[str, Target] = field(default_factory=dict)
+    sources: Mapping[str, Target] = field(default_factory=dict)
     waits: Target = ""
 
 
@@ -196,6 +215,11 @@ def rows() -> tuple[Capability, ...]:
         return ()
     found: tuple[Capability, ...] = importlib.import_module(TABLE).ROWS
     return found
+
+
+def guard_row() -> Guard | None:
+    """The guard, if a row has one."""
+    return next((row.guard for row in rows() if row.guard is not None), None)
 
 
 class _Method:
@@ -225,7 +249,7 @@ def option_fields(of: str) -> type:
     return make_dataclass(f"{of.title()}Fields", fields, frozen=True, kw_only=True)
 
 
-def given(call: str, of: str, said: Mapping[str, Any]) -> dict[str, Any]:
+def given(call: str, of: str, said: Mapping[str, object]) -> FieldValues:
     """Values of fields, from the arguments of a call in Python. Raises TypeError for one that no row has."""
     known = {option.name: option for option in added_options(of) if option.python}
     unknown = next((name for name in said if name not in known), None)

@@ -51,7 +51,7 @@ def _defaults(kind: type[DataclassInstance]) -> tuple[tuple[str, Any], ...]:
     return tuple((f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(kind))
 
 
-def from_json(kind: type[T], found: Mapping[str, Any]) -> T:
+def from_json(kind: type[T], found: Mapping[str, object]) -> T:
     """The message that `to_json` has made this of."""
     readers = _readers(kind)
     return kind(**{name: readers[name](value) for name, value in found.items() if name in readers})
@@ -73,6 +73,8 @@ def _reader(hint: Any) -> Read:
         if args[1:] == (...,):
             return _each(_reader(args[0]), tuple)
         readers = tuple(map(_reader, args))
+        if all(read is _same for read in readers):
+            return tuple
         return lambda value: tuple(read(each) for read, each in zip(readers, value, strict=True))
     if origin is list:
         return _each(_reader(args[0]), list)

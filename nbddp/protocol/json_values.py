@@ -83,7 +83,7 @@ def _tuple(inside: Any, depth: int) -> tuple[Any, ...]:
     return tuple(_untagged(v, depth) for v in _a(list, inside))
 
 
-def _dict(inside: Any, depth: int) -> dict[Any, Any]:
+def _dict(inside: Any, depth: int) -> dict[object, object]:
     return {_untagged(k, depth): _untagged(v, depth) for k, v in _a(list, inside)}
 
 

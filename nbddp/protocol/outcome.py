@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.errors import Raised, RankStatus
+from nbddp.protocol.messages import MimeBundle
 from nbddp.protocol.position import CalledFrom, Place
 
 END, EXIT, RAISED, INTERRUPT = "end", "exit", "raised", "interrupt"  # how a program left
@@ -152,7 +153,7 @@ class Outcome:
     group_exits: tuple[GroupExit, ...] = ()
     at_exit: int | None = None
     next_run: int | None = None
-    pages: tuple[dict[str, Any] | str, ...] = ()
+    pages: tuple[MimeBundle | str, ...] = ()
     next_inputs: tuple[tuple[str, bool], ...] = ()
     unsaved: tuple[str, str] | None = None
     nccl_handling: str = ""

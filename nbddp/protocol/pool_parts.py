@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from nbddp.protocol.capability import Capability, load
+from nbddp.protocol.codec import Json
+from nbddp.protocol.messages import MimeBundle
 
-Bundle = dict[str, Any]  # a mimebundle
 Lines = list[Callable[[], list[str]]]
 
 
@@ -30,7 +31,7 @@ class PoolParts:
         for name, part in self._rows.items():
             for condition in (*part.when, *part.messages):
                 self._due.setdefault(condition, []).append(name)
-        self._hear: dict[str, list[Callable[[int, str, dict[str, Any], Sequence[Any]], bool]]] = {}
+        self._hear: dict[str, list[Callable[[int, str, Json, Sequence[Any]], bool]]] = {}
         self.messages = frozenset(kind for row in self._rows.values() for kind in row.messages)
         # a shell with the magics; it gives its `Pool`
         self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
@@ -40,6 +41,10 @@ class PoolParts:
         self.ranks_ended: list[Callable[[Collection[int]], None]] = []  # their processes are over
         self.process_ended: list[Callable[[Mapping[str, Any]], None]] = []  # the agent's event, if the pool goes on
         self.stopped: list[Callable[[], None]] = []
+        self.released: list[Callable[[], None]] = []  # what it holds besides processes is to be given back
+        self.left: list[Callable[[], None]] = []  # the same, except for what another kernel is to find
+        self.given_back: Lines = []  # what `released` gives back
+        self.holds: Lines = []  # what `status` says of that
         self.notes: Lines = []  # what to say when a line is met, before a cell too
         self.offers: Lines = []  # where else workers could be, once they have started on this machine
         self.shortcomings: Lines = []  # what does not work here
@@ -49,9 +54,10 @@ class PoolParts:
         self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
         self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
         # what is displayed, and may change by messages of its own
-        self.display_words: list[Callable[[Bundle], str | None]] = []  # what it says now; None: it is not the part's
-        self.display_over: list[Callable[[Bundle], bool]] = []  # whether it changes no more
-        self.display_left: list[Callable[[Bundle, bool], Bundle | None]] = []  # what stays, in words or rich; or None
+        self.display_words: list[Callable[[MimeBundle], str | None]] = []  # what it says now; None: not the part's
+        self.display_over: list[Callable[[MimeBundle], bool]] = []  # whether it changes no more
+        # what stays, in words or rich; or None
+        self.display_left: list[Callable[[MimeBundle, bool], MimeBundle | None]] = []
 
     def on(self, condition: str) -> None:
         """Have the parts that this makes: what a row has in `when`, or in `messages`."""
@@ -73,7 +79,7 @@ class PoolParts:
                 self._hear = {kind: [p.message for row, p in made if kind in row.messages] for kind in self.messages}
             return self._made[name]
 
-    def hear(self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[Any] = ()) -> bool:
+    def hear(self, rank: int, kind: str, content: Json, buffers: Sequence[Any] = ()) -> bool:
         """A message of a rank, in any thread; whether a display of the rank may be over with it."""
         self.on(kind)
         over = False
@@ -91,6 +97,11 @@ class PoolParts:
         finally:
             for ended in self.run_ended:
                 ended(run)
+
+
+def call_all(told: Iterable[Callable[[], None]]) -> None:
+    for call in told:
+        call()
 
 
 def lines(told: Lines) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from nbddp.protocol.capability import added_options, option_fields
+from nbddp.protocol.capability import FieldValues, added_options, option_fields
 from nbddp.protocol.program import SHUTDOWN, Program
 from nbddp.protocol.run_spec import ARGV0, CALL, CELL, SCRIPT, RunSpec, ScriptSpec
 
@@ -42,7 +42,7 @@ class Options(RunFields):
     argv: tuple[str, ...] = ()
     program: Program | None = None
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> FieldValues:
         """These by name."""
         return {each.name: getattr(self, each.name) for each in fields(Options)}
 

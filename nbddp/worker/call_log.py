@@ -87,6 +87,7 @@ class CallRecord(tuple[Any, ...]):
         return self[0] in (SEND, RECV)
 
 
+ProcessGroup = Any  # torch's, whose types are not known here
 STORE = CallRecord(("the store", "", UNKNOWN))
 
 
@@ -235,10 +236,10 @@ class CallLog:
         finally:
             self.making.pop(me, None)
 
-    def makes(self, ident: int) -> tuple[str, int, list[int]] | None:
+    def makes(self, ident: int) -> tuple[str, int, tuple[int, ...]] | None:
         """The subgroup that a thread makes: a name for all subgroups of this init, its number, its ranks."""
         number = self.making.get(ident)
-        return None if number is None else (self.subgroups, number, self.made[number])
+        return None if number is None else (self.subgroups, number, tuple(self.made[number]))
 
     @property
     def subgroups(self) -> str:
@@ -373,7 +374,7 @@ def _clocks() -> tuple[int, int]:
     return clock.perf_counter_ns(), clock.thread_time_ns()
 
 
-def groups() -> dict[str, Any]:
+def groups() -> dict[str, ProcessGroup]:
     """torch's name → each living group that this rank is a member of."""
     world = torch.world()
     if world is None:

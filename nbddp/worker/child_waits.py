@@ -55,12 +55,12 @@ def told(words: str, advice: str = "") -> Iterator[None]:
                 os.unlink(path)
 
 
-def of(processes: Iterable[int]) -> list[list[str]]:
+def of(processes: Iterable[int]) -> tuple[tuple[str, str], ...]:
     """What these wait for, with what would help."""
     found = []
     for process in processes if _folder else ():
         with contextlib.suppress(OSError, ValueError), open(os.path.join(_folder, str(process)), "rb") as file:
-            started, *said = json.loads(file.read(MOST))
+            started, words, advice = json.loads(file.read(MOST))
             if ProcessId(process, started).alive():
-                found.append([str(each) for each in said])
-    return found
+                found.append((str(words), str(advice)))
+    return tuple(found)

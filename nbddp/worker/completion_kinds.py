@@ -18,7 +18,7 @@ UNKNOWN = ""
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*$")
 
 
-def kinds(before: str, matches: Sequence[str], names: Mapping[str, Any]) -> list[str]:
+def kinds(before: str, matches: Sequence[str], names: Mapping[str, object]) -> list[str]:
     """module, class, function, instance, keyword, magic or param of each match; empty where it is not known.
 
     before: the code up to the place that a match replaces.
@@ -26,7 +26,7 @@ def kinds(before: str, matches: Sequence[str], names: Mapping[str, Any]) -> list
     return [_kind(before, match, names) for match in matches]
 
 
-def _kind(before: str, match: str, names: Mapping[str, Any]) -> str:
+def _kind(before: str, match: str, names: Mapping[str, object]) -> str:
     if match.startswith("%"):
         return "magic"
     if match.endswith("="):

@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import ipyparallel.engine.app as engine_app
 import zmq
@@ -37,7 +37,19 @@ CONNECT_SECONDS = 5
 _connections = itertools.count()
 
 
-def main(request: dict[str, Any]) -> int:
+class EngineRequest(TypedDict):
+    """What the pool says of a worker that the agent forks."""
+
+    rank: int
+    uuid: str
+    url_file: str
+    profile_dir: str
+    cwd: str
+    log: str
+    kept: str
+
+
+def main(request: EngineRequest) -> int:
     """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
     log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
     faulthandler.enable(file=log, all_threads=False)  # to word threads that run on would crash in its turn
@@ -137,7 +149,7 @@ def without_debugger() -> None:
             del sys.modules["debugpy"]
 
 
-def _config(request: dict[str, Any]) -> Config:
+def _config(request: EngineRequest) -> Config:
     config = Config()
     config.ProfileDir.location = request["profile_dir"]
     config.Session.session = request["uuid"]  # the engine's identity is its session's

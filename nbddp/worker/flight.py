@@ -16,14 +16,39 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Final, TypedDict
 
 from nbddp.compat import torch as torch_compat
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of the recorders, in entries; the older name last
 ENTRIES = "2000"  # torch's own default, where it has one that is not 0
 NCCL = "nccl"
-COMPLETED = "time_discovered_completed_ns"  # key of an entry; 0 or None until its end is seen
+COMPLETED: Final = "time_discovered_completed_ns"  # key of an entry; 0 or None until its end is seen
+
+
+class RecordedCall(TypedDict, total=False):
+    """An entry of a dump, with torch's names. `process_group`: name and description."""
+
+    pg_id: int
+    process_group: tuple[str, str]
+    profiling_name: str
+    collective_seq_id: int
+    time_created_ns: int
+    time_discovered_completed_ns: int | None
+    retired: bool
+    is_p2p: bool
+    input_dtypes: list[str]
+    input_sizes: list[list[int]]
+
+
+GroupStatus = Mapping[str, Mapping[str, str | int]]  # `pg_id` → what NCCL's watchdog knows of the group
+
+
+class RecorderDump(TypedDict, total=False):
+    """What a recorder holds. An empty one of NCCL's has no entries, and gloo's no status."""
+
+    entries: list[RecordedCall]
+    pg_status: GroupStatus
 
 
 @dataclass(frozen=True)
@@ -74,7 +99,7 @@ def switch_on() -> None:
         del os.environ[name]
 
 
-def dumps(active: bool) -> list[dict[str, Any]]:
+def dumps(active: bool) -> list[RecorderDump]:
     """What the recorders hold now; with `active`, only what may not be done. Without what was called in groups of ours,
     and with what that has overwritten."""
     found = [json.loads(dump(includeCollectives=True, onlyActive=active)) for dump in torch_compat.flight_recorders()]
@@ -86,7 +111,7 @@ def dumps(active: bool) -> list[dict[str, Any]]:
 
 
 _ours: set[int] = set()  # `pg_id` of groups that are not the program's
-_kept: list[list[dict[str, Any]]] = []  # of each recorder, what it held before those were made
+_kept: list[list[RecordedCall]] = []  # of each recorder, what it held before those were made
 
 
 @contextmanager
@@ -101,7 +126,7 @@ def making_room() -> Iterator[None]:
     _ours.update(e["pg_id"] for e in raw if not e["process_group"][0])
 
 
-def _as_if_alone(dump: dict[str, Any], kept: list[dict[str, Any]]) -> dict[str, Any]:
+def _as_if_alone(dump: RecorderDump, kept: list[RecordedCall]) -> RecorderDump:
     """A dump without the entries of our groups, and with those that a recorder would still hold without them."""
     held = dump.get("entries", [])
     oldest = min((e["time_created_ns"] for e in held), default=0)
@@ -117,25 +142,25 @@ def held() -> FlightRecords:
     return FlightRecords(of_all, of_all if same else entries(undone))
 
 
-def _undone(dump: Mapping[str, Any]) -> dict[str, Any]:
+def _undone(dump: RecorderDump) -> RecorderDump:
     """What of a dump torch would give with `onlyActive`."""
     return {**dump, "entries": [e for e in dump.get("entries", ()) if not e.get(COMPLETED)]}
 
 
-def entries(dumped: Iterable[Mapping[str, Any]]) -> list[FlightEntry]:
+def entries(dumped: Iterable[RecorderDump]) -> list[FlightEntry]:
     """The collectives of these dumps, oldest first."""
     found = [e for dump in dumped for e in _of_dump(dump)]
     return sorted(found, key=lambda e: e.created_ns)
 
 
-def nameless(dumped: Iterable[Mapping[str, Any]]) -> list[int]:
+def nameless(dumped: Iterable[RecorderDump]) -> list[int]:
     """When (time.time_ns()) collectives began of which the recorder does not say the group, as under debug level
     DETAIL: those of wrapped groups, and those in which the ranks compare them."""
     raw = (e for dump in dumped for e in dump.get("entries", ()) if not e["is_p2p"])
     return [e["time_created_ns"] for e in raw if not e["process_group"][0]]
 
 
-def _of_dump(dump: Mapping[str, Any]) -> list[FlightEntry]:
+def _of_dump(dump: RecorderDump) -> list[FlightEntry]:
     raw = [e for e in dump.get("entries", ()) if not e["is_p2p"]]  # an empty dump of NCCL's has no entries
     same = Counter((e["pg_id"], e["collective_seq_id"]) for e in raw)
     status = dump.get("pg_status", {})
@@ -155,13 +180,13 @@ def _of_dump(dump: Mapping[str, Any]) -> list[FlightEntry]:
     return found
 
 
-def _is_open(entry: Mapping[str, Any], status: Mapping[str, Mapping[str, Any]]) -> bool:
+def _is_open(entry: RecordedCall, status: GroupStatus) -> bool:
     """Whether NCCL's watchdog has not seen this collective completed; False where it has no status of the group."""
     of_group = status.get(str(entry["pg_id"]))
     return of_group is not None and entry["collective_seq_id"] > int(of_group["last_completed_collective"])
 
 
-def what(entry: Mapping[str, Any]) -> str:
+def what(entry: RecordedCall) -> str:
     """`float[4, 2]`, several joined by commas."""
     pairs = zip(entry.get("input_dtypes", ()), entry.get("input_sizes", ()), strict=False)
     return ", ".join(f"{dtype.lower()}{sizes}" for dtype, sizes in pairs)

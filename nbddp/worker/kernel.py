@@ -29,12 +29,12 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
-from nbddp.capabilities.private import loopback
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
 from nbddp.protocol import messages, pickling
 from nbddp.protocol.codec import Json, from_json, to_json
+from nbddp.protocol.messages import JupyterHeader, JupyterMessage
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec
 from nbddp.protocol.surrogates import shown
@@ -74,7 +74,7 @@ REPEATED = 64 << 20  # bytes of an outcome's buffers that are kept until the nex
 _write, _exit = os.write, os._exit  # whatever a program puts in their place
 
 
-def _short(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def _short(error: BaseException, *args: Any, **kwargs: Any) -> Json:
     """An exception as the history of a worker keeps it."""
     return {"ename": type(error).__name__, "evalue": "", "traceback": []}
 
@@ -85,6 +85,9 @@ def _error_of(result: Any) -> BaseException | None:
         return None
     error: BaseException | None = result.error_before_exec
     return result.error_in_exec if error is None else error
+
+
+NO_PARENT: JupyterMessage = {"header": {}, "parent_header": {}, "metadata": {}, "content": {}, "buffers": ()}
 
 
 class _NoShellThread:
@@ -136,7 +139,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
         self.spec: RunSpec | None = None
-        self._parent: dict[str, Any] = {}
+        self._parent = NO_PARENT
         self._result: Any = None
         self._spoilt = False  # whether what IPython says of the cell is an error that it has met with `_shown`
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
@@ -185,7 +188,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     # -- requests ------------------------------------------------------------------
 
-    async def nbddp_run(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+    async def nbddp_run(self, stream: Any, ident: Any, parent: JupyterMessage) -> None:
         """Shell channel: carry out a request; its outcome is its only answer."""
         spec = from_json(RunSpec, parent["metadata"][messages.SPEC])
         self.spec, self._parent = spec, parent
@@ -287,7 +290,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 stream.set_parent(self._parent)
         if here is not None:
             self._place(here.env)
-            loopback.listen(here.listen, (here.master, here.store))
+            self.groups.guard.begin(here)
             self.groups.begin(spec.run, here.master, here.store)
         self.groups.cut = False
         self.groups.shares_gpus = here is not None and here.shares_gpus
@@ -418,7 +421,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.told[outcome.run] = outcome, kept, self._parent
         self.send_outcome(outcome, buffers, self._parent)
 
-    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: dict[str, Any]) -> None:
+    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: JupyterMessage) -> None:
         self.session.send(
             self.iopub_socket,
             messages.OUTCOME,
@@ -465,7 +468,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     # -- questions -----------------------------------------------------------------
 
-    def nbddp_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+    def nbddp_request(self, stream: Any, ident: Any, parent: JupyterMessage) -> None:
         """Control channel: a row of `questions`, answered while the main thread works."""
         question = from_json(Question, parent["content"])
         try:
@@ -479,7 +482,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """The part of a capability that has this name here."""
         return self.parts[name]
 
-    def running(self) -> dict[str, Any] | None:
+    def running(self) -> JupyterHeader | None:
         """The header of the request that is carried out."""
         return None if self.spec is None else self._parent["header"]
 

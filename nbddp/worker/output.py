@@ -12,12 +12,13 @@ import io
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
 from nbddp.compat.clock import clock
 from nbddp.protocol import codec, messages
+from nbddp.protocol.messages import JupyterHeader
 from nbddp.protocol.surrogates import plain
 from nbddp.worker.fd_capture import CapturedFds, flush_c
 
@@ -31,7 +32,7 @@ CELL = "nbddp_cell"  # attribute of a thread: the cell that has started it
 class Batch:
     """Text that belongs to one request. cell: who has started what printed it after the request's end."""
 
-    def __init__(self, header: Mapping[str, Any], cell: int | None):
+    def __init__(self, header: JupyterHeader, cell: int | None):
         self.header, self.cell = header, cell
         self.segments: list[tuple[str, list[str]]] = []
 
@@ -40,7 +41,7 @@ class Batch:
             self.segments.append((stream, []))
         self.segments[-1][1].append(text)
 
-    def messages(self) -> list[tuple[str, dict[str, Any]]]:
+    def messages(self) -> list[tuple[str, codec.Json]]:
         """(type, content): one for all, if the client is ours and there is more than one segment."""
         texts = tuple([(stream, "".join(parts)) for stream, parts in self.segments])
         if len(texts) > 1 and self.header.get("msg_type") == messages.RUN:
@@ -52,7 +53,7 @@ class Batch:
 class PrintedOutput:
     """The two streams of a worker. Takes the place of their `write`, `flush` and `close`."""
 
-    def __init__(self, streams: Sequence[Any], running: Callable[[], Mapping[str, Any] | None]):
+    def __init__(self, streams: Sequence[Any], running: Callable[[], JupyterHeader | None]):
         """streams: ipykernel's, stdout and stderr. running: the header of the request that is carried out, or None."""
         self._running = running
         self._first = streams[0]

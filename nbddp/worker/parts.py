@@ -5,9 +5,9 @@ A part has those of these methods that it needs:
 - begin(spec): before the program, or before another request is carried out.
 - ended(error): the program has ended, well if `error` is None. Stop is still heard.
 - end(outcome, error): the run has ended. What it finds goes to `outcome.parts`, under its name.
-- claim(frames) -> what a thread with these frames is about to call, as `position` has it, or None.
-- position() -> what it knows of where the rank is; replaces keys of `position`.
-- called() -> group -> [[number, op, tensors], …] of the collectives that it has seen.
+- claim(frames) -> the `PendingCollective` that a thread with these frames is about to call, or None.
+- position(found) -> the same `Whereabouts`, or what it knows better of where the rank is.
+- called() -> group -> the collectives (`PastCall`) that it has seen.
 - values(frame, line) -> names and what they held in a frame of an exception.
 
 Who begins first ends last. An error in begin, ended or end is reported with the outcome, and changes nothing else.

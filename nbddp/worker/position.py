@@ -14,11 +14,21 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
-from nbddp.protocol.position import CalledFrom
+from nbddp.protocol.position import (
+    BlockingCall,
+    CalledFrom,
+    CallHistory,
+    Channel,
+    PastCall,
+    PendingCollective,
+    Place,
+    StackRow,
+    Whereabouts,
+)
 from nbddp.worker import (
     call_log,
     child_waits,
@@ -44,6 +54,7 @@ GROUPS, REACHING = process_groups.__file__, store_client.__file__
 OWN_STORES = own_stores.__file__
 STORES = {REACHING: "TCPStore", OWN_STORES: "FileStore"}
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch.BACKWARD
+APART = "apart"  # a call in which a rank waits for what the pool does not know
 DESTROY = "destroy_process_group"
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
 DEFAULT, UNNAMED = "default_pg", ("default_pg", "undefined", "")  # how torch describes groups that nobody has described
@@ -51,8 +62,8 @@ HISTORY = 64
 ALSO = 4  # other threads in torch's calls, told
 MOST_MISSING = 100_000  # ranks of a world that are named as missing
 LOOKS = 5  # at a rank that moves on while it is looked at
-Claims = Sequence[Callable[[list[SeenFrame]], "dict[str, Any] | None"]]
-History = Mapping[str, list[list[Any]]]  # group → [number, op, tensors] of its collectives
+Claims = Sequence[Callable[[list[SeenFrame]], PendingCollective | None]]
+Asks = Callable[[Any], bool]
 OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
 
 
@@ -69,8 +80,8 @@ def place(env: Mapping[str, str]) -> None:
 
 def position(
     names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.FlightEntry], claims: Claims = ()
-) -> dict[str, Any]:
-    """The rank's place, as plain data: that of its main thread, or of the thread which that joins.
+) -> Whereabouts:
+    """The rank's place: that of its main thread, or of the thread which that joins.
 
     names: file of a cell → `Cell In[n]`. groups: the worker's `Groups`. since_ns: when the
     run began (clock.time_ns()); what C++ called before is not this run's. recorded: what may not be done.
@@ -85,13 +96,9 @@ def position(
 
 
 def _position(
-    names: dict[str, str],
-    groups: Any,
-    since_ns: int,
-    recorded: list[flight.FlightEntry],
-    claims: Claims,
+    names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.FlightEntry], claims: Claims,
     moves: bool = False,
-) -> dict[str, Any]:
+) -> Whereabouts:  # fmt: skip
     """moves: the rank does not stay where it is for as long as a look takes, so it is in no call that blocks. Raises
     frames.Moved."""
     of_all = frames.of_all()
@@ -99,34 +106,37 @@ def _position(
     its = of_all.get(ident, [])
     at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
     inside = its[:at]
-    call = _owned(_call(inside), groups) if not moves else None
+    call = _call(inside, lambda store: groups is not None and groups.owns(store)) if not moves else None
     serial, note = CALLS.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
     peer = note is not None and note.is_peer
-    if call is not None and call["kind"] == NEW_GROUP and (made := CALLS.makes(ident)) is not None:
-        call["made"] = list(made)
+    if call is not None and call.kind == NEW_GROUP and (made := CALLS.makes(ident)) is not None:
+        call = replace(call, made=made)
     claimed = (found for claim in claims if (found := claim(its)) is not None)
     claim = None if moves else next(claimed, None) or _met(call, inside)
     pending = claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns))
-    if call is not None and pending is not None and call["op"] == RESULT and pending["op"]:
-        call = {**call, "op": pending["op"]}  # whose result it is
-    return {
-        "user": [*_place(its[at], names)] if at < len(its) else None,
-        "call": {**call, **_channel(note)} if call is not None and note is not None and peer else call,
-        "pending": pending,
-        "exact": claim is not None or note is not None,
-        "waits": "futex" if any(map(_looks_for_key, inside)) else threads.waits(threads.native(ident)),
-        "cpu": clock.process_time(),
-        "bytes": threads.bytes_moved(),
-        **_children(),
-        "also": _also(of_all, {ident, threading.main_thread().ident}, names),
-        "token": [serial, *_counts(groups).values(), hash(tuple(f.lasti for f in its))],
-        "thread": ident != threading.main_thread().ident,
-        "acts": ["its main thread"] if moves else _acts(of_all, ident, names, recorded, note, inside),
-        **_counts(groups),
-    }
+    if call is not None and pending is not None and call.op == RESULT and pending.op:
+        call = replace(call, op=pending.op)  # whose result it is
+    processes, ticks = threads.children()
+    counts = _counts(groups)
+    return Whereabouts(
+        user=_place(its[at], names) if at < len(its) else None,
+        call=_on_channel(call, note) if call is not None and note is not None and peer else call,
+        pending=pending,
+        exact=claim is not None or note is not None,
+        waits="futex" if any(map(_looks_for_key, inside)) else threads.waits(threads.native(ident)),
+        cpu=clock.process_time(), bytes=threads.bytes_moved(),
+        children=(len(processes), ticks), child_waits=child_waits.of(processes),
+        also=_also(of_all, {ident, threading.main_thread().ident}, names),
+        token=(serial, *counts, hash(tuple(f.lasti for f in its))),
+        thread=ident != threading.main_thread().ident,
+        acts=("its main thread",) if moves else _acts(of_all, ident, names, recorded, note, inside),
+        inits=counts[0], groups=counts[1],
+    )  # fmt: skip
 
 
-def _also(of_all: threads.Stacks, but: set[int | None], names: dict[str, str]) -> list[list[Any]]:
+def _also(
+    of_all: threads.Stacks, but: set[int | None], names: dict[str, str]
+) -> tuple[tuple[str, str, Place | None], ...]:
     """Other threads that are in a call of torch's that blocks: name, call, the user's place if there is one."""
     named = {t.ident: t.name for t in threading.enumerate()}
     found = []
@@ -135,28 +145,27 @@ def _also(of_all: threads.Stacks, but: set[int | None], names: dict[str, str]) -
             at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
             call = _call(its[:at])
             if call is not None:
-                found.append([named.get(ident, ""), call["op"], [*_place(its[at], names)] if at < len(its) else None])
-    return found[:ALSO]
+                found.append((named.get(ident, ""), call.op, _place(its[at], names) if at < len(its) else None))
+    return tuple(found[:ALSO])
 
 
-def idle(names: dict[str, str], groups: Any, recorded: list[flight.FlightEntry]) -> dict[str, Any]:
+def idle(names: dict[str, str], groups: Any, recorded: list[flight.FlightEntry], *, begun: bool) -> Whereabouts:
     """What is to be known of a rank whose main thread has ended its cell."""
     of_all = frames.of_all()
-    acts = [*runnable.idle(of_all, _is_torch, lambda f: failure.is_user(f.file, names)), *_calls_back(recorded, set())]
-    moved = {"cpu": clock.process_time(), "bytes": threads.bytes_moved(), **_children()}
-    return {"idle": True, "acts": acts, **moved, **_counts(groups)}
+    acts = (*runnable.idle(of_all, _is_torch, lambda f: failure.is_user(f.file, names)), *_calls_back(recorded, set()))
+    (processes, ticks), (inits, count) = threads.children(), _counts(groups)
+    return Whereabouts(
+        idle=True, begun=begun, acts=acts, cpu=clock.process_time(), bytes=threads.bytes_moved(),
+        children=(len(processes), ticks), child_waits=child_waits.of(processes), inits=inits, groups=count,
+    )  # fmt: skip
 
 
-def _children() -> dict[str, Any]:
-    processes, ticks = threads.children()
-    return {"children": (len(processes), ticks), "child_waits": child_waits.of(processes)}
+def _counts(groups: Any) -> tuple[int, int]:
+    """How many inits and groups there were."""
+    return groups.inits if groups is not None else 0, group_count()
 
 
-def _counts(groups: Any) -> dict[str, int]:
-    return {"inits": groups.inits if groups is not None else 0, "groups": group_count()}
-
-
-def user_place(frame: FrameType | None, names: dict[str, str]) -> tuple[str, int, str] | None:
+def user_place(frame: FrameType | None, names: dict[str, str]) -> Place | None:
     """The user's innermost place at or outside `frame`: file, line, function."""
     user = next((f for f in frames.outwards(frame) if failure.is_user(f.file, names)), None)
     return _place(user, names) if user is not None else None
@@ -174,7 +183,7 @@ def came_from(
     call = _call(inside)
     if call is None:
         return None
-    found = CalledFrom(call["op"], call["kind"], call.get("peer"))
+    found = CalledFrom(call.op, call.kind, call.peer)
     if found.kind != "collective":
         return found
     entries = known.entries if known is not None and known.lasts() else flight.entries(flight.dumps(active=False))
@@ -195,32 +204,27 @@ class KnownEntries:
         return bool(self._called) and call_log.UNKNOWN not in self._called.values() and CALLS.called() == self._called
 
 
-def record(entries: list[flight.FlightEntry], own: History) -> dict[str, Any]:
-    """What this rank is known to have called: `history`, group → [sequence, op, tensors, root]; `latest`, group → the
-    number of its last collective; `blind`, groups of which the recorder has missed some; `records`, whether it was seen
-    to record anything; `channels`, [side, group, source, destination, tag, calls] with global ranks.
+def record(entries: list[flight.FlightEntry], own: Mapping[str, Sequence[PastCall]]) -> CallHistory:
+    """What this rank is known to have called, with global ranks.
 
     entries: all that the recorders hold. own: histories that parts of capabilities have.
     """
-    history = {group: calls for group, calls in own.items() if calls}
+    history = {group: tuple(calls) for group, calls in own.items() if calls}
     called = CALLS.called()
     latest = {**dict.fromkeys(called, 0), **dict.fromkeys(own, 0)}
     latest |= torch_debug_detail.CHECKS.counted(called)
     if CALLS.made:
-        history[CALLS.subgroups] = [[n, NEW_GROUP, str(r), None] for n, r in list(CALLS.made.items())[-HISTORY:]]
+        made = list(CALLS.made.items())[-HISTORY:]
+        history[CALLS.subgroups] = tuple((n, NEW_GROUP, str(r), None) for n, r in made)
     by_key: dict[str, list[flight.FlightEntry]] = {}
     for e in entries:
         by_key.setdefault(key_of(e), []).append(e)
     for key in filter(CALLS.is_recent, by_key):
         latest[key] = max(latest.get(key, 0), *(e.sequence for e in by_key[key]))
-        history[key] = [[e.sequence, e.op, e.what, _root(key, e.group, e.sequence)] for e in by_key[key][-HISTORY:]]
-    return {
-        "history": history,
-        "latest": latest,
-        "blind": [key for key, n in called.items() if n == call_log.UNKNOWN or n > latest[key]],
-        "records": bool(entries),
-        "channels": _channels(),
-    }
+        last = by_key[key][-HISTORY:]
+        history[key] = tuple((e.sequence, e.op, e.what, _root(key, e.group, e.sequence)) for e in last)
+    blind = tuple(key for key, n in called.items() if n == call_log.UNKNOWN or n > latest[key])
+    return CallHistory(history, latest, blind, bool(entries), _channels())
 
 
 def key_of(entry: flight.FlightEntry) -> str:
@@ -236,101 +240,107 @@ def _root(key: str, group: str, sequence: int) -> int | None:
     return members[root] if root < len(members) else root
 
 
-def _channels() -> list[list[Any]]:
+def _channels() -> tuple[tuple[Channel, int], ...]:
     by_key = CALLS.members()
-    return [
-        [side, key, *_global(by_key[key], source, to), tag, n]
+    return tuple(
+        ((side, key, _global(by_key[key], source), _global(by_key[key], to), tag), n)
         for (side, key, source, to, tag), n in list(CALLS.counts.items())
         if key in by_key
-    ]
+    )
 
 
-def _global(ranks: list[int], *of_group: int) -> list[int]:
-    return [r if r == ANY else ranks[r] for r in of_group]
+def _global(ranks: list[int], of_group: int) -> int:
+    return of_group if of_group == ANY else ranks[of_group]
 
 
-def _channel(note: CallRecord) -> dict[str, Any]:
-    """The send or receive that is waited for, with global ranks."""
+def _on_channel(call: BlockingCall, note: CallRecord) -> BlockingCall:
+    """The call, with the send or receive that it waits for."""
     side, key, source, to, tag, n = note
     ranks = CALLS.members().get(key)
     if ranks is None:
-        return {}
-    return {"channel": [side, key, *_global(ranks, source, to), tag], "nth": n, "members": ranks}
+        return call
+    channel = (side, key, _global(ranks, source), _global(ranks, to), tag)
+    return replace(call, channel=channel, nth=n, members=tuple(ranks))
 
 
-def stack(names: dict[str, str]) -> list[list[Any]]:
-    """The main thread's frames from the user's first, outermost first: [file, line, function, is it the user's]."""
+def stack(names: dict[str, str]) -> tuple[StackRow, ...]:
+    """The main thread's frames from the user's first, outermost first."""
     its = [f for f in reversed(frames.of(threading.main_thread().ident or 0)) if f.file != HERE]  # our notes of calls
-    rows = [[*_place(f, names), failure.is_user(f.file, names)] for f in its]
+    rows = [(*_place(f, names), failure.is_user(f.file, names)) for f in its]
     first = next((i for i, row in enumerate(rows) if row[3]), 0)
-    return rows[first:]
+    return tuple(rows[first:])
 
 
-def _met(call: dict[str, Any] | None, inside: list[SeenFrame]) -> dict[str, Any] | None:
+def _met(call: BlockingCall | None, inside: list[SeenFrame]) -> PendingCollective | None:
     """The collective before which a rank waits in a check of torch's (debug level DETAIL). Which one is not known."""
-    if (call or {}).get("kind", "collective") not in ("collective", "backward") or not _in_native(inside):
+    if (call is not None and call.kind not in ("collective", "backward")) or not _in_native(inside):
         return None
     meeting = torch_debug_detail.CHECKS.meeting()
     if meeting is None:
         return None
     group, key, sequence = meeting
-    return {**_group(key, group.group_name, group.group_desc), "backend": "", "sequence": sequence, "op": "",
-            "what": "", "root": None, "seen": True}  # fmt: skip
+    return _collective(key, group.group_name, group.group_desc, sequence, "", seen=True)
 
 
-def _place(frame: SeenFrame, names: dict[str, str]) -> tuple[str, int, str]:
+def _place(frame: SeenFrame, names: dict[str, str]) -> Place:
     return names.get(frame.file, frame.file), frame.line, frame.name
 
 
-def _call(inside: list[SeenFrame]) -> dict[str, Any] | None:
-    """The outermost call of torch's that blocks, among the frames inside the user's."""
+def _call(inside: list[SeenFrame], owns: Asks = lambda store: True) -> BlockingCall | None:
+    """The outermost call of torch's that blocks, among the frames inside the user's. owns: whether a store is the
+    pool's."""
     inner = ""
     for i, frame in enumerate(reversed(inside)):
         file, name = frame.file.replace("\\", "/"), frame.name
         if file in STORES:
-            return {"op": STORES[file], "kind": "apart", "note": _reaches(inside)}
+            return BlockingCall(STORES[file], APART, note=_reaches(inside))
         if file.endswith(COLLECTIVES) and name == INIT:
-            return {**_described(name, frame), "note": _reaches(inside[: len(inside) - i])}
+            return replace(_init(frame), note=_reaches(inside[: len(inside) - i]))
         if file == GROUPS and name == "drop":
-            return {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
+            return BlockingCall("destroy_process_group of an earlier cell's group", "drop")
         if name == DESTROY and file.startswith(WORKER):  # gloo's threads are joined when torch's own frame has gone
-            return {"op": name, "kind": DESTROY}
+            return BlockingCall(name, DESTROY)
         if file == HERE and name in ("wait", "store_wait"):
-            described = _described(name, frame)
-            return {**described, "op": f"{described['op']} {_reaches(inside)}".rstrip()}
+            noted = _of_store(frame, owns) if name == "store_wait" else BlockingCall("wait", "wait")
+            return replace(noted, op=f"{noted.op} {_reaches(inside)}".rstrip())
         if file.endswith(COLLECTIVES) and name != "wrapper" and not name.startswith("_"):
             return _described(name, frame)
         if file.endswith(OTHERS) and not name.startswith("_"):
-            return {"op": RESULT if name in FOR_RESULT else name, "kind": "collective"}
+            return BlockingCall(RESULT if name in FOR_RESULT else name, "collective")
         if name == BACKWARD or (name == torch.FINALIZE and file.endswith(torch.DDP_FILE)):
             inner = "backward"
-    return {"op": inner, "kind": "backward"} if inner else None
+    return BlockingCall(inner, "backward") if inner else None
 
 
-def _described(name: str, frame: SeenFrame) -> dict[str, Any]:
+def _of_store(frame: SeenFrame, owns: Asks) -> BlockingCall:
+    """A key of a store that others can reach may be set from outside the run: nobody can say that it will not."""
+    original, store, given, named = frame.get("original", "self", "given", "named")
+    keys, *limits = [*(given or ()), *(named or {}).values()] or [""]
+    ends = limits or original.__name__ not in ("get", "wait")  # with a time limit it ends by itself
+    kind = APART if not owns(store) else "outside" if ends else "store"
+    return BlockingCall(f"store.{original.__name__}({keys!r})", kind)
+
+
+def _init(frame: SeenFrame) -> BlockingCall:
+    size, rank = (_placed(*each) for each in zip(("size", "rank"), frame.get("world_size", "rank"), strict=True))
+    kind = "init" if size == OWN["size"] else APART
+    if size <= OWN["size"] or rank != OWN["rank"]:  # of fewer ranks: which ones is not known
+        return BlockingCall(INIT, kind)
+    return BlockingCall(INIT, kind, world=size, missing=tuple(range(OWN["size"], min(size, MOST_MISSING))))
+
+
+def _described(name: str, frame: SeenFrame) -> BlockingCall:
     if name == "wait":
-        return {"op": "wait", "kind": "wait"}
-    if name == "store_wait":
-        original, store, given, named = frame.get("original", "self", "given", "named")
-        keys, *limits = [*(given or ()), *(named or {}).values()] or [""]
-        ends = limits or original.__name__ not in ("get", "wait")  # with a time limit it ends by itself
-        kind = "outside" if ends else "store"
-        return {"op": f"store.{original.__name__}({keys!r})", "kind": kind, "store": store}
-    if name == INIT:
-        size, rank = (_placed(*each) for each in zip(("size", "rank"), frame.get("world_size", "rank"), strict=True))
-        whole = size == OWN["size"]
-        missing = size > OWN["size"] and rank == OWN["rank"]  # of fewer ranks: which ones is not known
-        lacks = {"world": size, "missing": [*range(OWN["size"], min(size, MOST_MISSING))]} if missing else {}
-        return {"op": name, "kind": "init" if whole else "apart", **lacks}
+        return BlockingCall("wait", "wait")
     if name == "monitored_barrier":  # it has a time limit and a report of its own
-        return {"op": name, "kind": "outside"}
+        return BlockingCall(name, "outside")
     if name.startswith(NEW_GROUP) or name in ("new_subgroups", "split_group"):
-        return {"op": NEW_GROUP, "kind": "new_group"}
+        return BlockingCall(NEW_GROUP, NEW_GROUP)
     if name in TO_PEER or name in FROM_PEER:
         sends = name in TO_PEER
         peer, in_group = frame.get("dst", "group_dst") if sends else frame.get("src", "group_src")
-        return {"op": name, "kind": "send" if sends else "recv", "peer": in_group if peer is None else peer}
-    return {"op": name, "kind": "collective"}
+        return BlockingCall(name, "send" if sends else "recv", in_group if peer is None else peer)
+    return BlockingCall(name, "collective")
 
 
 def _placed(which: str, given: Any) -> int:
@@ -366,26 +376,17 @@ def _looks_for_key(frame: SeenFrame) -> bool:
     return frame.file == OWN_STORES and frame.name in ("until", "until_folder")
 
 
-def _owned(call: dict[str, Any] | None, groups: Any) -> dict[str, Any] | None:
-    """A key of a store that others can reach may be set from outside the run: nobody can say that it will not."""
-    if call is None or "store" not in call:
-        return call
-    store = call.pop("store")
-    owned = groups is not None and groups.owns(store)
-    return call if owned else {**call, "kind": "apart"}
-
-
 def _in_wait(inside: list[SeenFrame]) -> bool:
     return any(f.file == HERE and f.name == "wait" for f in inside)
 
 
 def _pending(
-    call: dict[str, Any] | None,
+    call: BlockingCall | None,
     note: CallRecord | None,
     inside: list[SeenFrame],
     recorded: list[flight.FlightEntry],
     since_ns: int,
-) -> dict[str, Any] | None:
+) -> PendingCollective | None:
     """The collective that is waited for, with `seen`: that the recorder has it, and not as done.
 
     Of a `Work` it was noted which it is. C++ waits for the oldest that is not done; which one, is not known if
@@ -401,15 +402,15 @@ def _pending(
     of_nccl = [e for e in recent if e.backend == flight.NCCL]
     if of_nccl:  # its wait may be in any call of torch's or the user's, and is for all that was called before
         return None if _in_library(inside) else _of_entry(of_nccl[0])
-    if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward", DESTROY):
+    if note is not None or (call is not None and call.kind not in ("collective", "backward", DESTROY)):
         return None
     one_group = len({key_of(e) for e in recent}) == 1
     return _of_entry(recent[0]) if one_group and (_in_native(inside) or _ends(call)) else None
 
 
-def _ends(call: dict[str, Any] | None) -> bool:
+def _ends(call: BlockingCall | None) -> bool:
     """Whether the call ends groups, which waits for what is pending in them."""
-    return call is not None and call["kind"] == DESTROY
+    return call is not None and call.kind == DESTROY
 
 
 def _in_native(inside: list[SeenFrame]) -> bool:
@@ -426,29 +427,25 @@ def _in_library(inside: list[SeenFrame]) -> bool:
     return bool(file) and file != HERE and ("/torch/" not in file or torch.LOADERS in file)
 
 
-def _of_entry(entry: flight.FlightEntry) -> dict[str, Any]:
+def _of_entry(entry: flight.FlightEntry) -> PendingCollective:
     key, epoch = key_of(entry), CALLS.epoch_at(entry.created_ns)
-    return {
-        **_group(key, entry.group, entry.description), "backend": entry.backend, "sequence": entry.sequence,
-        "op": entry.op, "what": entry.what, "root": _root(key, entry.group, entry.sequence),
-        "seen": entry.active, "epoch": [epoch.run, epoch.init],
-    }  # fmt: skip
+    found = _collective(key, entry.group, entry.description, entry.sequence, entry.op, seen=entry.active)
+    root = _root(key, entry.group, entry.sequence)
+    return replace(found, what=entry.what, backend=entry.backend, root=root, epoch=(epoch.run, epoch.init))
 
 
-def _unseen(op: str, key: str, sequence: int) -> dict[str, Any]:
+def _unseen(op: str, key: str, sequence: int) -> PendingCollective:
     group = next((g for g in call_log.groups().values() if CALLS.key(g) == key), None)
     name, description = (group.group_name, group.group_desc) if group is not None else ("", "")
-    return {**_group(key, name, description), "backend": "", "sequence": sequence, "op": op, "what": "",
-            "root": None, "seen": False, "epoch": [0, 0]}  # fmt: skip
+    return _collective(key, name, description, sequence, op)
 
 
-def _group(key: str, name: str, description: str) -> dict[str, Any]:
+def _collective(key: str, name: str, description: str, sequence: int, op: str, seen: bool = False) -> PendingCollective:
     whole = sys.modules["torch.distributed"].group.WORLD
     default = description == DEFAULT or (whole is not None and whole.group_name == name)
-    return {
-        "group": key, "ranks": members_of(name)[0] or CALLS.members().get(key, []), "default": default,
-        "named": "" if description in UNNAMED else description,
-    }  # fmt: skip
+    ranks = tuple(members_of(name)[0] or CALLS.members().get(key, ()))
+    named = "" if description in UNNAMED else description
+    return PendingCollective(key, ranks, sequence, op, default=default, named=named, seen=seen)
 
 
 def _acts(
@@ -458,7 +455,7 @@ def _acts(
     recorded: list[flight.FlightEntry],
     note: CallRecord | None,
     inside: list[SeenFrame],
-) -> list[str]:
+) -> tuple[str, ...]:
     """What besides the thread `ident` may call torch, in words: what stands on this rank, or a callback on a future.
 
     A callback on the future of what is waited for, or of what was called later in the same group, comes too late.
@@ -467,7 +464,7 @@ def _acts(
     waited = open_ if note is None and inside else {note[1]} if note and not note.is_peer else set()
     found = runnable.acts(of_all, ident, _is_torch, lambda f: failure.is_user(f.file, names))
     found += _calls_back(recorded, waited if len(waited) == 1 else set())
-    return [*found, *["a world of its own"] * is_elsewhere()]
+    return (*found, *["a world of its own"] * is_elsewhere())
 
 
 def _calls_back(recorded: list[flight.FlightEntry], waited: set[str]) -> list[str]:
@@ -490,7 +487,18 @@ def is_elsewhere() -> bool:
     return CALLS.world not in (None, (OWN["rank"], OWN["size"]))
 
 
-def collectives(since: int) -> list[dict[str, Any]]:
+class CalledCollective(TypedDict):
+    """One that this rank has called. ranks: global; created: nanoseconds since 1970."""
+
+    op: str
+    group: str
+    ranks: tuple[int, ...]
+    what: str
+    sequence: int
+    created: int
+
+
+def collectives(since: int) -> list[CalledCollective]:
     """Collectives that were called since then (nanoseconds since 1970), oldest first, with their groups' ranks."""
     return [
         {"op": e.name, "group": e.group, "ranks": tuple(members_of(e.group)[0]), "what": e.what,

@@ -11,9 +11,9 @@ the group is to have the pool's ranks: the setup() of many a script sets a port 
 the same port is a race in torch, where a slow rank meets the store that rank 0 is about to close. So nothing
 listens at such a port. Another race is one between making a group and destroying it: a rank is through `init` or
 `new_group` while a slow one still connects to others, and would be cut off. So `destroy_process_group` waits for those.
-On gloo no rank is through before all are, since they then compare whom they are connected to
-(`capabilities.private.peer_check`). For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank
-0 as the server, on the loopback (`capabilities.private.loopback`).
+On gloo no rank is through before all are, if a guard has them compare whom they are connected to (`rank_guard`). For
+groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the server; where that listens is
+the guard's matter.
 
 The second seam is private (`torch_compat.wrap_create_store`). Where it
 is missing, `init_process_group` is given the store as an argument.
@@ -35,7 +35,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbddp.capabilities.private import loopback, peer_check
 from nbddp.compat import libraries, system, torch
 from nbddp.compat.clock import clock
 from nbddp.protocol.outcome import GroupFacts
@@ -43,12 +42,14 @@ from nbddp.worker import (
     call_log,
     flight,
     own_stores,
+    rank_guard,
     shared_gpus,
     store_client,
     torch_debug_detail,
 )
 from nbddp.worker.gloo_log import GlooSilencer
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
+from nbddp.worker.store_client import Given
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 HANDLING, TEARS_DOWN = "TORCH_NCCL_ASYNC_ERROR_HANDLING", ("1", "3")  # torch's ErrorHandlingMode; 3 is its own default
@@ -70,6 +71,7 @@ class Groups:
         self.inits = 0
         self.handling = ""  # what of HANDLING has a group of this run end the process if a collective fails
         self.sockets = Sockets()
+        self.guard = rank_guard.guard()
         self._process = os.getpid()
         self._met: dict[int, list[int]] = {}
         self._prefixes: dict[int, str] = {}  # of the inits of this run that met at the pool's store
@@ -80,7 +82,7 @@ class Groups:
         self._connect = ("", 0)
         self._gives_store = False
         self._clients: dict[tuple[str, int], Any] = {}
-        self._left: list[dict[str, Any]] = []
+        self._left: list[dict[str, call_log.ProcessGroup]] = []
         self._destroyed: list[weakref.ref[Any]] = []  # by the program
         self._outlived: list[Any] = []  # of these, those that something of the program's still held after the run
 
@@ -95,9 +97,8 @@ class Groups:
         dist.init_process_group = init
         distributed_c10d.init_process_group = init
         self._gives_store = not torch.wrap_create_store(self._wrap_create)
-        _wrap(dist.TCPStore, "__init__", self._wrap_store)
+        _wrap(dist.TCPStore, "__init__", lambda original: self.guard.store_made(self._wrap_store(original)))
         _wrap(dist.FileStore, "__init__", _wrap_file_store)
-        loopback.install()
         torch_debug_detail.CHECKS.install()
         if hasattr(dist, "ProcessGroupGloo"):
             _wrap(dist.ProcessGroupGloo, "__init__", self._wrap_gloo)
@@ -115,6 +116,7 @@ class Groups:
         """Enter run number `run`. injected: MASTER_ADDR and MASTER_PORT; connect: where this node reaches the store."""
         self.run, self._injected, self._connect, self._process = run, injected, connect, os.getpid()
         self.inits, self._met, self._prefixes, self._made = 0, {}, {}, {}
+        store_client.programs_have(injected[1])
         self.touched = _is_initialized()
         self.handling = ""
 
@@ -124,6 +126,7 @@ class Groups:
         self.released()
         self.run, self._injected, self._connect, self._process = 0, ("", 0), ("", 0), 0
         self.shares_gpus = False
+        store_client.programs_have(None)
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
@@ -144,9 +147,8 @@ class Groups:
         return PrefixStore(prefix, self._clients[where])
 
     def owns(self, store: Any) -> bool:
-        """Whether this is the pool's store. Only the ranks, what they have started, and the notebook's kernel reach it
-        (`capabilities.private.store_proxy`), unless the pool says that it cannot be guarded here
-        (`Pool.shortcomings`)."""
+        """Whether this is the pool's store. With a guard, only the ranks, what they have started, and the notebook's
+        kernel reach it, unless the pool says that it cannot be guarded here (`Pool.shortcomings`)."""
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
         return getattr(store, "port", None) in (self._injected[1], self._connect[1])
@@ -262,7 +264,7 @@ class Groups:
 
     def _is_of_pool(self, *args: Any, **kwargs: Any) -> bool:
         """Whether these arguments of a store are those of the pool's."""
-        given = {**dict(zip(loopback.PARAMETERS, args, strict=False)), **kwargs}
+        given = {**dict(zip(store_client.PARAMETERS, args, strict=False)), **kwargs}
         return (given.get("host_name"), given.get("port")) in (self._injected, self._connect)
 
     def _wrap_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -283,7 +285,7 @@ class Groups:
         return new_group
 
     def _wrap_gloo(self, original: Callable[..., None]) -> Callable[..., None]:
-        """A group is not used before it is known that its connections lead to its ranks."""
+        """With a guard, a group is not used before it is known that its connections lead to its ranks."""
 
         @functools.wraps(original)
         def __init__(group: Any, *args: Any, **kwargs: Any) -> None:
@@ -296,7 +298,7 @@ class Groups:
                     kwargs["store"] = own_stores.heard(kwargs["store"])
                 original(group, *args, **kwargs)
             store = given["store"] if os.getpid() == self._process and self.owns(given["store"]) else None
-            self._compared = peer_check.check(appeared, store, given["rank"], given["size"])
+            self._compared = self.guard.group_made(appeared, store, given["rank"], given["size"])
 
         return __init__
 
@@ -337,7 +339,7 @@ class Groups:
         except RuntimeError as e:  # the store is gone, and with it the run
             print(f"asking who is through the making of a group: {type(e).__name__}: {e}", file=sys.__stderr__)
 
-    def _with_store(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _with_store(self, given: Given) -> Given:
         """Arguments of an init that would go by `env://` to the pool's store, with what it would find there."""
         env = os.environ
         asked = given.get("init_method") in (None, "env://") and given.get("store") is None
@@ -366,7 +368,9 @@ class Groups:
         """Whether the ranks that meet at this address are the pool's, so that its store can be their meeting place.
         A process that was forked from this one has a rank of its own."""
         ours = (str(rank), str(world_size)) == (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
-        return ours and os.getpid() == self._process and (hostname == self._injected[0] or loopback.is_local(hostname))
+        return (
+            ours and os.getpid() == self._process and (hostname == self._injected[0] or store_client.is_local(hostname))
+        )
 
     def _prefix(self, port: int) -> str:
         """For the default group's init that is going on, by how many there were at this port in this run."""
@@ -405,7 +409,7 @@ def _agent_store(outside: bool) -> Iterator[None]:
             os.environ[AGENT_STORE] = before
 
 
-def _for_shared_gpus(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _for_shared_gpus(args: tuple[Any, ...], kwargs: Given) -> tuple[tuple[Any, ...], Given]:
     """Arguments of an init, with the backend that ranks which share GPUs can have."""
     asked = args[0] if args else kwargs.get("backend")
     found = shared_gpus.backend(None if asked is None else str(asked), shared_gpus.nccl_version())
@@ -444,7 +448,7 @@ def _living(known: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [found for found in (one() for one in known) if found is not None]
 
 
-def _let_go(held: dict[str, Any]) -> None:
+def _let_go(held: dict[str, call_log.ProcessGroup]) -> None:
     held.clear()
     gc.collect()
 

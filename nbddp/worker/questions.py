@@ -10,19 +10,21 @@ import inspect
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
+from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import completion_kinds, exit_info, flight, position
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.parts import RankWorker
 
 UNTOLD = "untold"
-Content = dict[str, Any]
-Sent = tuple[Outcome, "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
+Sent = tuple[Outcome, "list[bytes] | None", JupyterMessage]  # an outcome, its buffers, and what asked for it
 
 
 class QuestionsKernel(RankWorker, Protocol):
@@ -38,7 +40,7 @@ class QuestionsKernel(RankWorker, Protocol):
 
     def do_complete(self, code: str, cursor_pos: int) -> Any: ...
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = ...) -> Any: ...
-    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: dict[str, Any]) -> None: ...
+    def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: JupyterMessage) -> None: ...
 
 
 def _complete(worker: QuestionsKernel, code: str, cursor_pos: int) -> Any:
@@ -54,7 +56,7 @@ def _inspect(worker: QuestionsKernel, code: str, cursor_pos: int, detail_level: 
 # -- where the rank is -------------------------------------------------------------------------------
 
 
-def _where(worker: QuestionsKernel, run: int | None = None, history: bool = False, names: bool = False) -> Content:
+def _where(worker: QuestionsKernel, run: int | None = None, history: bool = False, names: bool = False) -> Whereabouts:
     """Where the main thread is in run `run`; with `history`, also the collectives it has called, with `names` what
     cells have assigned. That it is idle is said in any case."""
     try:
@@ -62,22 +64,27 @@ def _where(worker: QuestionsKernel, run: int | None = None, history: bool = Fals
     except Exception as e:
         if worker.spec is not None:
             raise
-        return {**_idle(worker, run), "acts": ["what it could not tell"], "why": f"{type(e).__name__}: {e}"}
+        acts = ("what it could not tell",)
+        return Whereabouts(idle=True, begun=_has_begun(worker, run), acts=acts, why=f"{type(e).__name__}: {e}")
 
 
-def _idle(worker: QuestionsKernel, run: int | None) -> Content:
-    return {"idle": True, "begun": run is None or _was_last(worker, run)}
+def _has_begun(worker: QuestionsKernel, run: int | None) -> bool:
+    return run is None or _was_last(worker, run)
 
 
-def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) -> Content:
+def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) -> Whereabouts:
     shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, history)
-    past = _past(worker, recorded, history, names)
-    if worker.spec is None:
-        return {**position.idle(shown, groups, recorded.open), **_idle(worker, run), **past}
-    found = {**position.position(shown, groups, worker.began_ns, recorded.open, worker.parts.of("claim")), **past}
-    found.update(interrupted=worker.interrupts.taken, over=not worker.interrupts.is_on)
-    for known in worker.parts.of("position"):
-        found.update(known())
+    at_work = worker.spec is not None
+    if at_work:
+        found = position.position(shown, groups, worker.began_ns, recorded.open, worker.parts.of("claim"))
+    else:
+        found = position.idle(shown, groups, recorded.open, begun=_has_begun(worker, run))
+    taken, over = (worker.interrupts.taken, not worker.interrupts.is_on) if at_work else (False, False)
+    past = _past(worker, recorded) if history else None
+    assigned, imports = user_names(worker.shell) if names else (None, None)
+    found = replace(found, past=past, names=assigned, imports=imports, interrupted=taken, over=over)
+    for known in worker.parts.of("position") if at_work else ():
+        found = known(found)
     return found
 
 
@@ -91,24 +98,18 @@ def _recorded(worker: QuestionsKernel, whole: bool) -> flight.FlightRecords:
     return held
 
 
-def _past(worker: QuestionsKernel, recorded: flight.FlightRecords, history: bool, names: bool) -> Content:
-    """What costs more, and is only needed when something is wrong."""
-    found: Content = {}
-    if history:
-        own = {group: calls for called in worker.parts.of("called") for group, calls in called().items()}
-        found.update(position.record(recorded.of_all, own))
-    if names:
-        found["names"], found["imports"] = user_names(worker.shell)
-    return found
+def _past(worker: QuestionsKernel, recorded: flight.FlightRecords) -> CallHistory:
+    own = {group: calls for called in worker.parts.of("called") for group, calls in called().items()}
+    return position.record(recorded.of_all, own)
 
 
-def user_names(shell: Any) -> tuple[list[str], list[str]]:
+def user_names(shell: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names that cells have assigned on this rank, and those that they have imported."""
     found: tuple[list[str], list[str]] = ([], [])
     for name, value in list(shell.user_ns.items()):
         if not name.startswith("_") and name not in shell.user_ns_hidden:
             found[is_import(value)].append(name)
-    return found
+    return tuple(found[0]), tuple(found[1])
 
 
 def is_import(value: Any) -> bool:
@@ -118,13 +119,13 @@ def is_import(value: Any) -> bool:
     return inspect.ismodule(value)
 
 
-def _stack(worker: QuestionsKernel, run: int | None = None, history: bool = False, names: bool = False) -> Content:
+def _stack(worker: QuestionsKernel, run: int | None = None, history: bool = False, names: bool = False) -> Whereabouts:
     """As `where`, and the main thread's frames."""
     found = _where(worker, run, history, names)
-    if "idle" in found:
+    if found.idle:
         return found
     worker.release.note()
-    return {**found, "stack": position.stack(worker.files.shown)}
+    return replace(found, stack=position.stack(worker.files.shown))
 
 
 # -- its run -----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import sysconfig
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -224,7 +224,7 @@ CODE = Code()
 # -- signals, RPC ---------------------------------------------------------------------------------------
 
 
-def _callable_handlers() -> dict[int, Any]:
+def _callable_handlers() -> dict[int, Callable[..., object]]:
     found = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
     return {n: h for n, h in found.items() if callable(h)}
 

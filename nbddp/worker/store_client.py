@@ -8,6 +8,7 @@ torch connects when that is so, for some seconds at a time: a server may speak a
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any
 
-from nbddp.capabilities.private import loopback
 from nbddp.worker import child_waits
 
 AT_ONCE = timedelta(seconds=2)  # that torch tries to connect without hearing Stop
@@ -23,19 +23,24 @@ USUAL = timedelta(minutes=5)  # torch's default
 FIRST, MOST = 0.01, 0.5  # seconds between two tries, the first and the longest
 UNKNOWN, SILENT = "a name that nobody knows", "where nobody answers"
 OURSELVES = "127.0.0.1"
+PARAMETERS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant",
+              "master_listen_fd", "use_libuv")  # fmt: skip
 INHERITED = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun's word that the launcher serves
 ADVICE = (
     f"{INHERITED}=True, which started processes inherit, has each of them look for a store of the launcher's at its "
     f"MASTER_PORT: keep the launcher's MASTER_PORT, or set {INHERITED}=False in them"
 )
+Given = dict[str, Any]  # arguments of a call of torch's, as a program gives them
 SERVING: list[str] = []  # addresses of servers that wait for their clients: they ask themselves, over a socket
 
+_pools_port: int | None = None  # MASTER_PORT, as programs are given it
 
-def make(original: Callable[..., None], store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> None:
+
+def make(original: Callable[..., None], store: Any, args: tuple[Any, ...], kwargs: Given, known: bool) -> None:
     """`original(store, *args, **kwargs)` of a TCPStore. known: its server is known to be there."""
-    given = {**dict(zip(loopback.PARAMETERS, args, strict=False)), **kwargs}
+    given = {**dict(zip(PARAMETERS, args, strict=False)), **kwargs}
     host, port, limit = given.get("host_name"), given.get("port"), given.get("timeout", USUAL)
-    whole = len(args) <= len(loopback.PARAMETERS) and isinstance(limit, timedelta)
+    whole = len(args) <= len(PARAMETERS) and isinstance(limit, timedelta)
     if known or not whole or not isinstance(host, str) or not isinstance(port, int):
         original(store, *args, **kwargs)
     elif given.get("is_master"):
@@ -46,13 +51,39 @@ def make(original: Callable[..., None], store: Any, args: tuple[Any, ...], kwarg
 
 def address(host: str, port: int) -> str:
     """As the program has it; the pool's own port it has not chosen."""
-    return host if loopback.is_port_of_pool(port) else f"{host}:{port}"
+    return host if port == _pools_port else f"{host}:{port}"
 
 
-def serve(original: Callable[..., None], store: Any, given: dict[str, Any], where: str) -> None:
+def programs_have(port: int | None) -> None:
+    """The MASTER_PORT of programs from here on."""
+    global _pools_port
+    _pools_port = port
+
+
+@functools.cache
+def is_local(host: str) -> bool:
+    """Whether this is a name or an address of this machine."""
+    if host in ("localhost", "::1", "0.0.0.0", "::", socket.gethostname()) or host.startswith("127."):
+        return True
+    try:
+        return any(_can_bind(family, place) for family, *_, place in socket.getaddrinfo(host, 0))
+    except OSError:  # nobody knows it
+        return False
+
+
+def _can_bind(family: int, place: Any) -> bool:
+    try:
+        with socket.socket(family) as probe:
+            probe.bind(place)
+    except OSError:
+        return False
+    return True
+
+
+def serve(original: Callable[..., None], store: Any, given: Given, where: str) -> None:
     """A server's own client needs no name for it, which may be wrong."""
     host = given["host_name"]
-    local = loopback.is_local(host)
+    local = is_local(host)
     SERVING.append(where)
     try:
         with child_waits.told(f"waiting for others to connect to its store at {where}"):
@@ -65,7 +96,7 @@ def serve(original: Callable[..., None], store: Any, given: dict[str, Any], wher
         SERVING.remove(where)
 
 
-def join(original: Callable[..., None], store: Any, given: dict[str, Any], until: float) -> None:
+def join(original: Callable[..., None], store: Any, given: Given, until: float) -> None:
     limit = given.get("timeout", USUAL)
     until_there(given["host_name"], given["port"], until)
     while True:
@@ -75,8 +106,8 @@ def join(original: Callable[..., None], store: Any, given: dict[str, Any], until
             if monotonic() < until:
                 until_there(given["host_name"], given["port"], until)
                 continue
-            tried, asked = (f"{t.total_seconds() * 1000:.0f}ms" for t in (min(limit, AT_ONCE), limit))
-            raise type(e)(str(e).replace(tried, asked)) from None
+            this_time, asked = (f"{t.total_seconds() * 1000:.0f}ms" for t in (min(limit, AT_ONCE), limit))
+            raise type(e)(str(e).replace(this_time, asked)) from None
         if limit > AT_ONCE:
             store.set_timeout(limit)
         return

@@ -148,7 +148,7 @@ def of(agents: int, workers: int, delay: float, rounds: int) -> Measured:
 def held(pool: nbddp.Pool, here: AgentClient) -> Measured:
     """Memory (proportional share, MiB), descriptors and threads."""
     hub = controller(here)[0]
-    far = [psutil.Process(node.agent.hello.pid) for node in pool.group.spread]
+    far = [psutil.Process(node.agent.hello.pid) for node in pool.group.added]
     workers = [psutil.Process(w.pid) for w in pool.workers.values()]
     ours = psutil.Process()
     return {

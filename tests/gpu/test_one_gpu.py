@@ -14,6 +14,8 @@ import nbddp
 from nbddp.agent import devices
 from nbddp.output.screens import NullScreen
 from nbddp.protocol import pickling
+from nbddp.protocol.codec import from_json
+from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
 from tests.screens import Hearing
 
@@ -106,13 +108,14 @@ def test_a_rank_that_waits_for_the_gpu_says_where_it_is(one: nbddp.Pool, row: Ro
     assert shown.ready.wait(60)
     time.sleep(0.5)  # the GPU sleeps for seconds yet; the rank is in item()
     began = time.monotonic()
-    found = one.ask(0, Question.of("where"))
+    found = from_json(Whereabouts, one.ask(0, Question.of("where")))
     took = time.monotonic() - began
     running.join()
     assert took < 0.3
-    assert found["waits"] in ("busy", "futex")
-    assert found["pending"]["op"] == "all_reduce"
-    row(f"answered after {took * 1000:.0f} ms: {found['waits']}, pending all_reduce #{found['pending']['sequence']}")
+    assert found.waits in ("busy", "futex")
+    assert found.pending is not None
+    assert found.pending.op == "all_reduce"
+    row(f"answered after {took * 1000:.0f} ms: {found.waits}, pending all_reduce #{found.pending.sequence}")
 
 
 ASSERT = f"""{NCCL}

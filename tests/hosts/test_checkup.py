@@ -63,7 +63,7 @@ def test_a_pool_on_hosts_is_asked(hosts: Hosts) -> None:
         assert all(abs(h.skew) <= h.within + 0.05 for h in found.hosts.values()), "one machine has one clock"
         assert set(found.home.values()) == {""}
         assert [h.facts["limits"]["nofile"][0] for h in found.hosts.values()] == [1000, 1000]
-        left = [p for node in pool.group.spread for p in node.agent.far_home.glob("facts*")]
+        left = [p for node in pool.group.added for p in node.agent.far_home.glob("facts*")]
         assert left == []
     with nbddp.Pool(nproc=1) as here:
         assert here.checkup() is None

@@ -212,7 +212,7 @@ def test_a_rank_that_is_stopped_for_a_while_amid_a_large_message_goes_on(
 
 @pytest.mark.cuts
 def test_an_agent_that_is_stopped_counts_as_gone_and_ends_when_it_goes_on(net: Network, pool: nbddp.Pool) -> None:
-    agent = net.hosts["nodeb"].here(pool.group.spread[1].agent.hello.pid)
+    agent = net.hosts["nodeb"].here(pool.group.added[1].agent.hello.pid)
     screen = Then(agent.suspend)
     try:
         with pytest.raises(nbddp.WorkerFailed) as caught:
@@ -226,7 +226,7 @@ def test_an_agent_that_is_stopped_counts_as_gone_and_ends_when_it_goes_on(net: N
 
 @pytest.mark.cuts
 def test_ssh_is_killed(net: Network, pool: nbddp.Pool) -> None:
-    ssh = pool.group.spread[1].agent.process
+    ssh = pool.group.added[1].agent.process
     assert ssh is not None
     screen = Then(ssh.kill)
     with pytest.raises(nbddp.WorkerFailed) as caught:

@@ -110,7 +110,7 @@ def test_training_goes_through_two_one_and_three_nodes_to_the_same_end(hosts: Ho
 
         def disturb() -> None:
             until(lambda: worlds_seen(path).count(2) >= 3)
-            os.kill(pool.group.spread[1].agent.hello.pid, signal.SIGKILL)
+            os.kill(pool.group.added[1].agent.hello.pid, signal.SIGKILL)
             until(lambda: 1 in worlds_seen(path))
             assert pool.agent is not None
             terminal = [sys.executable, "-m", "nbddp", "scale", "3", pool.agent.pool_id]
@@ -158,7 +158,7 @@ def test_a_host_that_does_not_come_up_is_told_and_joins_later(hosts: Hosts, tmp_
 @ssh
 def test_between_cells_a_lost_host_is_told_and_the_pool_goes_on(hosts: Hosts) -> None:
     with on(hosts, "nodea,nodeb", (1, 2)) as pool:
-        first = pool.group.spread[0].agent
+        first = pool.group.added[0].agent
         os.kill(first.hello.pid, signal.SIGKILL)
         until(lambda: not first.alive)
         (note,) = [line for line in pool.ensure(LaunchSpec()) if "nodea" in line]
@@ -211,6 +211,6 @@ def test_slurm_is_asked_for_a_second_job(tmp_path_factory: pytest.TempPathFactor
         with nbddp.Pool(nproc=1, nnodes=(1, 2), slurm=nbddp.Slurm(nodes=1)) as pool:
             assert pool.world_size == 1
             assert pool.scale(2)[0].startswith("the pool has 2 nodes (n")
-            assert len(pool.elsewhere.allocations) == 2
+            assert len(pool.parts.of("slurm").jobs.allocations) == 2
             code = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.get_world_size()"
             assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [2, 2]

@@ -82,7 +82,7 @@ def until(done: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def agents(pool: nbddp.Pool) -> list[RemoteAgentClient]:
-    return [node.agent for node in pool.group.spread]
+    return [node.agent for node in pool.group.added]
 
 
 def test_ranks_are_placed_on_hosts_and_meet(far: nbddp.Pool) -> None:
@@ -248,7 +248,7 @@ def test_no_secret_is_on_a_command_line(far: nbddp.Pool) -> None:
 
 
 def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Pool) -> None:
-    placed, node = far.placed(), far.group.spread[0]
+    placed, node = far.placed(), far.group.added[0]
     asked = node.request(placed.workers[0], placed, "all", ClusterFiles("", far.group.files[-1]))
     assert "TORCHINDUCTOR_CACHE_DIR" not in asked["env"]
     assert "PATH" not in asked["env"]
@@ -302,7 +302,7 @@ def test_a_pool_that_grows_has_its_ranks_on_the_right_hosts(hosts: Hosts) -> Non
             "pool grown from 2 to 4 workers; rank 0 keeps its names",
             "rank 1 restarted on another host; names on it are gone",
         ]
-        assert [sorted(node.workers) for node in pool.group.spread] == [[0, 1], [2, 3]]
+        assert [sorted(node.workers) for node in pool.group.added] == [[0, 1], [2, 3]]
         code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
         assert list(pool.run_cell(code, want_value=True, timeout=20, screen=NullScreen())) == [4.0] * 4
 
@@ -399,3 +399,26 @@ def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_pat
     texts = sorted(p.read_text() for p in (tmp_path / "logs").rglob("stdout.log"))
     assert texts == [f"rank {r}\n" for r in range(far.world_size)]
     assert len([*(tmp_path / "logs").rglob("error.json")]) == 1
+
+
+def test_hosts_of_a_start_that_failed_get_no_workers_of_the_next(hosts: Hosts) -> None:
+    pool = on(hosts, "nodea", nproc=1)
+    with pytest.raises(nbddp.BadInput, match="--ranks"):  # all is reached by then
+        pool.ensure(replace(pool.spec, ranks=(7,)))
+    (kept,) = agents(pool)
+    pool.ensure(pool.spec)
+    assert agents(pool) == [kept], "the same hosts are not reached again"
+    pool.stop()
+    with pytest.raises(nbddp.BadInput, match="--ranks"):
+        pool.ensure(replace(on(hosts, "nodea", nproc=1).spec, ranks=(7,)))
+    with on(hosts, "nodeb", nproc=1) as other:
+        pool.ensure(other.spec)
+        assert [str(agent.host) for agent in agents(pool)] == ["nodeb"]
+    pool.stop()
+    with pytest.raises(nbddp.BadInput, match="--ranks"):
+        pool.ensure(replace(on(hosts, "nodea", nproc=1).spec, ranks=(7,)))
+    (left,) = agents(pool)
+    pool.ensure(LaunchSpec(nproc=1))
+    assert agents(pool) == []
+    assert not left.alive
+    pool.stop()

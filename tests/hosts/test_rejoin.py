@@ -100,7 +100,7 @@ def test_an_owner_that_comes_back_twice_is_served_on_its_last_connection(tmp_pat
 def test_a_cell_goes_on_while_ssh_is_lost_and_names_stay(hosts: Hosts) -> None:
     pool = on(hosts, 60)
     try:
-        first, second = (node.agent for node in pool.group.spread)
+        first, second = (node.agent for node in pool.group.added)
         pool.run_cell(f"{INIT}kept = 7", screen=NullScreen())
         told = Told()
         threading.Timer(0.5, lambda: [os.kill(a.process.pid, signal.SIGKILL) for a in (first, second)]).start()  # type: ignore[union-attr]
@@ -127,7 +127,7 @@ def test_a_rank_that_dies_while_its_host_is_away_is_told_afterwards(hosts: Hosts
     """What the agent had to say meanwhile comes with the new connection."""
     pool = on(hosts, 60)
     try:
-        agent = pool.group.spread[1].agent
+        agent = pool.group.added[1].agent
         far = pool.workers[1].pid
 
         def disturb() -> None:
@@ -149,7 +149,7 @@ def test_a_rank_that_dies_while_its_host_is_away_is_told_afterwards(hosts: Hosts
 def test_a_host_that_does_not_come_back_is_given_up(hosts: Hosts) -> None:
     """Its agent ends by itself; a cell that is typed meanwhile waits for it."""
     pool = on(hosts, 4)
-    agent = pool.group.spread[1].agent
+    agent = pool.group.added[1].agent
     agent.way.command = lambda host, module=(): ["sh", "-c", "exit 255"]  # type: ignore[method-assign]
     assert agent.process is not None
     os.kill(agent.process.pid, signal.SIGKILL)
@@ -169,7 +169,7 @@ def test_a_host_that_does_not_come_back_is_given_up(hosts: Hosts) -> None:
 @real
 def test_an_agent_that_has_ended_meanwhile_is_told_at_once(hosts: Hosts) -> None:
     pool = on(hosts, 600)
-    agent = pool.group.spread[1].agent
+    agent = pool.group.added[1].agent
     os.kill(agent.hello.pid, signal.SIGKILL)
     until(lambda: not agent.alive)
     with pytest.raises(PoolNotRunning, match="gave up on nodeb: its agent has ended in the meantime"):

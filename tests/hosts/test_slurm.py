@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.capabilities.slurm import allocation, commands, host_source
+from nbddp.capabilities.slurm import allocation, commands, held_jobs
 from nbddp.capabilities.slurm.allocation import Allocation
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import AgentFailed, PoolNotRunning
@@ -158,13 +158,13 @@ def until(done: Callable[[], object], seconds: float = 20) -> None:
 
 @real
 def test_ranks_are_on_the_nodes_that_slurm_gives(far: nbddp.Pool) -> None:
-    assert queue() == {far.elsewhere.allocations[0].job: "RUNNING"}
+    assert queue() == {far.parts.of("slurm").jobs.allocations[0].job: "RUNNING"}
     code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nos.environ['SLURMD_NODENAME'], t.item()"
     found = far.run_cell(code, want_value=True, screen=NullScreen())
     assert list(found) == [("n1", 4.0), ("n1", 4.0), ("n2", 4.0), ("n2", 4.0)]
     misleading = "[k for k in os.environ if k.startswith(('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP', 'PMI'))]"
     assert list(far.run_cell(misleading, want_value=True, screen=NullScreen())) == [[]] * 4
-    (words,) = far.elsewhere.words()
+    (words,) = far.parts.of("slurm").jobs.words()
     assert "on n[1-2], 59m " in words
 
 
@@ -221,9 +221,9 @@ def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: 
     try:
         monkeypatch.setenv("SLURM_JOB_ID", str(job))
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-        assert host_source.offer().startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
+        assert held_jobs.offer().startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
         with nbddp.Pool(nproc=1, slurm=True) as pool:
-            assert pool.elsewhere.allocations[0].job == job
+            assert pool.parts.of("slurm").jobs.allocations[0].job == job
             assert list(pool.run_cell("1 + 1", want_value=True, screen=NullScreen())) == [2]
         assert queue()[job] == "RUNNING"
     finally:
@@ -245,10 +245,10 @@ def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Pat
         AgentFailed, match=r"n\d has no /no/such/python: .*; Slurm job \d+ is still allocated: the next"
     ):
         pool.start()
-    (held,) = pool.elsewhere.allocations
+    (held,) = pool.parts.of("slurm").jobs.allocations
     assert held.job in queue()
     pool.ensure(LaunchSpec(nproc=1, slurm=Slurm(nodes=1), python=sys.executable))
-    assert pool.elsewhere.allocations == [held]
+    assert pool.parts.of("slurm").jobs.allocations == [held]
     pool.stop()
     until(lambda: held.job not in queue())
 
@@ -258,7 +258,7 @@ def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Pat
 @pytest.mark.parametrize("how", ["cancelled", "preempted"])
 def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None:
     with nbddp.Pool(nproc=1, slurm=Slurm(nodes=1)) as pool:
-        (held,) = pool.elsewhere.allocations
+        (held,) = pool.parts.of("slurm").jobs.allocations
         node = held.hosts[0].name
         take = {
             "cancelled": ["scancel", str(held.job)],
@@ -284,7 +284,7 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.capabilities.slurm.commands import Slurm
 pool = nbddp.Pool()
 pool.ensure(LaunchSpec(nproc=1, slurm=Slurm(nodes=1), keep_alive=float(sys.argv[1]) or None))
-print(pool.elsewhere.allocations[0].job, flush=True)
+print(pool.parts.of("slurm").jobs.allocations[0].job, flush=True)
 sys.stdin.read()
 """
 
@@ -317,10 +317,10 @@ def test_nodes_that_are_kept_are_taken_by_the_next_kernel(conf: Path) -> None:
     pool = nbddp.Pool()
     pool.attach()
     assert pool.world_size == 1
-    assert pool.elsewhere.allocations[0].job == job
+    assert pool.parts.of("slurm").jobs.allocations[0].job == job
     assert allocation.kept() == []
     with pytest.raises(nbddp.BadInput, match="no Slurm job is kept for a kernel of this machine"):
-        host_source.to_attach(None)
+        held_jobs.to_attach(None)
     pool.stop()
     until(lambda: job not in queue())
 
@@ -347,7 +347,7 @@ def test_the_end_of_a_job_is_told_before_it_comes(conf: Path, capsys: pytest.Cap
     """At the next cell, or while one runs; once, and not if the job was given more time."""
     held = Allocation.new(Slurm(nodes=1, time="6"), 1, conf.parent / "log", lambda text: None)
     try:
-        here = host_source.HostSource()
+        here = held_jobs.HeldJobs()
         here.hold(held)
         assert here.reminder() == "", "five minutes and more are left"
         here._ends[held] = time.monotonic() + 1.0

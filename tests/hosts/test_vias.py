@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 import nbddp
+from nbddp.agent.last_error import last_line
 from nbddp.capabilities.hosts.names import Host
-from nbddp.capabilities.hosts.transports import last_line
 from nbddp.capabilities.hosts.via import filled, via_of
 from nbddp.errors import AgentFailed
 from nbddp.output.screens import NullScreen
@@ -93,7 +93,7 @@ def test_mpiexec_starts_the_agents(hosts: Hosts, monkeypatch: pytest.MonkeyPatch
         assert list(found) == [([], len(os.sched_getaffinity(0)))] * 4
         with pytest.raises(nbddp.WorkerFailed, match="rank 3 died: killed by SIGKILL"):
             pool.run_cell("if os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=NullScreen())
-        started = [psutil.Process(node.agent.process.pid) for node in pool.group.spread]  # type: ignore[union-attr]
+        started = [psutil.Process(node.agent.process.pid) for node in pool.group.added]  # type: ignore[union-attr]
         assert {process.name() for process in started} <= {"mpiexec", "mpirun", "orterun", "mpiexec.hydra"}
     _, alive = psutil.wait_procs(started, 20)
     assert not alive

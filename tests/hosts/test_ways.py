@@ -181,7 +181,7 @@ def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
         assert list(found) == [([CABLE, "=eth0", f"{NET}.9.1"], 2.0)] * 2
         with pytest.raises(nbddp.BadInput, match="the pool's hosts are already connected; %ddp stop"):
             pool.ensure(LaunchSpec(interface="lo"))
-        home, far = pool.group.nodes[0], pool.group.spread
+        home, far = pool.group.nodes[0], pool.group.added
         blocked = rf"nodeb cannot reach nodea at {NET}.0.1 \(eth0\): no answer; .*; a firewall drops the connection"
         with pytest.raises(PoolError, match=blocked):
             pairwise_probe.find(home, far, "eth0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,18 +18,16 @@ from nbddp.errors import RankStatus
 from nbddp.execution import deadlock
 from nbddp.execution.positions import Position, position_of
 from nbddp.protocol.messages import Stopped
+from nbddp.protocol.position import BlockingCall, CallHistory, PendingCollective, Whereabouts
 from tests.kernels import FROM_BREAKPOINT, Kernel, loaded
 from tests.notebook.test_panel import Balanced, asked, until
 
-STOPPED = {
-    "user": ["Cell In[3]", 4, "<module>"], "call": None, "pending": None, "stopped": True, "token": [0], "acts": [],
-    "waits": "futex", "bytes": 0,
-}  # fmt: skip
-IN_REDUCE = {"op": "all_reduce", "group": "0", "ranks": [0, 1], "sequence": 1, "what": "float[1]", "backend": "gloo"}
-WAITS = {
-    **STOPPED, "stopped": False, "call": {"op": "all_reduce", "kind": "collective"}, "pending": IN_REDUCE,
-    "exact": True, "history": {"0": [[1, "all_reduce", "float[1]", None]]}, "latest": {"0": 1}, "records": True,
-}  # fmt: skip
+STOPPED = Whereabouts(user=("Cell In[3]", 4, "<module>"), stopped=True, token=(0,), waits="futex", bytes=0)
+WAITS = replace(
+    STOPPED, stopped=False, call=BlockingCall("all_reduce", "collective"), exact=True,
+    pending=PendingCollective("0", (0, 1), 1, "all_reduce", "float[1]", backend="gloo"),
+    past=CallHistory({"0": ((1, "all_reduce", "float[1]", None),)}, {"0": 1}, records=True),
+)  # fmt: skip
 
 
 def test_a_rank_that_is_stopped_is_at_work_and_no_deadlock_holds_who_waits_for_it() -> None:

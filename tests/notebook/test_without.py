@@ -7,13 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.places import ROOT
 
-DELETED = ("export", "forecast", "panel", "stacks", "topology", "warm")  # one that can be deleted stays so
+DELETED = (  # one that can be deleted stays so
+    "attached", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
+)  # fmt: skip
+OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
+    "bench", "check", "collectives", "compare", "debugger", "doctor", "export", "forecast", "memory", "panel",
+    "private", "stacks", "stale_modules", "subprocesses", "timings", "topology", "trace", "widgets",
+)  # fmt: skip
 PROGRAM = '''
 from IPython.core.interactiveshell import InteractiveShell
 import nbddp
@@ -29,35 +36,67 @@ dist.all_reduce(sizes)
 print(f"rank {os.environ['RANK']} sees {sizes.item()}")
 """)
 run("%ddp status")
+for options in ("--keep-warm 10m", "--nnodes 1:2"):
+    try:
+        run(f"%ddp start {options}")
+    except nbddp.BadInput as e:
+        print(e)
+run("%ddp stop")
+print(nbddp.__file__)
+'''
+
+OF_RANKS = '''
+from IPython.core.interactiveshell import InteractiveShell
+import nbddp
+shell = InteractiveShell.instance()
+run = lambda cell: shell.run_cell(cell, store_history=True).raise_error()
+run("%load_ext nbddp")
+run("""%%ddp --nproc 2
+import os, time, torch, torch.distributed as dist, psutil
+dist.init_process_group("gloo")
+dist.new_group([0, 1]).barrier()
+store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+doors = {c.laddr.ip for c in psutil.net_connections("tcp") if (c.laddr.port, c.status) == (store.port, "LISTEN")}
+print("listens on all interfaces:", doors <= {"::", "0.0.0.0"})
+dist.destroy_process_group()
+""")
 try:
-    run("%ddp start --keep-warm 10m")
+    run("%%ddp\\nif os.environ['RANK'] == '1': 1 / 0\\ntime.sleep(60)")
+except nbddp.RunFailed as e:
+    print(e.report.splitlines()[0])
+run("%ddp status")
+try:
+    run("%ddp timings")
 except nbddp.BadInput as e:
     print(e)
 run("%ddp stop")
-print(nbddp.__file__)
 '''
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the copy."""
+    return copied(tmp_path_factory, DELETED)
+
+
+def copied(tmp_path_factory: pytest.TempPathFactory, deleted: Sequence[str]) -> Path:
+    """The folder of a copy."""
     found = tmp_path_factory.mktemp("copy")
     shutil.copytree(ROOT / "nbddp", found / "nbddp", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in DELETED:
+    for name in deleted:
         shutil.rmtree(found / "nbddp" / "capabilities" / name)
     table = found / "nbddp" / "capabilities" / "__init__.py"
     text = table.read_text(encoding="utf-8")
-    for row in rows(text):
+    for row in rows(text, deleted):
         text = text.replace(row, "")
     table.write_text(text, encoding="utf-8")
     return found
 
 
-def rows(table: str) -> list[str]:
+def rows(table: str, deleted: Sequence[str]) -> list[str]:
     """The text of each row that is deleted."""
     calls = [n for n in ast.walk(ast.parse(table)) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Capability"]
     named = {ast.literal_eval(k.value): call for call in calls for k in call.keywords if k.arg == "name"}
-    return [f"{ast.get_source_segment(table, named[name])}," for name in DELETED]
+    return [f"{ast.get_source_segment(table, named[name])}," for name in deleted]
 
 
 def test_a_cell_runs_without_them(copy: Path) -> None:
@@ -69,7 +108,8 @@ def test_a_cell_runs_without_them(copy: Path) -> None:
     said = done.stdout.splitlines()
     assert said[-1] == str(copy / "nbddp" / "__init__.py")
     assert sorted(line for line in said if "sees" in line) == [f"rank {r} │ rank {r} sees 2.0" for r in range(2)]
-    assert any("--keep-warm" in line for line in said), "an option that no row has is refused"
+    assert "--keep-warm 10m: nothing here keeps a process; leave it out" in said
+    assert "--nnodes 1:2: here no nodes come and go; set one number" in said
 
 
 @pytest.mark.parametrize("words", ["status", "--help"])
@@ -78,3 +118,20 @@ def test_a_terminal_works_without_them(words: str, copy: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "nbddp", words], cwd=copy, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "topology" not in done.stdout
+
+
+def test_ranks_without_parts_and_guard_are_as_under_torchrun(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A program's store listens where torch has it, and `%ddp status` says who reaches that of the pool."""
+    copy = copied(tmp_path_factory, OBSERVING)
+    env = {**os.environ, "PYTHONPATH": str(copy)}
+    done = subprocess.run(
+        [sys.executable, "-c", OF_RANKS], cwd=copy, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "any process on this machine can reach the store where the ranks meet"
+    assert sorted(line for line in said if "listens" in line) == [
+        f"rank {r} │ listens on all interfaces: True" for r in range(2)
+    ]
+    assert "rank 1 raised ZeroDivisionError: division by zero (cell line 2)" in said
+    assert "%ddp has no subcommand 'timings'; %ddp lists them" in said

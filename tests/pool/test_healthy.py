@@ -18,6 +18,8 @@ import nbddp
 from nbddp.errors import RunHung
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.codec import from_json
+from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
 from nbddp.worker import runnable
 from tests.lessons.answers import pool_of
@@ -65,8 +67,7 @@ def stands(pool: nbddp.Pool, rank: int) -> list[str]:
     """What may still act on a rank that has ended its cell."""
     while (answer := pool.ask(rank, Question.of("where"))) is None:  # a busy machine: it did not come in time
         pass
-    found: list[str] = answer["acts"]
-    return found
+    return [*from_json(Whereabouts, answer).acts]
 
 
 @pytest.mark.every(2)

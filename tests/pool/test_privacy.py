@@ -22,9 +22,11 @@ import pytest
 import nbddp
 from nbddp.agent import store_host
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.private import loopback, peer_check, sock_owner, store_guard, store_proxy
+from nbddp.capabilities.private import peer_check, sock_owner, store_guard, store_proxy
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.agent import OpenStore
+from nbddp.protocol.capability import Guard
+from nbddp.worker import rank_guard, store_client
 from tests import places
 from tests.pool.intruder import AT_THE_STORE, Intruder
 from tests.ports import connections, held_port
@@ -684,10 +686,12 @@ def _placed() -> tuple[Any, Any]:
 
 
 def test_names_of_this_machine_are_known() -> None:
-    assert all(map(loopback.is_local, ["localhost", "127.0.0.1", "127.1.2.3", "::1", "0.0.0.0", socket.gethostname()]))
+    assert all(
+        map(store_client.is_local, ["localhost", "127.0.0.1", "127.1.2.3", "::1", "0.0.0.0", socket.gethostname()])
+    )
     own = [a.address for found in psutil.net_if_addrs().values() for a in found]
-    assert all(loopback.is_local(address) for address in own if address.count(".") == 3)
-    assert not loopback.is_local("198.51.100.7"), "of a network for examples"
+    assert all(store_client.is_local(address) for address in own if address.count(".") == 3)
+    assert not store_client.is_local("198.51.100.7"), "of a network for examples"
 
 
 def test_family_is_what_descends_from_its_root() -> None:
@@ -830,7 +834,7 @@ def test_nobody_else_can_listen_at_the_stores_port_under_the_name_localhost() ->
 
 
 def test_without_a_guard_the_store_is_open_as_torchruns_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_host, "rows", tuple)
+    monkeypatch.setattr(store_host, "guard_row", lambda: None)
     served = store_host.opened(OpenStore(), os.getpid(), os.getppid())
     served.store.set("key", "value")
     assert served.store.get("key") == b"value"
@@ -839,3 +843,20 @@ def test_without_a_guard_the_store_is_open_as_torchruns_is_and_says_so(monkeypat
     for asked in (OpenStore(outside="127.0.0.1", key="00"), OpenStore(of=("127.0.0.1", 9), key="00")):
         with pytest.raises(OSError, match="nothing here leads ranks of several hosts to one store"):
             store_host.opened(asked, os.getpid(), os.getppid())
+
+
+def test_without_a_guard_a_ranks_stores_and_groups_are_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_guard, "guard_row", lambda: None)
+    made = rank_guard.guard.__wrapped__()
+
+    def init(store: Any) -> None: ...
+
+    assert made.store_made(init) is init
+    assert made.group_made([], None, 0, 2) is False
+
+
+def test_a_guard_that_cannot_be_loaded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no reason to go on without."""
+    monkeypatch.setattr(rank_guard, "guard_row", lambda: Guard(store="", rank="nbddp.nothing.here:guard"))
+    with pytest.raises(ModuleNotFoundError, match=r"nbddp\.nothing"):
+        rank_guard.guard.__wrapped__()

@@ -22,13 +22,11 @@ from nbddp.worker.parts import HOOKS, WorkerParts
 from tests.screens import Hearing
 
 WORKER = Path(worker_parts.__file__).parent
-LEFT = {"kernel.py": {"private"}, "process_groups.py": {"private"}, "store_client.py": {"private"}}
 
 
 def test_the_worker_names_no_capability() -> None:
-    """Who may reach a store is left: that is imported by name still."""
     named = {p.name: set(re.findall(r"nbddp\.capabilities\.(\w+)", p.read_text())) for p in WORKER.glob("*.py")}
-    assert {name: found for name, found in named.items() if found} == LEFT
+    assert {name: found for name, found in named.items() if found} == {}
     own = {word for row in ROWS for word in (row.name, *(part.name for part in row.rank))}
     attributes = {
         n for p in WORKER.glob("*.py") for n in re.findall(r"\b(?:self|kernel|worker)\.(\w+)\b", p.read_text())
@@ -39,6 +37,7 @@ def test_the_worker_names_no_capability() -> None:
 def targets() -> list[str]:
     """What rows name for ranks."""
     parts = [part.target for row in ROWS for part in row.rank]
+    parts += [row.guard.rank for row in ROWS if row.guard]
     return [*parts, *(target for row in ROWS for target in (*row.requests.values(), *row.questions.values()))]
 
 

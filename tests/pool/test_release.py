@@ -358,9 +358,9 @@ def test_recorded_collectives_tell_what_is_pending(entries: list[dict[str, Any]]
     status = {"0": {"last_completed_collective": "6"}}
     recorded = flight.entries([{"entries": entries, "pg_status": status}])
     found = position._pending(None, None, [], recorded, 5)
-    assert (found and found["sequence"]) == sequence
+    assert (found and found.sequence) == sequence
     if found:
-        assert (found["op"], found["what"], found["backend"]) == ("all_reduce", "float[4, 2]", "nccl")
+        assert (found.op, found.what, found.backend) == ("all_reduce", "float[4, 2]", "nccl")
 
 
 def test_difference_is_worded_by_what_differs() -> None:

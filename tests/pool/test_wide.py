@@ -12,12 +12,13 @@ import pytest
 import nbddp
 from nbddp.agent.gather import AgentRequests, end_all
 from nbddp.capabilities.hosts.names import Host
+from nbddp.capabilities.hosts.node import RemoteNode
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.hosts.transports import TemplateTransport
 from nbddp.errors import AgentFailed, RankStatus
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
-from nbddp.pool.node import Posted, RemoteNode
+from nbddp.pool.node import Posted
 from tests.benchmarks.wide import many
 
 AGENTS, LATE = 5, 0.3  # late: seconds by which all that an agent says comes later
@@ -92,7 +93,7 @@ def test_what_others_have_started_is_known_where_one_node_fails(
     pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.ensure(LaunchSpec(nproc=1))
-    lost, post = pool.group.spread[1].agent, RemoteAgentClient.post
+    lost, post = pool.group.added[1].agent, RemoteAgentClient.post
 
     def failing(agent: RemoteAgentClient, op: str, **fields: Any) -> int:
         if agent is lost and op == "start":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 from nbddp.errors import RankStatus, RunHung
 from nbddp.execution.deadlock import diagnose, held, waiting_words, waits_for
 from nbddp.execution.execution import Execution
-from nbddp.execution.positions import ANY, Call, Channel, Position, position_of
+from nbddp.execution.positions import ANY, Call, Position, facts_of, position_of
 from nbddp.execution.watch import START_EACH, RankWatcher
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.codec import to_json
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.outcome import Outcome, RankExit
+from nbddp.protocol.position import BlockingCall, CallHistory, Channel, PendingCollective, Whereabouts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
@@ -216,17 +219,15 @@ def test_waiting_is_worded_for_one_rank() -> None:
     assert waits_for(places[1], places) == ((), True)
 
 
-PENDING = {
-    "group": "0", "ranks": [0, 1], "backend": "gloo", "sequence": 3, "op": "all_reduce", "what": "float[4]",
-    "seen": True,
-}  # fmt: skip
-FACTS: dict[str, Any] = {
-    "user": ["Cell In[4]", 9, "train"], "call": {"op": "all_reduce", "kind": "collective"}, "pending": PENDING,
-    "exact": True, "waits": "futex", "cpu": 2.0, "inits": 1, "groups": 1, "acts": [], "bytes": 5, "token": [1],
-    "history": {},
-}  # fmt: skip
-NATIVE = {"call": None, "exact": False}  # C++ waits for what it has called itself
-ON_GPU = {**NATIVE, "pending": {**PENDING, "backend": "nccl"}}
+PENDING = PendingCollective("0", (0, 1), 3, "all_reduce", "float[4]", backend="gloo", seen=True)
+IN_REDUCE = BlockingCall("all_reduce", "collective")
+NOTHING = CallHistory()
+FACTS = Whereabouts(
+    user=("Cell In[4]", 9, "train"), call=IN_REDUCE, pending=PENDING, exact=True, waits="futex", cpu=2.0, inits=1,
+    groups=1, bytes=5, token=(1,), past=NOTHING,
+)  # fmt: skip
+NATIVE: dict[str, Any] = {"call": None, "exact": False}  # C++ waits for what it has called itself
+ON_GPU = {**NATIVE, "pending": replace(PENDING, backend="nccl")}
 
 
 @pytest.mark.parametrize(
@@ -239,16 +240,16 @@ ON_GPU = {**NATIVE, "pending": {**PENDING, "backend": "nccl"}}
         ({**NATIVE, "cpu": 1.01, "bytes": 6}, "running"),
         ({**NATIVE, "waits": "sleep", "cpu": 1.01}, "running"),
         ({**NATIVE, "pending": None}, "running"),
-        ({"call": {"op": "backward", "kind": "backward"}, "exact": False, "cpu": 1.01}, "blocked"),
-        ({"call": {"op": "init_process_group", "kind": "init"}, "pending": None, "waits": "sleep"}, "blocked"),
-        ({"call": {"op": "init_process_group", "kind": "outside"}, "pending": None, "waits": "futex"}, "running"),
+        ({"call": BlockingCall("backward", "backward"), "exact": False, "cpu": 1.01}, "blocked"),
+        ({"call": BlockingCall("init_process_group", "init"), "pending": None, "waits": "sleep"}, "blocked"),
+        ({"call": BlockingCall("init_process_group", "outside"), "pending": None, "waits": "futex"}, "running"),
         ({**ON_GPU, "waits": "busy"}, "blocked"),
         ({**ON_GPU, "waits": "sleep"}, "running"),
         ({**ON_GPU, "waits": ""}, "running"),
     ],
 )
 def test_what_a_worker_answers_tells_whether_it_is_blocked(changed: dict[str, Any], state: str) -> None:
-    found = position_of(0, {**FACTS, **changed}, Position(0, "running", cpu=1.0, bytes=5), 1.0)
+    found = position_of(0, replace(FACTS, **changed), Position(0, "running", cpu=1.0, bytes=5), 1.0)
     assert (found.state, found.where, found.line) == (state, "cell line 9, in train", 9)
 
 
@@ -256,22 +257,22 @@ def test_what_a_worker_answers_tells_whether_it_is_blocked(changed: dict[str, An
     ("later", "sure"),
     [
         ({}, True),
-        ({"token": [2]}, False),
-        ({"acts": ["a thread"]}, False),
-        ({"pending": {**PENDING, "sequence": 4}}, False),
+        ({"token": (2,)}, False),
+        ({"acts": ("a thread",)}, False),
+        ({"pending": replace(PENDING, sequence=4)}, False),
     ],
 )
 def test_a_rank_is_stuck_only_if_it_is_in_the_same_wait_in_two_looks(later: dict[str, Any], sure: bool) -> None:
     first = position_of(0, FACTS, None, 1.0)
-    second = position_of(0, {**FACTS, **later}, first, 1.0)
+    second = position_of(0, replace(FACTS, **later), first, 1.0)
     assert (first.sure, second.state, second.sure) == (False, "blocked", sure)
     assert bool(diagnose({0: second, 1: done(1)})) == sure
 
 
-@pytest.mark.parametrize("facts", [FACTS, {"idle": True, "acts": [], "inits": 1, "groups": 1}])
-def test_what_could_act_at_the_last_look_may_be_acting_now(facts: dict[str, Any]) -> None:
+@pytest.mark.parametrize("facts", [FACTS, Whereabouts(idle=True, inits=1, groups=1)])
+def test_what_could_act_at_the_last_look_may_be_acting_now(facts: Whereabouts) -> None:
     """A handler of a signal removes itself, and is about to call, in the middle of a look."""
-    out = [position_of(0, {**facts, "acts": ["its handler of SIGALRM"]}, None, 1.0)]
+    out = [position_of(0, replace(facts, acts=("its handler of SIGALRM",)), None, 1.0)]
     for _ in range(2):
         out.append(position_of(0, facts, out[-1], 1.0))
     assert [p.sure and p.state != "running" for p in out] == [False, False, True]
@@ -281,19 +282,17 @@ def test_what_could_act_at_the_last_look_may_be_acting_now(facts: dict[str, Any]
     ("changed", "words"),
     [
         ({}, "all_reduce #3"),
-        ({"pending": {**PENDING, "default": False}}, "all_reduce #3 of group {0, 1}"),
-        ({"pending": {**PENDING, "default": False, "named": "tp"}}, "all_reduce #3 of group {0, 1} (tp)"),
+        ({"pending": replace(PENDING, default=False)}, "all_reduce #3 of group {0, 1}"),
+        ({"pending": replace(PENDING, default=False, named="tp")}, "all_reduce #3 of group {0, 1} (tp)"),
         ({"thread": True}, "all_reduce #3 in a thread"),
-        ({"call": {"op": "init_process_group", "kind": "init"}, "inits": 2}, "init_process_group #2"),
-        ({"call": {"op": "wait", "kind": "wait"}}, "wait() for all_reduce #3"),
-        (
-            {"call": {"op": "wait", "kind": "wait", "channel": ["r", "0", -1, 0, 0], "nth": 1, "members": [0, 1]}},
-            "wait() for a recv",
-        ),
+        ({"call": BlockingCall("init_process_group", "init"), "inits": 2}, "init_process_group #2"),
+        ({"call": BlockingCall("wait", "wait")}, "wait() for all_reduce #3"),
+        ({"call": BlockingCall("wait", "wait", channel=("r", "0", -1, 0, 0), nth=1, members=(0, 1))},
+         "wait() for a recv"),
     ],
-)
+)  # fmt: skip
 def test_what_a_rank_waits_in_is_told(changed: dict[str, Any], words: str) -> None:
-    call = position_of(0, {**FACTS, **changed}, None, 1.0).call
+    call = position_of(0, replace(FACTS, **changed), None, 1.0).call
     assert call is not None
     assert call.words() == words
 
@@ -301,7 +300,7 @@ def test_what_a_rank_waits_in_is_told(changed: dict[str, Any], words: str) -> No
 def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:
     before = position_of(1, FACTS, None, 1.0)
     assert before.where
-    found = position_of(1, {"failed": "KeyError: 'profiling_name'"}, before, 1.0)
+    found = position_of(1, Whereabouts(failed="KeyError: 'profiling_name'"), before, 1.0)
     assert not found.where, "it may be elsewhere by now"
     places = {0: at(0, "all_reduce", 5), 1: found}
     assert waiting_words(found, places) == "could not say where it is: KeyError: 'profiling_name'"
@@ -311,15 +310,14 @@ def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:
 
 def test_a_rank_that_does_not_answer_is_silent_and_one_that_is_idle_has_finished() -> None:
     assert position_of(0, None, None, 1.0).state == "silent"
-    idle = {"idle": True, "inits": 1, "groups": 1, "acts": [], "history": {"0": [[1, "barrier", "", None]]}}
+    idle = Whereabouts(idle=True, inits=1, groups=1, past=CallHistory({"0": ((1, "barrier", "", None),)}))
     found = position_of(0, idle, None, 1.0)
     assert (found.state, found.past) == ("finished", {("0", 1): ("barrier", "", None)})
-    assert position_of(0, {**idle, "acts": ["a thread"]}, None, 1.0).state == "running"
-    assert position_of(0, {**idle, "begun": True}, None, 1.0).state == "finished"
+    assert position_of(0, replace(idle, acts=("a thread",)), None, 1.0).state == "running"
 
 
 def test_a_rank_that_is_idle_and_has_not_begun_has_not_finished() -> None:
-    late = position_of(1, {"idle": True, "begun": False, "inits": 1, "acts": [], "history": {}}, None, 1.0)
+    late = position_of(1, Whereabouts(idle=True, begun=False, inits=1, past=NOTHING), None, 1.0)
     assert (late.state, late.where) == ("running", "not begun yet")
     assert diagnose({0: at(0, "all_reduce", 5), 1: late}) is None
 
@@ -338,12 +336,8 @@ class Busy:
     def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None:
         self.asked.append(question.op)
         if question.op == "where":
-            call = {"op": "recv", "kind": "recv", "peer": 1}
-            call = {**call, "channel": ["r", "0", 1, 0, 0], "nth": 1, "members": [0, 1]}
-            known = {"acts": [], "history": {}, "channels": []}
-            place = {"user": ("Cell In[1]", 2, "f"), "waits": "futex", "token": [1], "cpu": 0.0}
-            hear(0, Reply({**place, "call": call, "pending": None, "exact": True, **known}))
-            hear(1, Reply({"idle": True, **known}))
+            hear(0, Reply(to_json(seen(recv=True))))
+            hear(1, Reply(to_json(IDLE)))
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
         self.ends(0, Outcome(1, "raised"))
@@ -371,11 +365,14 @@ def test_a_deadlock_that_ended_the_run_is_told_though_a_rank_is_silent_in_the_la
         workers.run.raise_if_bad()
 
 
-def seen(recv: bool, token: int = 1) -> dict[str, Any]:
+IDLE = Whereabouts(idle=True, past=NOTHING)
+
+
+def seen(recv: bool, token: int = 1) -> Whereabouts:
     """A rank in a receive from rank 1, or in a line of its own."""
-    call = {"op": "recv", "kind": "recv", "peer": 1, "channel": ["r", "0", 1, 0, 0], "nth": 1, "members": [0, 1]}
-    known = {"acts": [], "history": {}, "channels": [], "waits": "futex", "token": [token], "cpu": 0.0}
-    return {"user": ("Cell In[1]", 2, "f"), "call": call if recv else None, "pending": None, "exact": True, **known}
+    call = BlockingCall("recv", "recv", 1, channel=("r", "0", 1, 0, 0), nth=1, members=(0, 1)) if recv else None
+    user = ("Cell In[1]", 2, "f")
+    return Whereabouts(user=user, call=call, exact=True, waits="futex", token=(token,), past=NOTHING)
 
 
 def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_has_moved() -> None:
@@ -390,11 +387,10 @@ def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_
 
     ended = {1: RankExit(1, RankStatus.FINISHED, 0.0)}
     watcher = RankWatcher(Asks(), [0, 1], ended, lambda *came: None, run=1, world_size=2, hang_after=5.0)
-    idle = {"idle": True, "acts": [], "history": {}, "channels": []}
 
-    def look(facts: dict[str, Any] | None) -> None:
+    def look(facts: Whereabouts | None) -> None:
         watcher.look()
-        watcher.answered(1, len(asked), idle)
+        watcher.answered(1, len(asked), IDLE)
         if facts is None:
             watcher.assess()  # time is up
         else:
@@ -412,7 +408,7 @@ def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_
     assert (watcher.hung_since, asked[-1].op) == (stood, "stack")
     watcher.look_for_report()
     assert len(asked) == 4, "the last look was not whole"
-    watcher.answered(1, 4, idle)
+    watcher.answered(1, 4, IDLE)
     watcher.answered(0, 4, seen(recv=True))
     watcher.look_for_report()
     assert len(asked) == 4
@@ -420,11 +416,30 @@ def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_
     assert (watcher.deadlock, watcher.hung_since) == (None, None)
 
 
+def test_names_that_a_rank_has_told_stay_until_it_is_asked_for_them_again() -> None:
+    class Asks:
+        def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None: ...
+        def repeat(self, ranks: Sequence[int], run: int) -> None: ...
+
+    watcher = RankWatcher(Asks(), [0], {}, lambda *came: None, run=1, world_size=1, hang_after=5.0)
+    told: list[tuple[str, ...] | None] = []
+    for number, names in enumerate((("x",), None, ()), 1):
+        watcher.look()
+        watcher.answered(0, number, replace(seen(recv=False), names=names, imports=names))
+        told.append(watcher.facts[0].names)
+    assert told == [("x",), ("x",), ()]
+
+
+def test_an_answer_that_was_lost_is_none() -> None:
+    assert facts_of(Reply()) is None
+    assert facts_of(Reply(to_json(Whereabouts()))) == Whereabouts()
+    assert facts_of(Reply(failed="KeyError")) == Whereabouts(failed="KeyError")
+
+
 def test_end_of_an_earlier_cells_group_is_a_place_and_no_deadlock() -> None:
     """Its connections are shut after a while, so it waits for nobody."""
-    call = {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
-    facts = {"user": ["Cell In[3]", 2, "<module>"], "call": call, "pending": None, "waits": "futex", "cpu": 0.0,
-             "token": [0], "acts": [], "bytes": 0}  # fmt: skip
+    call = BlockingCall("destroy_process_group of an earlier cell's group", "drop")
+    facts = Whereabouts(user=("Cell In[3]", 2, "<module>"), call=call, waits="futex", token=(0,), bytes=0)
     me = position_of(0, facts, position_of(0, facts, None, 1.0), 1.0)
     positions = {0: me, 1: done(1)}
     assert me.sure

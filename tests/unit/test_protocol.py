@@ -18,7 +18,7 @@ from nbddp.protocol.agent import PROTOCOL, Hello
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.messages import Stopped, Streams
 from nbddp.protocol.outcome import GroupExit, GroupFacts, LostContext, Outcome, ProcessExit
-from nbddp.protocol.position import CalledFrom
+from nbddp.protocol.position import BlockingCall, CalledFrom, CallHistory, PendingCollective, Whereabouts
 from nbddp.protocol.run_spec import Question, Rendezvous, Reply, RunSpec, ScriptSpec
 
 PACKAGE = Path(nbddp.__file__).parent
@@ -34,14 +34,19 @@ MESSAGES = (
     GroupFacts,
     LostContext,
     CalledFrom,
+    Whereabouts,
+    BlockingCall,
+    PendingCollective,
+    CallHistory,
     Stopped,
     Streams,
 )
 # keys that other tables have too, such as options of a line and Jupyter's messages; the types are no dicts
 COMMON = {
-    "argv", "call", "cell", "debug", "env", "exit_code", "failed", "group", "imports", "inits", "keep", "kind", "left",
-    "module", "names", "op", "options", "parts", "peer", "place", "rendezvous", "run", "script", "segments", "sequence",
-    "stopped", "store", "target", "traceback", "why",
+    "argv", "backend", "bytes", "call", "cell", "channel", "channels", "children", "cpu", "debug", "env", "epoch",
+    "exit_code", "failed", "group", "idle", "keep", "kind", "left", "missing", "module", "names", "note", "op",
+    "options", "parts", "past", "place", "ranks", "rendezvous", "root", "run", "script", "segments", "sequence",
+    "stack", "stopped", "store", "target", "token", "traceback", "user", "waits", "what", "why", "world",
 }  # fmt: skip
 
 
@@ -151,6 +156,22 @@ def test_an_outcome_with_everything_in_it_comes_back() -> None:
     assert len(to_json(outcome)) == len(fields(Outcome))
 
 
+def test_an_answer_with_everything_in_it_comes_back() -> None:
+    place, ranks = ("Cell In[3]", 5, "f"), (0, 1)
+    made, channel = ("1.1/new_group", 2, ranks), ("r", "0", -1, 0, 0)
+    call = BlockingCall("wait", "wait", 1, "a store", 4, (2, 3), made, channel, 2, ranks)
+    pending = PendingCollective("0", ranks, 3, "all_reduce", "float[4]", "gloo", 0, False, "tp", True, (1, 2))
+    past = CallHistory({"0": ((1, "barrier", "", None),)}, {"0": 1}, ("1",), True, ((("s", "0", 0, 1, 7), 2),))
+    here = Whereabouts(
+        True, False, place, call, pending, True, "futex", 1.5, 7, (2, 90), (("is connecting", ""),),
+        (("loader", "barrier", place), ("", "recv", None)), (1, 2), True, ("a thread",), 1, 2, past, ("x",), ("np",),
+        ((*place, True),), True, True, True, "no", "KeyError: 'a'",
+    )  # fmt: skip
+    assert from_json(Whereabouts, json.loads(json.dumps(to_json(here)))) == here
+    for message in (here, call, pending, past):
+        assert len(to_json(message)) == len(fields(message))
+
+
 def test_examples_on_the_page_are_messages() -> None:
     page = (PACKAGE / "protocol" / "README.md").read_text(encoding="utf-8")
     blocks = " ".join(re.findall(r"```json\n(.*?)```", page, re.DOTALL))
@@ -164,3 +185,5 @@ def test_examples_on_the_page_are_messages() -> None:
         found.append(example)
     for kind, example in zip(kinds, found, strict=True):
         assert json.loads(json.dumps(to_json(from_json(kind, example)))) == example
+    here = found[2]["answer"]
+    assert json.loads(json.dumps(to_json(from_json(Whereabouts, here)))) == here

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,9 @@ def test_the_loopback_is_found_by_its_address(monkeypatch: pytest.MonkeyPatch) -
 
 def test_where_no_bytes_are_counted_computing_counts_as_moving() -> None:
     before = Position(0, "running", cpu=1.0, bytes=None)
-    facts = {**FACTS, "bytes": None}
-    assert not position_of(0, {**facts, "cpu": 1.1}, before, 1.0).moved
-    assert position_of(0, {**facts, "cpu": 1.3}, before, 1.0).moved
+    facts = replace(FACTS, bytes=None)
+    assert not position_of(0, replace(facts, cpu=1.1), before, 1.0).moved
+    assert position_of(0, replace(facts, cpu=1.3), before, 1.0).moved
     assert position_of(0, facts, None, 1.0).moved, "nothing is known of it yet"
 
 

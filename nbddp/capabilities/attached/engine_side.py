@@ -28,12 +28,12 @@ from nbddp.agent import devices, hardware, runtime_dir
 from nbddp.agent.hardware import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.versions import versions
-from nbddp.capabilities.private import loopback, peer_check
 from nbddp.compat import system
 from nbddp.compat.clock import clock
 from nbddp.compat.working_dir import known
 from nbddp.launch import torchrun_env
 from nbddp.protocol.jsonl import LineBuffer, encode
+from nbddp.worker import rank_guard
 
 if TYPE_CHECKING:  # it imports torch
     from nbddp.worker.parts import RankWorker
@@ -153,7 +153,7 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(env)
     with suppress(OSError):  # what it is then, is said
         os.chdir(asked["cwd"])
-    peer_check.belong_to(asked["roots"])
+    rank_guard.guard().belong_to(asked["roots"])
     try:
         _work()
     except BaseException as e:
@@ -208,7 +208,6 @@ def leave() -> None:
         _gates.end()
         _gates = None
     _kernel.groups.rest()
-    loopback.listen(None)
     _give_back(held)
     _give_torch_back(held)
     sys.argv = held.argv
@@ -230,7 +229,7 @@ def _give_back(held: EngineHold) -> None:
             os.environ[name] = value
     with suppress(OSError):  # it is gone
         os.chdir(held.cwd)
-    peer_check.belong_to([])
+    rank_guard.guard().rest()
     shutil.rmtree(held.bulk, ignore_errors=True)
 
 

@@ -50,6 +50,7 @@ SLOW = 3.0  # seconds after which it is asked whether a pool has it
 TICK, BEAT_EVERY = 1.0, 2  # seconds between two questions to the hub; every how many of them the owner is heard
 SILENT = 6  # questions without an answer until a hub counts as gone
 LEAVE_SECONDS, GIVE_BACK_SECONDS = 5.0, 2.0
+EXIT_SECONDS = 1.5  # that engines have for leaving when this process ends
 MEMORY_SECONDS = 0.5
 TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['engine_side']).{}"
 LEFT = "its engine has ended, or the cluster has lost it"
@@ -314,7 +315,19 @@ class AttachedCluster:
             "again once it answers"
         )
 
+    def signal(self, engine: str, number: int) -> None:
+        """Have the nanny that ipyparallel has given an engine send it a signal."""
+        message = self.wire.client.session.msg("signal_request", content={"sig": int(number)})
+        self.wire.connection.outbox.question(engine, message)
+
     # -- the end -------------------------------------------------------------------------------------
+
+    def end(self, at_exit: bool) -> None:
+        """Have all engines be engines again, and be without the client. at_exit: this process ends, and its
+        connections with it."""
+        self.leave(EXIT_SECONDS if at_exit else LEAVE_SECONDS)
+        if not at_exit:
+            self.wire.close()
 
     def leave(self, seconds: float = LEAVE_SECONDS) -> None:
         """Have all engines be engines again; one that is at work has its program ended, and is not waited for."""
@@ -478,7 +491,7 @@ class AttachedNode(PoolNode):
             if process is not None:
                 process.send_signal(number)
             elif nannies[worker.uuid]:
-                self.joined.wire.signal(worker.rank, number)
+                self.joined.signal(worker.uuid, number)
             else:
                 self.left(worker, "its engine cannot be ended from here and keeps running")
 
@@ -528,7 +541,7 @@ class AttachedNode(PoolNode):
     def note(self, ranks: Sequence[int], status: RankStatus, doing: str) -> None:
         self._states |= {r: (status, doing) for r in ranks if r in self.workers}
 
-    def rows(self) -> list[dict[str, Any]]:
+    def children(self, asked: AgentRequests) -> list[dict[str, Any]]:
         """Its ranks as an agent tells of its children, with their memory in bytes."""
         living = {r: w for r, w in self.workers.items() if w.lives}
         heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()

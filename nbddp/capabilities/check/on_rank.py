@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 from nbddp.compat import torch
 from nbddp.protocol.outcome import Outcome
+from nbddp.protocol.position import PastCall, PendingCollective
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker.call_log import COLLECTIVES, groups, ranks_of
 from nbddp.worker.frames import SeenFrame
@@ -42,7 +43,7 @@ class Checker:
         self._messages: dict[tuple[str, int, int, int], int] = {}
         self._inside = False
         self._run = 0
-        self._called: dict[str, list[list[Any]]] = {}
+        self._called: dict[str, list[PastCall]] = {}
 
     def begin(self, spec: RunSpec) -> None:
         """Wrap ProcessGroup's methods, if the run is a checked one."""
@@ -66,16 +67,16 @@ class Checker:
                 setattr(dist.ProcessGroup, name, original)
             self._originals, self._called = {}, {}
 
-    def called(self) -> dict[str, list[list[Any]]]:
+    def called(self) -> dict[str, list[PastCall]]:
         """What was compared has a history of its own, in each living group."""
         return {**{name_of(group): [] for group in groups().values()}, **self._called}
 
-    def claim(self, its: list[SeenFrame]) -> dict[str, Any] | None:
+    def claim(self, its: list[SeenFrame]) -> PendingCollective | None:
         """What a rank that waits for the others' fingerprints is about to call."""
         for frame in its:
             if frame.file == __file__ and frame.name == "agree":
-                (claim,) = frame.get("claim")
-                return {**claim, "seen": True} if claim["sequence"] else None
+                claim: PendingCollective | None = frame.get("claim")[0]
+                return claim
         return None
 
     def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,11 +96,9 @@ class Checker:
         number = self._counts[group] = self._counts.get(group, 0) + 1
         me, size, ranks = group.rank(), group.size(), ranks_of(group)
         where = name_of(group)
-        claim = {
-            "group": where, "ranks": ranks, "backend": "store", "sequence": number,
-            "op": mine[0], "what": ", ".join(w for w in mine[1:] if w),
-        }  # fmt: skip
-        self._called.setdefault(where, []).append([number, claim["op"], claim["what"]])
+        op, what_of = mine[0], ", ".join(w for w in mine[1:] if w)
+        claim = PendingCollective(where, tuple(ranks), number, op, what_of, backend="store", seen=True)
+        self._called.setdefault(where, []).append((number, op, what_of, None))
         store, prefix = store_of(group), f"nbddp/check/{self._run}/{number}"
         store.set(f"{prefix}/{me}", json.dumps(mine))
         others = [r for r in range(size) if r != me]
@@ -121,15 +120,7 @@ class Checker:
             if name == "send":
                 store_of(group).set(where, json.dumps(what(tensors)))
             elif _called_from_recv(sys._getframe(1)):  # irecv does not wait, so it cannot be compared here
-                claim = {
-                    "group": "",
-                    "ranks": [],
-                    "backend": "store",
-                    "sequence": 0,
-                    "op": "recv",
-                    "what": what(tensors),
-                }
-                sent = agree(store_of(group), [where], claim)[0]
+                sent = agree(store_of(group), [where])[0]
                 if sent != what(tensors):
                     ranks = ranks_of(group)
                     raise CollectiveMismatch(
@@ -151,7 +142,7 @@ def _called_from_recv(frame: FrameType | None) -> bool:
     return False
 
 
-def agree(store: Any, keys: list[str], claim: dict[str, Any]) -> list[Any]:
+def agree(store: Any, keys: list[str], claim: PendingCollective | None = None) -> list[Any]:
     """Wait for these keys; their values. A rank that waits here is seen by `Checker.claim`."""
     found = [store.get(keys[0])] if len(keys) == 1 or not store.has_extended_api() else store.multi_get(keys)
     found += [store.get(key) for key in keys[len(found) :]]

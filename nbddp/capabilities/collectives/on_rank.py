@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nbddp.capabilities.timings.on_rank import Recorder
@@ -56,14 +56,14 @@ def _run_at(runs: Sequence[RunRecord], at: int) -> RunRecord | None:
     return None if i < 0 or at > (runs[i].end or (at, 0))[0] else runs[i]
 
 
-def _nameless(dumped: Sequence[Mapping[str, Any]]) -> Counter[RunRecord]:
+def _nameless(dumped: Sequence[flight.RecorderDump]) -> Counter[RunRecord]:
     """Run → how many entries of its collectives have no group."""
     runs, behind = list(CALLS.runs), clock.time_ns() - clock.perf_counter_ns()
     found = (_run_at(runs, at - behind) for at in flight.nameless(dumped))
     return Counter(run for run in found if run is not None)
 
 
-def _by_run(dumped: Sequence[Mapping[str, Any]]) -> dict[RunRecord, Calls]:
+def _by_run(dumped: Sequence[flight.RecorderDump]) -> dict[RunRecord, Calls]:
     runs = list(CALLS.runs)
     found: dict[RunRecord, Calls] = {}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.analysis.activity import Activity, activities
 from nbddp.analysis.cause import SlowRankCause, cause
@@ -29,6 +29,9 @@ from nbddp.capabilities.collectives.longest import Longest, longest
 from nbddp.launch.topology import counted, rank_words
 from nbddp.output.table import Table
 
+if TYPE_CHECKING:  # it imports matplotlib
+    from nbddp.figures.figure import DescribedFigure
+
 MOST_KINDS = 8  # of collectives
 RANKS = ("rank", "compute", "communication", "exposed", "of it waiting", "copies", "idle", "overlapped")
 KINDS = ("collective", "ranks", "calls", "last to arrive", "waits for it", "moves")
@@ -50,6 +53,12 @@ class Breakdown:
     notes: Sequence[str] = ()
     title: str = ""
     window: str = "from the first activity on any rank to the last"
+
+    def draw(self) -> DescribedFigure:
+        """The figure of it, with matplotlib."""
+        from nbddp.capabilities.collectives.figure import draw_program
+
+        return draw_program(self)
 
     @property
     def whole(self) -> int:

@@ -26,10 +26,10 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError
 
 from nbddp.capabilities.debugger import frame_locals
-from nbddp.protocol.codec import Json, to_json
+from nbddp.protocol.codec import to_json
 from nbddp.protocol.messages import STOPPED, Stopped
 from nbddp.protocol.outcome import Outcome
-from nbddp.protocol.position import Place
+from nbddp.protocol.position import Place, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure
 from nbddp.worker.parts import RankWorker
@@ -63,9 +63,9 @@ class Debugger:
         while not self._lines.empty():
             self._lines.get_nowait()
 
-    def position(self) -> Json:
+    def position(self, found: Whereabouts) -> Whereabouts:
         """Whatever is on its way, it is the reader that a rank waits for which has stopped."""
-        return {"stopped": True, "call": None, "pending": None} if self.stopped else {}
+        return replace(found, stopped=True, call=None, pending=None) if self.stopped else found
 
     def values(self, frame: FrameType, line: str) -> list[tuple[str, str]]:
         """What the names of a failing frame held."""

@@ -21,16 +21,22 @@ from nbddp.capabilities.doctor import (
 from nbddp.compat import ipykernel, ipyparallel
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import SEAMS, Failed, ProbeResult, Untried, absent
+from nbddp.protocol.capability import load, rows
 from nbddp.worker import flight
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
-TRIALS: dict[str, Callable[[], None]] = {**probes_torch.TRIALS, **probes_ddp.TRIALS, **probes_ipykernel.TRIALS}
+TRIALS: dict[str, Callable[[], None]] = {
+    **{key: load(target) for row in rows() for key, target in row.probes.items()},
+    **probes_torch.TRIALS, **probes_ddp.TRIALS, **probes_ipykernel.TRIALS,
+}  # fmt: skip
 
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
 
 
 def tried(key: str) -> ProbeResult:
     """What comes of trying a seam. Whatever its trial raises is the answer."""
+    if key not in TRIALS:
+        return ProbeResult(True, None, "nothing here uses it")
     lacking = absent(NAMES.get(key, ()))
     if lacking:
         return ProbeResult(False, False, lacking)

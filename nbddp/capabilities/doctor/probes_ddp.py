@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.capabilities.doctor.probes_torch import alone
 from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import Untried, expect
+from nbddp.compat.probes import Untried, alone, expect
 from nbddp.worker.call_log import COLLECTIVES
 
 
@@ -29,29 +28,6 @@ def frames_of_backward() -> None:
     leaf.register_hook(hook)
     leaf.sum().backward()
     expect(torch_compat.BACKWARD in names, f"backward runs without {torch_compat.BACKWARD}")
-
-
-def _trained() -> list[dict[str, Any]]:
-    """The steps that the recorder has of one step of DDP."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    from nbddp.capabilities.timings.on_rank import Recorder
-
-    recorder = Recorder()
-    recorder.install()
-    with alone():
-        model = DistributedDataParallel(torch.nn.Linear(2, 1))
-        model(torch.ones(1, 2)).sum().backward()
-        steps: list[dict[str, Any]] = recorder.collect()["steps"]
-        del model
-        recorder.let_go()
-    return steps
-
-
-def ddps_reducer() -> None:
-    steps = _trained()
-    expect(steps and steps[0]["buckets"], "a step of DDP shows no bucket")
 
 
 def backends_of_a_group() -> None:
@@ -202,7 +178,6 @@ def import_of_the_compiler() -> None:
 
 TRIALS: dict[str, Callable[[], None]] = {
     "frames of backward": frames_of_backward,
-    "DDP's reducer": ddps_reducer,
     "backends of a group": backends_of_a_group,
     "end of backward": end_of_backward,
     "data loaders": data_loaders,

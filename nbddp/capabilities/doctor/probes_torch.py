@@ -6,41 +6,22 @@ run in a process that is thrown away (`capabilities.doctor.probe_runner`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import Failed, Untried, expect
+from nbddp.compat.probes import Failed, Untried, alone, expect
 from nbddp.worker import call_log, flight, torch_debug_detail
 
 SOON = 5.0  # seconds that a wait which was ended has to return
 
 
-@contextlib.contextmanager
-def alone() -> Iterator[tuple[Any, Any]]:
-    """A default process group of one rank, without a network: torch.distributed, and a tensor for its collectives.
-
-    The tensor outlives the group. To drop one that Python knows, gloo's thread wants the interpreter, and torch 2.6
-    holds that while it waits for the thread.
-    """
-    import torch
-    import torch.distributed as dist
-
-    one = torch.ones(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield dist, one
-    finally:
-        dist.destroy_process_group()
-
-
-def _recorded() -> list[dict[str, Any]]:
+def _recorded() -> list[flight.RecordedCall]:
     if not torch_compat.flight_recorders():
         raise Failed("there is no recorder")
     flight.switch_on()
@@ -160,24 +141,12 @@ def sockets_of_a_new_group() -> None:
 
 
 def store_on_a_socket() -> None:
-    from nbddp.capabilities.private.store_guard import open_store
+    from nbddp.agent import store_host
 
-    served = open_store(os.getpid())
+    served = store_host.in_the_open("")
     served.store.set("key", "value")
     expect(served.store.get("key") == b"value" and served.port > 0, "the store returns something else")
     served.close()
-
-
-def store_out_of_reach() -> None:
-    from nbddp.capabilities.private import sock_owner
-    from nbddp.capabilities.private.store_guard import open_store
-
-    why = sock_owner.unavailable()
-    if why:
-        raise Untried(why)
-    served = open_store(os.getpid())
-    served.close()
-    expect(not served.unguarded, served.unguarded)
 
 
 def marks() -> None:
@@ -252,7 +221,6 @@ TRIALS: dict[str, Callable[[], None]] = {
     "store of env://": store_of_env,
     "sockets of a new group": sockets_of_a_new_group,
     "store on a given socket": store_on_a_socket,
-    "store out of reach": store_out_of_reach,
     "marks on Work and Store": marks,
     "checks of DETAIL": checks_of_detail,
     "C++'s log level": log_level,

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 def scale(pool: Pool, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
     """Change the number of nodes. Returns what was done, as sentences. Raises BadInput if the pool was started
     without `--nnodes MIN:MAX`, or if `nodes` is outside those bounds."""
-    return pool.life.reaching.scale(pool.spec, nodes, progress)
+    from nbddp.capabilities.hosts.remote_nodes import RemoteNodes, fixed
+
+    pool.group.need_running()
+    source = pool.group.source
+    if not isinstance(source, RemoteNodes):
+        raise fixed(nodes)
+    return source.scale(nodes, progress)
 
 
 def sync(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> list[str]:
@@ -28,11 +34,14 @@ def sync(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> lis
     Workers that start from now on start in the copy. Raises BadInput if the pool is on this machine or the folder
     is too large, PoolNotRunning without a pool.
     """
+    from nbddp.capabilities.hosts.remote_nodes import RemoteNodes
+
     if not pool.group.nodes:
         pool.group.need_running()
-    if pool.group.sees_files:
+    source = pool.group.source
+    if pool.group.sees_files or not isinstance(source, RemoteNodes):
         raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
-    return pool.life.reaching.sync([node.agent for node in pool.group.spread], progress)
+    return source.sync([node.agent for node in source.nodes], progress)
 
 
 def checkup(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:

@@ -16,10 +16,11 @@ from typing import Any
 from nbddp.agent.gather import ask_each
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.hosts import reachability
+from nbddp.capabilities.hosts.node import RemoteNode
 from nbddp.capabilities.hosts.reachability import Endpoint
 from nbddp.errors import AgentFailed, BadInput, PoolError
 from nbddp.launch.torchrun_env import INTERFACES
-from nbddp.pool.node import PoolNode, RemoteNode
+from nbddp.pool.node import PoolNode
 
 SECONDS = 2.5  # that a knock may take; a lost packet is sent again after one
 TOKEN_BYTES = 16

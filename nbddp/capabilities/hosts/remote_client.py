@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.agent.client import START_TIMEOUT, AgentClient, without_stop
+from nbddp.agent.last_error import last_line
 from nbddp.agent.version_diff import otherwise
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.rejoin import GONE
-from nbddp.capabilities.hosts.transports import Transport, last_line
+from nbddp.capabilities.hosts.transports import Transport
 from nbddp.compat.working_dir import here
 from nbddp.errors import AgentFailed
 from nbddp.launch.units import lasts

@@ -3,50 +3,89 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.agent import stop
 from nbddp.agent.stop import uninterrupted
 from nbddp.agent.version_diff import differing
 from nbddp.agent.versions import versions
-from nbddp.capabilities.attached import command
-from nbddp.capabilities.hosts import sync
+from nbddp.capabilities.hosts import pairwise_probe, sync
 from nbddp.capabilities.hosts.elastic import JOIN_TIMEOUT, LOOK_EVERY, Members, NodePlace
-from nbddp.capabilities.hosts.names import Host
+from nbddp.capabilities.hosts.names import Host, hosts_of
+from nbddp.capabilities.hosts.node import RemoteNode
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
-from nbddp.capabilities.slurm import host_source
-from nbddp.capabilities.slurm.host_source import HostSource
+from nbddp.capabilities.hosts.transports import SshTransport, TemplateTransport, Transport
+from nbddp.capabilities.hosts.via import SSH, refuse_more_than_names, via_of
 from nbddp.errors import AgentFailed, BadInput, PoolNotRunning
-from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
-from nbddp.launch.topology import Topology, counted
+from nbddp.launch.topology import counted
 from nbddp.launch.units import lasts
 from nbddp.output.progress import StageText
 from nbddp.output.screens import NullScreen, Screen
-from nbddp.pool.node import RemoteNode, weakly
-from nbddp.pool.worker_group import WorkerGroup
+from nbddp.pool.host_source import HostSource, Progress
+from nbddp.pool.node import weakly
 
-Progress = Callable[[str], None]
+if TYPE_CHECKING:
+    from nbddp.pool.env_change import EnvChange
+    from nbddp.pool.state import PoolState
 
 
-class RemoteNodes:
-    """`members`: which nodes there may be, where they may come and go (`--nnodes MIN:MAX`). `told`: what the next start
-    is to say of the hosts."""
+class RemoteNodes(HostSource):
+    """Nodes of other hosts, and simulated ones that may come and go. `members`: which nodes there may be, where they
+    may come and go (`--nnodes MIN:MAX`)."""
 
-    def __init__(self, group: WorkerGroup, places: HostSource, say: Callable[[str], bool]):
-        """say: shows a line while a run goes on; False where none does."""
-        self.group, self.elsewhere = group, places
-        self._tell = say
+    def __init__(self, pool: PoolState):
+        super().__init__(pool)
         self.members: Members | None = None
-        self.told: list[str] = []
+        self._interface: str | None = None  # that all hosts are to take
+        self._reached = ""  # where, as it was typed
         self._hears_terminal = self._synced = False
 
+    @property
+    def nodes(self) -> list[RemoteNode]:
+        """The nodes of other hosts."""
+        return self.group.added
+
+    def where(self, spec: LaunchSpec) -> str:
+        return f"--hosts {spec.hosts}" if spec.hosts else ""
+
+    def on(self, spec: LaunchSpec) -> str:
+        return f"on {spec.hosts}" if spec.hosts else super().on(spec)
+
+    def refuse_variables(self, spec: LaunchSpec, change: EnvChange) -> None:
+        if change.at_import and spec.elsewhere:
+            name = change.at_import[0]
+            raise BadInput(
+                f"{name} is read while torch is imported, before a host's workers start; %ddp stop, then "
+                f"%ddp start --setup 'export {name}={change.wanted.get(name, '')}'"
+            )
+
+    def places(self, spec: LaunchSpec, progress: Progress) -> list[NodePlace]:
+        """Where nodes of `spec` may be. Raises BadInput, AgentFailed."""
+        python, setup = spec.python or sys.executable, spec.setup or ""
+        via, hosts = via_of(spec.via or SSH), hosts_of(spec.hosts or "")
+        if via == SSH:
+            way: Transport = SshTransport(os.path.expanduser(spec.ssh_config or ""), python, setup)
+        else:
+            refuse_more_than_names(spec.via or "", hosts)
+            way = TemplateTransport(via, python, setup)
+        return [NodePlace(host, way, spec.keep_alive or 0.0) for host in hosts]
+
+    def more(self, spec: LaunchSpec, nodes: int, progress: Progress) -> list[NodePlace]:
+        """Places for so many more nodes, if there can be any. Raises as `places`."""
+        return []
+
+    def still_held(self) -> str:
+        """That places wait for another try; empty where there are none."""
+        return ""
+
     def end(self) -> None:
-        """The group has ended: so does what was on its way to it."""
         members, self.members = self.members, None
         if members is not None:
             members.end()
@@ -57,26 +96,18 @@ class RemoteNodes:
         """Have an agent that is warm here and on each host that is asked for; all warm up at once. old: of the pool
         that runs.
 
-        Raises BadInput where that is on other hosts, AgentFailed for a host that does not come up; then those that have
-        are left again.
+        Raises AgentFailed for a host that does not come up; then those that have are left again.
         """
-        if old is None and self.group.joined is not None:  # an earlier start has failed
-            with uninterrupted():
-                self.group.part()
-        asked = host_source.where(spec)
-        if old is not None and asked != host_source.where(old):
-            raise BadInput(f"the pool runs {host_source.on(old)}; %ddp stop ends it, then {asked} starts another")
+        asked = self.where(spec)
         _refuse_unmet(spec, old)
-        if spec.cluster:
-            self.group.warm_here(progress)
-            self.told = command.warm(self.group, spec, progress) or self.told
-            return
-        if asked and not self.group.spread:
+        if old is None and asked != self._reached:  # an earlier start has failed, on others
+            self.leave()
+        if asked and not self.nodes:
             self._reach_all(spec, progress)
             self._hear_terminal()
             return
         if asked and spec.sync:
-            self.told += self.sync([node.agent for node in self.group.spread], progress)
+            self.told += self.sync([node.agent for node in self.nodes], progress)
         self.group.warm_here(progress)
         if spec.elastic and not asked and (self.members is None or spec.elastic != self.members.bounds):
             self.members = Members(*spec.elastic, spec.elastic[0], [], self._begin)
@@ -85,12 +116,19 @@ class RemoteNodes:
         self._hear_terminal()
 
     def _say(self, words: str) -> None:
-        if not self._tell(words):
-            self.told.append(words)
+        """In the run in progress, else at the next start; in any thread."""
+        with suppress(ReferenceError):  # nobody has the pool any more
+            run = self.pool.current
+            if run is None:
+                self.told.append(words)
+            else:
+                run.tell(words)
+
+    def description(self) -> dict[str, Any]:
+        return {"elastic": self.members.bounds if self.members is not None else None}
 
     def _hear_terminal(self) -> None:
         """`python -m nbddp scale` speaks to the agent here, also while a cell runs."""
-        self.group.elastic = self.members.bounds if self.members is not None else None
         if self.members is not None and not self._hears_terminal:
             self._hears_terminal = True
             self.group.nodes[0].agent.on_event(weakly(self._asked))
@@ -104,27 +142,42 @@ class RemoteNodes:
         try:
             self._reach(spec, progress)
         except BaseException as e:
-            with uninterrupted():
-                self.group.leave_hosts()
-            still = self.elsewhere.still_held()
+            self.leave()
+            still = self.still_held()
             if still and isinstance(e, AgentFailed):
                 raise AgentFailed(f"{e}; {still}") from None
             raise
 
+    def leave(self) -> None:
+        with uninterrupted():
+            self._reached = ""
+            self.group.leave(self.nodes)
+
+    def _take(self, agent: RemoteAgentClient) -> None:
+        """Have its node."""
+        node = RemoteNode(agent, *self.group.hears)
+        self.group.nodes[0].agent.on_event(weakly(node.hear_home))
+        self.group.take(node)
+
+    def _find_ways(self) -> None:
+        """Have every node know the address at which others reach it."""
+        if self.nodes:
+            pairwise_probe.find(self.group.nodes[0], self.nodes, self._interface)
+
     def _reach(self, spec: LaunchSpec, progress: Progress) -> None:
         """Start the agents of all hosts at once, and wait for each. Where nodes may come and go, those that do not come
         are told of, and tried again while a cell runs."""
-        places = self.elsewhere.places(spec, self.group.nodes[0].agent.home, progress)
+        places = self.places(spec, progress)
         least, most = spec.elastic or (len(places), len(places))
         members = Members(least, most, min(most, len(places)), places, self._begin)
         progress(
             StageText(f"connecting to {', '.join(str(place.host) for place in places[: members.target])}", "agent")
         )
         for place in places[: members.target]:
-            self.group.take(self._begin(place))
+            self._take(self._begin(place))
         self.group.warm_here(progress)
         failed: list[AgentFailed] = []
-        for node in self.group.spread:
+        for node in self.nodes:
             progress(StageText(f"importing torch on {node.agent.host}, once", "agent"))
             try:
                 node.agent.wait_warm()
@@ -134,13 +187,14 @@ class RemoteNodes:
                 failed.append(e)
                 members.later(node.agent.host, str(e))
                 self.group.leave([node])
-        if len(self.group.spread) < least:
+        if len(self.nodes) < least:
             raise (
                 failed[0] if failed else AgentFailed(f"there are {len(places)} hosts, but at least {least} are needed")
             )
-        self.group.find_ways(spec.interface)
+        self._interface, self._reached = spec.interface or self._interface, self.where(spec)
+        self._find_ways()
         self.members = members if spec.elastic else None
-        agents = [node.agent for node in self.group.spread]
+        agents = [node.agent for node in self.nodes]
         told = [line for agent in agents for line in agent.differences(versions(), not spec.sync)]
         told += differing({str(agent.host): agent.hello.versions for agent in agents})
         self.told = [*map(str, failed), *told]
@@ -170,50 +224,35 @@ class RemoteNodes:
         elif event["ev"] == "back":
             self._say(f"{host} is back")
 
-    def plan(self, spec: LaunchSpec) -> Topology:
-        """Who is where, for `spec` on the nodes that there are. Raises BadInput where that cannot be."""
-        hosts = self.group.hosts
-        for node in self.group.engines if self.group.topology is None else ():
-            node.refuse(spec.nproc, spec.device)
-        wanted = self.members.target if self.members is not None and not self.group.spread else len(hosts)
-        return Topology.plan(
-            [node.host(i) for i, node in enumerate(hosts)],
-            nproc=spec.nproc or self._slots(),
-            nnodes=spec.nnodes or wanted,
-            gpus_per_proc=spec.gpus_per_proc,
-            oversubscribe=spec.oversubscribe,
-            device=spec.device or "auto",
-        )
+    def wanted(self) -> int:
+        return self.members.target if self.members is not None and not self.nodes else super().wanted()
 
-    def _slots(self) -> int | None:
+    def slots(self) -> int | None:
         """The number of workers that the hosts file gave each host; None where it gave none. Raises BadInput where it
         gave them different ones."""
-        if self.group.joined is not None:
-            return command.engines_each(self.group)
-        found = {node.agent.host.slots for node in self.group.spread}
+        found = {node.agent.host.slots for node in self.nodes}
         if len(found) > 1:
             raise BadInput("the hosts have different numbers of slots; set the number of workers per host with --nproc")
         return found.pop() if found else None
 
     # -- nodes that go, and come ---------------------------------------------------------------------
 
-    def check(self, spec: LaunchSpec, progress: Progress) -> None:
-        """Between two cells: hosts that are gone. An elastic pool goes on without them. Raises PoolNotRunning where
-        that cannot be: ranks of a pool on hosts are not silently started elsewhere. One that is away is waited for."""
-        for node in self.group.spread:
+    def check(self, progress: Progress) -> None:
+        """An elastic pool goes on without hosts that are gone. Raises PoolNotRunning where that cannot be: ranks of a
+        pool on hosts are not silently started elsewhere. One that is away is waited for."""
+        for node in self.nodes:
             while node.agent.away is not None and node.alive:
                 left = node.agent.keep_alive - node.agent.away
                 progress(f"{node.agent.host} is unreachable; nbddp keeps trying for {lasts(max(0.0, left))}")
                 stop.check()
                 time.sleep(LOOK_EVERY)
-        command.check(self.group)
-        lost = [node.agent for node in self.group.spread if not node.alive]
+        lost = [node.agent for node in self.nodes if not node.alive]
         if not lost:
             return
-        asked, words = host_source.where(spec), "; ".join(dict.fromkeys(agent.last_words() for agent in lost))
+        asked, words = self.where(self.pool.spec), "; ".join(dict.fromkeys(agent.last_words() for agent in lost))
         gone = f"{', '.join(str(agent.host) for agent in lost)} {'is' if len(lost) == 1 else 'are'} gone"
-        if self.members is not None and len(self.group.spread) - len(lost) >= self.members.least:
-            self.reform(spec, NullScreen())
+        if self.members is not None and len(self.nodes) - len(lost) >= self.members.least:
+            self.reform(NullScreen())
             self.told.append(f"{gone} ({words}); {self.words()}; names on all workers are gone")
             return
         raise PoolNotRunning(
@@ -221,18 +260,17 @@ class RemoteNodes:
             "starts another"
         )
 
-    def scale(self, spec: LaunchSpec, nodes: int, progress: Progress) -> list[str]:
+    def scale(self, nodes: int, progress: Progress) -> list[str]:
         """Have so many nodes; what was done, in words. Raises BadInput where the pool was not started for that."""
-        self.group.need_running()
         if self.members is None:
-            raise BadInput(f"this pool has a fixed number of nodes; start it with --nnodes 1:{max(nodes, 2)}")
+            raise fixed(nodes)
         self.members.want(nodes)
-        if self.group.spread:
-            self._find_places(spec, progress)
+        if self.nodes:
+            self._find_places(progress)
             self._await(nodes, progress)
         before = self.group.placed().nnodes
         if self.changes():
-            self.reform(spec, NullScreen())
+            self.reform(NullScreen())
         missing = nodes - self.group.placed().nnodes
         why = [f"{name}: {reason}" for name, reason in self.members.why.items()] if missing else []
         if missing > 0 and not why:
@@ -242,13 +280,12 @@ class RemoteNodes:
         same = before == self.group.placed().nnodes
         return [self.words() + ("" if same else "; names on all workers are gone"), *why]
 
-    def _find_places(self, spec: LaunchSpec, progress: Progress) -> None:
-        """As many as are wanted; Slurm is asked for more nodes."""
+    def _find_places(self, progress: Progress) -> None:
+        """As many as are wanted."""
         assert self.members is not None
         more = self.members.target - len(self.members.places)
-        if more > 0 and spec.slurm is not None:
-            home = self.group.nodes[0].agent.home
-            self.members.places += self.elsewhere.more(spec, more, home, progress)
+        if more > 0:
+            self.members.places += self.more(self.pool.spec, more, progress)
 
     def _await(self, nodes: int, progress: Progress) -> None:
         """Until so many can be used, or none is on its way."""
@@ -261,12 +298,12 @@ class RemoteNodes:
     def _staying(self) -> list[RemoteNode]:
         """Nodes on other hosts that live and are wanted."""
         assert self.members is not None
-        return [node for node in self.group.spread if node.alive][: self.members.target]
+        return [node for node in self.nodes if node.alive][: self.members.target]
 
     def _ready(self) -> list[RemoteAgentClient]:
         """Agents that can join."""
         assert self.members is not None
-        return self.members.look(node.agent.host for node in self.group.spread if node.alive)
+        return self.members.look(node.agent.host for node in self.nodes if node.alive)
 
     def changes(self) -> str:
         """How the nodes are to change, in words; empty if they are as they should be."""
@@ -278,12 +315,11 @@ class RemoteNodes:
         ready = [str(agent.host) for agent in self._ready()]
         if ready:
             return f"{', '.join(ready)} can join"
-        surplus = [str(node.agent.host) for node in self.group.spread if node.alive][members.target :]
+        surplus = [str(node.agent.host) for node in self.nodes if node.alive][members.target :]
         return f"the pool will continue without {', '.join(surplus)}" if surplus else ""
 
     @contextmanager
-    def watching(self, current: Callable[[], Execution | None]) -> Iterator[None]:
-        """While a run goes on: end it when the nodes are to change. current: the run."""
+    def watching(self) -> Iterator[None]:
         if self.members is None:
             yield
             return
@@ -291,7 +327,7 @@ class RemoteNodes:
 
         def watch() -> None:
             while not over.wait(LOOK_EVERY):
-                run, changes = current(), self.changes()
+                run, changes = self.pool.current, self.changes()
                 if changes and run is not None:
                     run.regroup(changes)
                     return
@@ -304,33 +340,41 @@ class RemoteNodes:
             over.set()
             watcher.join()
 
-    def reform(self, spec: LaunchSpec, screen: Screen) -> None:
+    def renew(self, screen: Screen) -> None:
+        if self.members is None:
+            super().renew(screen)
+            return
+        self.pool.with_living_nodes(self.reform, screen)
+        screen.say(self.words())
+
+    def reform(self, screen: Screen) -> None:
         """New workers on the nodes that there are now: those that live and are wanted, and those that can join. Raises
         PoolNotRunning where there are too few for too long."""
         group, members = self.group, self.members
         assert members is not None
         group.end(sorted(group.workers))
         staying = self._staying()
-        leaving = [node for node in group.spread if node not in staying]
+        leaving = [node for node in self.nodes if node not in staying]
         for node in [node for node in leaving if not node.alive]:
             members.later(node.agent.host, node.agent.last_words())
         group.leave(leaving)
         if members.places:
-            self._await_least(spec, screen)
+            self._await_least(screen)
             ready = self._ready()
             for agent in ready:
                 members.take(agent)
-                group.take(agent)
+                self._take(agent)
             if self._synced and ready:
                 self.told += self.sync(ready, screen.progress)
+        self._find_ways()
         group.meet_anew()
         group.broken, group.topology = False, None
-        topology = self.plan(spec)
+        topology = self.plan(self.pool.spec)
         group.match(topology, group.visible, progress=screen.progress)
         group.topology = topology
         group.describe()
 
-    def _await_least(self, spec: LaunchSpec, screen: Screen) -> None:
+    def _await_least(self, screen: Screen) -> None:
         members, end = self.members, time.monotonic() + JOIN_TIMEOUT
         assert members is not None
         while (there := len(self._staying()) + len(self._ready())) < members.least:
@@ -342,16 +386,21 @@ class RemoteNodes:
             if time.monotonic() > end:
                 why = "; ".join(f"{name}: {reason}" for name, reason in members.why.items())
                 raise PoolNotRunning(
-                    f"fewer than {members.least} nodes are left ({why}); %ddp start {host_source.where(spec)} tries "
+                    f"fewer than {members.least} nodes are left ({why}); %ddp start {self.where(self.pool.spec)} tries "
                     f"again"
                 )
 
     def words(self) -> str:
         """`the pool has 2 nodes (nodea, nodeb), world size 4`."""
         placed = self.group.placed()
-        where = ", ".join(str(node.agent.host) for node in self.group.spread)
+        where = ", ".join(str(node.agent.host) for node in self.nodes)
         on = f" ({where})" if where else ""
         return f"the pool has {counted(placed.nnodes, 'node')}{on}, world size {placed.world_size}"
+
+
+def fixed(nodes: int) -> BadInput:
+    """That a pool was not started with nodes that come and go."""
+    return BadInput(f"this pool has a fixed number of nodes; start it with --nnodes 1:{max(nodes, 2)}")
 
 
 def _refuse_unmet(spec: LaunchSpec, old: LaunchSpec | None) -> None:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from nbddp.capabilities.hosts import reachability
+from nbddp.capabilities.hosts.node import RemoteNode
 from nbddp.capabilities.hosts.pairwise_probe import tried
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.hosts.report import HostReport, HostsReport
-from nbddp.pool.node import RemoteNode
 from nbddp.pool.worker_group import WorkerGroup
 
 ASKED = 3  # times for the clock; the quickest answer counts
@@ -18,7 +18,7 @@ PATIENCE = 60.0
 
 def examine(group: WorkerGroup, progress: Callable[[str], None]) -> HostsReport | None:
     """The pool's hosts; None where it is on this machine, or there is none."""
-    hosts = group.spread
+    hosts = group.added
     if not hosts or not group.running:
         return None
     progress(f"asking {', '.join(str(node.agent.host) for node in hosts)}")

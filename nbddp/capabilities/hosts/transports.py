@@ -1,5 +1,5 @@
-"""How the agent of another host is started: by ssh, srun or a command of the user's; and what their words mean when it
-is not.
+"""How the agent of another host is started: by ssh or a command of the user's; and what their words mean when it is
+not.
 
 ssh is the user's own: its configuration, keys, agents, jump hosts and known hosts hold as in a terminal. It asks
 nothing, since nobody could answer, and never takes a host's key that is not known. What is typed here for the far side
@@ -8,15 +8,13 @@ goes through its shell, so each word is quoted; no secret is on the line (`ps` s
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from nbddp.agent.last_error import TRACEBACK, cause
+from nbddp.agent.last_error import TRACEBACK, cause, last_line
 from nbddp.capabilities.hosts import via
 from nbddp.capabilities.hosts.names import Host
-from nbddp.capabilities.slurm import commands
 
 PATIENCE = 15  # seconds until a host that does not answer is given up
 ALIVE_EVERY, MISSED = 2, 3  # seconds between ssh's own looks whether the other side lives, and how many may be in vain
@@ -24,8 +22,6 @@ SSH_FAILED = 255
 NO_PROGRAM = (126, 127)
 UNQUOTABLE = r"[\\\n!']"  # what mean something within single quotes to some login shells: tcsh, fish
 AGENT = ("nbddp.capabilities.hosts.remote_agent",)
-RULE = re.compile(r"^-{20,}$", re.MULTILINE)
-OWN_WARNING = re.compile(r"\[[^\]\s]+:\d+\] .*\bWarning: ")  # of Open MPI about itself: [host:pid] plm:rsh: Warning: …
 WORDS = {  # what ssh says → what to do
     "Host key verification failed": "run ssh {host} once in a terminal and check the key that it shows",
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "ask the administrator of {host} whether its key has changed; "
@@ -135,43 +131,6 @@ class SshTransport(Transport):
         return f"{host} cannot be reached: {told}; {advice.format(host=host)}"
 
 
-class SrunTransport(Transport):
-    """By one srun for each node of a Slurm job. addresses: node → where others reach it."""
-
-    name = "srun"
-    survives = False
-
-    def __init__(
-        self, job: int, addresses: Mapping[str, str], state: Callable[[], str], python: str = "python3", setup: str = ""
-    ):
-        super().__init__(python, setup)
-        self.job, self._addresses, self._state = job, addresses, state
-
-    def command(self, host: Host, module: Sequence[str] = AGENT) -> list[str]:
-        # one for each node: the lines of one srun for all mix. A step without --exact has all of the job's node.
-        options = [f"--jobid={self.job}", f"--nodelist={host.name}", "--nodes=1", "--ntasks=1", "--overlap",
-                   "--mpi=none", "--cpu-bind=none", "--unbuffered"]  # fmt: skip
-        return ["srun", *options, *self.start(host, module)]
-
-    def environment(self) -> dict[str, str]:
-        return commands.outside(os.environ)
-
-    def address(self, host: Host) -> str:
-        return self._addresses.get(host.name, "")
-
-    def failure(self, host: Host, code: int | None, said: str) -> str:
-        gone = self.ended(host, said)
-        if gone:
-            return f"{host} cannot be reached: {gone}"
-        if code is not None and "Unable to " in said:
-            told = next(line for line in said.splitlines() if "Unable to " in line)
-            return f"{host} cannot be reached: {told.strip()}; squeue -j {self.job} shows the job's state"
-        return super().failure(host, code, said)
-
-    def ended(self, host: Host, said: str) -> str:
-        return commands.ended_words(self.job, said, self._state())
-
-
 class TemplateTransport(Transport):
     """By a command that the user gives: `kubectl exec -i {host} -- {command}`."""
 
@@ -186,12 +145,3 @@ class TemplateTransport(Transport):
     def failure(self, host: Host, code: int | None, said: str) -> str:
         told = super().failure(host, code, said)
         return f"{told}; it was started by {shlex.join(self.command(host)[:6])} …"
-
-
-def last_line(said: str) -> str:
-    """The last line that is not empty; before what Open MPI adds between two rules and warns of, unless that is all."""
-    parts = RULE.split(said)
-    lines = [line.strip() for part in parts[::2] for line in part.splitlines() if line.strip()]
-    lines = [line for line in lines if not OWN_WARNING.match(line)] or ([] if parts[1::2] else lines)
-    boxes = [" ".join(part.split()) for part in parts[1::2]]
-    return (lines[-1:] or boxes[:1] or ["it printed nothing"])[0]

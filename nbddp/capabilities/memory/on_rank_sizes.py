@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbddp.capabilities.compare import on_rank
+from nbddp.analysis import on_rank_walk
 from nbddp.capabilities.memory.on_rank import storages
 from nbddp.compat import torch as torch_compat
 from nbddp.protocol import pickling
@@ -57,7 +57,7 @@ def _tensors(namespace: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any
     """(part, tensor or array) of what a name holds, gradients of parameters included."""
     import torch
 
-    for _, kind, thing in on_rank.walk(namespace, name):
+    for _, kind, thing in on_rank_walk.walk(namespace, name):
         if isinstance(thing, torch.Tensor | np.ndarray):
             yield KINDS.get(kind, "tensors"), thing
             gradient = getattr(thing, "grad", None) if kind == "parameter" else None

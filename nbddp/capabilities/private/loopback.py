@@ -5,35 +5,26 @@ torch's `TCPStore(host, port, is_master=True)` listens on all interfaces, whatev
 socket on 127.0.0.1 (or on the address 127.x.y.z or ::1 that it is given), and clients of a host that is this machine go
 there, under whichever of its names: `localhost` is looked up as ::1 first, where anybody could listen.
 
-Forked processes have it as they are. One that is started by spawn or forkserver gets it with its first object
-(`capabilities.subprocesses.on_rank`), before or when it imports torch; a program that a cell runs as a subprocess does
-not.
+Forked processes have it as they are. One that is started by spawn or forkserver gets it when it imports torch
+(`capabilities.subprocesses.on_rank`); a program that a cell runs as a subprocess does not.
 """
 
 from __future__ import annotations
 
 import errno
 import functools
-import importlib.abc
-import importlib.util
 import os
 import socket
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from typing import Any
 
-HOST = "127.0.0.1"
-LIBRARY = "torch.distributed"
-BACKLOG = 1024
-PARAMETERS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant",
-              "master_listen_fd", "use_libuv")  # fmt: skip
+from nbddp.worker.store_client import PARAMETERS, is_local
 
+HOST = "127.0.0.1"
+BACKLOG = 1024
+Place = tuple[str, int]
 
 _address: str | None = HOST  # where a server for all ranks listens
-
-
-Place = tuple[str, int]
 _store: tuple[Place, Place] | None = None  # MASTER_ADDR and MASTER_PORT, and where this node reaches that store
 
 
@@ -45,51 +36,9 @@ def listen(address: str | None, store: tuple[Place, Place] | None = None) -> Non
     _store = store
 
 
-def is_port_of_pool(port: int) -> bool:
-    """Whether this is the MASTER_PORT that programs are given."""
-    return _store is not None and port == _store[0][1]
+def on_loopback(original: Callable[..., None]) -> Callable[..., None]:
+    """What `TCPStore.__init__` becomes, once in a process."""
 
-
-Making = Callable[..., None]
-
-
-def install(within: Callable[[Making], Making] = lambda original: original) -> None:
-    """Have TCPStore do so in this process; once. within: what else is to be done when one is made."""
-    import torch.distributed as dist
-
-    if dist.is_available() and not hasattr(dist.TCPStore.__init__, "on_loopback"):
-        dist.TCPStore.__init__ = _on_loopback(within(dist.TCPStore.__init__))
-
-
-def install_with_torch(within: Callable[[Making], Making]) -> None:
-    """As `install`, and not before this process imports torch."""
-    if LIBRARY in sys.modules:
-        install(within)
-    else:
-        sys.meta_path.insert(0, _Finder(within))
-
-
-@functools.cache
-def is_local(host: str) -> bool:
-    """Whether this is a name or an address of this machine."""
-    if host in ("localhost", "::1", "0.0.0.0", "::", socket.gethostname()) or host.startswith("127."):
-        return True
-    try:
-        return any(_can_bind(family, place) for family, *_, place in socket.getaddrinfo(host, 0))
-    except OSError:  # nobody knows it
-        return False
-
-
-def _can_bind(family: int, place: Any) -> bool:
-    try:
-        with socket.socket(family) as probe:
-            probe.bind(place)
-    except OSError:
-        return False
-    return True
-
-
-def _on_loopback(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(store: Any, *args: Any, **kwargs: Any) -> None:
         given = {**dict(zip(PARAMETERS, args, strict=False)), **kwargs}
@@ -109,7 +58,6 @@ def _on_loopback(original: Callable[..., None]) -> Callable[..., None]:
         else:
             _serve(original, store, listening, given)
 
-    __init__.on_loopback = True  # type: ignore[attr-defined]
     return __init__
 
 
@@ -139,25 +87,3 @@ def _serve(original: Callable[..., None], store: Any, listening: socket.socket, 
     except NotImplementedError:
         os.close(number)
         raise
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds torch.distributed as ever, once, and has its store do so as soon as it is imported."""
-
-    def __init__(self, within: Callable[[Making], Making]) -> None:
-        self._within = within
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        if name != LIBRARY:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                install(self._within)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

@@ -17,10 +17,11 @@ from nbddp.agent import stop
 from nbddp.agent.client import AgentClient, ask
 from nbddp.capabilities.scripts import launch
 from nbddp.compat.working_dir import known
-from nbddp.errors import BadInput, RunFailed
+from nbddp.errors import RunFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.units import lasts
 from nbddp.notebook.commands import CommandLine
+from nbddp.protocol.capability import load
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import Pool
@@ -88,8 +89,9 @@ def _carry_out(pool: Pool, spec: LaunchSpec, says_kept: bool) -> int:
         print(report.terminal_text(e, _signal_of(pool)), file=sys.stderr)
         return FAILED
     finally:
-        if isinstance(spec.trace, str) and pool.last_run is not None:
-            _write_trace(pool, spec.trace)
+        for option in spec.said() if pool.last_run is not None else ():
+            if option.terminal:
+                print(load(option.terminal)(pool, getattr(spec, option.name)), file=sys.stderr)
     return 0
 
 
@@ -99,16 +101,6 @@ def _signal_of(pool: Pool) -> str:
     if run is None or run.stop_signal == signal.SIGINT:
         return ""
     return signal.Signals(run.stop_signal).name
-
-
-def _write_trace(pool: Pool, name: str) -> None:
-    from nbddp.capabilities.trace.written import written
-
-    try:
-        found = str(written(pool.trace(), Path(name)))
-    except BadInput as e:  # no rank has a trace: the script has run all the same
-        found = str(e)
-    print(found, file=sys.stderr)
 
 
 @contextmanager

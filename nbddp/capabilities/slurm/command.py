@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nbddp.capabilities.slurm import host_source, submit
+from nbddp.capabilities.slurm import held_jobs, submit
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, at_cursor, complete, positive, waiting_for
 from nbddp.launch.path_completion import BATCH, files
@@ -24,10 +24,11 @@ def attach(pool: Pool, job: int | None = None, progress: Callable[[str], None] =
     job: needed if several jobs are kept. Raises BadInput if none is kept, or if this pool is running.
     """
     if pool.running:
-        raise BadInput(f"this pool runs {host_source.on(pool.spec)}; %ddp stop ends it, then %ddp attach uses the job")
-    kept = host_source.to_attach(job)
-    spec = host_source.restored(kept)
-    pool.elsewhere.hold(kept.take())
+        where = pool.group.source.on(pool.spec)
+        raise BadInput(f"this pool runs {where}; %ddp stop ends it, then %ddp attach uses the job")
+    kept = held_jobs.to_attach(job)
+    spec = held_jobs.restored(kept)
+    pool.parts.of("slurm").jobs.hold(kept.take())
     return pool.ensure(spec, progress)
 
 

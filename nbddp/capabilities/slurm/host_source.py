@@ -1,211 +1,48 @@
-"""How a pool comes to nodes of other hosts: where they are named, what starts an agent there, and whose they are."""
+"""How a pool comes to nodes of Slurm."""
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
 from nbddp.capabilities.hosts.elastic import NodePlace
-from nbddp.capabilities.hosts.names import hosts_of
-from nbddp.capabilities.hosts.transports import SrunTransport, SshTransport, TemplateTransport, Transport
-from nbddp.capabilities.hosts.via import SSH, refuse_more_than_names, via_of
-from nbddp.capabilities.slurm import allocation, commands
-from nbddp.capabilities.slurm.allocation import Allocation, KeptAllocation
+from nbddp.capabilities.hosts.remote_nodes import RemoteNodes
+from nbddp.capabilities.slurm.allocation import Allocation
 from nbddp.capabilities.slurm.commands import Slurm
-from nbddp.errors import BadInput
+from nbddp.capabilities.slurm.held_jobs import HeldJobs
+from nbddp.capabilities.slurm.transport import SrunTransport
 from nbddp.launch.options import LaunchSpec
-from nbddp.launch.units import lasts
-
-NPROC = 2  # workers of a node without GPUs where nobody says how many
+from nbddp.pool.host_source import Progress
 
 
-class HostSource:
-    """The hosts of one pool. `allocations`: Slurm's jobs, as long as they are held; they outlive agents and workers."""
+class SlurmNodes(RemoteNodes):
+    """Nodes of other hosts whose agents srun starts."""
 
-    def __init__(self) -> None:
-        self.allocations: list[Allocation] = []
-        self._ends: dict[Allocation, float] = {}  # by time.monotonic()
-        self._timer: threading.Timer | None = None
+    @property
+    def _jobs(self) -> HeldJobs:
+        jobs: HeldJobs = self.pool.parts.of("slurm").jobs
+        return jobs
 
-    def places(self, spec: LaunchSpec, home: Path, progress: Callable[[str], None]) -> list[NodePlace]:
-        """Where nodes of `spec` may be. home: a folder for logs. Raises BadInput, AgentFailed."""
-        python, setup = spec.python or sys.executable, spec.setup or ""
-        if spec.slurm is None:
-            via, hosts = via_of(spec.via or SSH), hosts_of(spec.hosts or "")
-            if via == SSH:
-                way: Transport = SshTransport(os.path.expanduser(spec.ssh_config or ""), python, setup)
-            else:
-                refuse_more_than_names(spec.via or "", hosts)
-                way = TemplateTransport(via, python, setup)
-            return [NodePlace(host, way, spec.keep_alive or 0.0) for host in hosts]
-        for held in [held for held in self.allocations if held.over]:
-            self._let_go(held)
-            held.release()
-        if not self.allocations:
-            inside = commands.job_of(os.environ)
-            job = spec.slurm.job or (None if spec.slurm.asks() else inside)
-            if job:
-                self.hold(Allocation.standing(job))
-            else:
-                self._ask(spec, spec.slurm, home, progress)
-        return [place for held in self.allocations for place in _of(held, python, setup)]
+    def where(self, spec: LaunchSpec) -> str:
+        return (spec.slurm or Slurm()).line()
 
-    def more(self, spec: LaunchSpec, nodes: int, home: Path, progress: Callable[[str], None]) -> list[NodePlace]:
-        """A second job, of `nodes` nodes that are not ours yet. Raises as `places`."""
-        asked = spec.slurm or Slurm()
-        have = ",".join(host.name for held in self.allocations for host in held.hosts)
-        others = f"{asked.more} --exclude={have}".strip()
-        held = self._ask(spec, replace(asked, nodes=nodes, job=None, more=others), home, progress)
-        return _of(held, spec.python or sys.executable, spec.setup or "")
+    def on(self, spec: LaunchSpec) -> str:
+        return f"in Slurm ({self.where(spec)})"
 
-    def _ask(self, spec: LaunchSpec, asked: Slurm, home: Path, progress: Callable[[str], None]) -> Allocation:
-        count = spec.nproc if isinstance(spec.nproc, int) else None if spec.nproc else NPROC
-        held = Allocation.new(asked, count, home / f"salloc-{len(self.allocations)}.log", progress)
-        self.hold(held)
-        return held
+    def places(self, spec: LaunchSpec, progress: Progress) -> list[NodePlace]:
+        held = self._jobs.have(spec, spec.slurm or Slurm(), self.group.nodes[0].agent.home, progress)
+        return [place for job in held for place in _of(job, spec)]
 
-    def hold(self, held: Allocation) -> None:
-        self.allocations.append(held)
-        left = held.left()
-        if left is not None:
-            self._ends[held] = time.monotonic() + left
-
-    def _let_go(self, held: Allocation) -> None:
-        self.allocations.remove(held)
-        self._ends.pop(held, None)
-
-    def keep(self, spec: LaunchSpec) -> None:
-        """Have the allocations outlive the kernel, if `spec` says so."""
-        for held in self.allocations:
-            if held.ours and spec.keep_alive is not None:
-                held.keep(spec.keep_alive, stored(spec))
-
-    def release(self) -> None:
-        """Give the nodes back, if they are ours to give."""
-        for held in [*self.allocations]:
-            self._let_go(held)
-            held.release()
-
-    def leave(self) -> None:
-        """Give them back, or leave them for another kernel."""
-        for held in [*self.allocations]:
-            self._let_go(held)
-            held.leave()
+    def more(self, spec: LaunchSpec, nodes: int, progress: Progress) -> list[NodePlace]:
+        home = self.group.nodes[0].agent.home
+        return _of(self._jobs.more(spec, spec.slurm or Slurm(), nodes, home, progress), spec)
 
     def still_held(self) -> str:
-        """That nodes wait for another try; empty where there are none."""
-        jobs = " and ".join(str(held.job) for held in self.allocations if held.ours)
-        return (
-            f"Slurm job {jobs} is still allocated: the next %ddp start --slurm uses it, %ddp stop releases it"
-            * bool(jobs)
-        )
+        return self._jobs.still_held()
 
-    def given_back(self) -> list[str]:
-        """What `release` will give back."""
-        return [f"Slurm job {held.job}" for held in self.allocations if held.ours]
-
-    def words(self) -> list[str]:
-        """What `status` says of them."""
-        return [held.words() for held in self.allocations]
-
-    # -- the end that comes ------------------------------------------------------------------------
-
-    def reminder(self) -> str:
-        """That a job ends soon, once; else empty."""
-        told = []
-        for held in [h for h, ends in self._ends.items() if ends - time.monotonic() <= commands.LONG_BEFORE]:
-            left = held.left()  # somebody may have given it more time
-            del self._ends[held]
-            if left is not None and left > commands.LONG_BEFORE:
-                self._ends[held] = time.monotonic() + left
-            elif left is not None:
-                told.append(
-                    f"Slurm job {held.job} ends in {lasts(left)}, and its workers end with it; save what you need"
-                )
-        return "\n".join(told)
-
-    def remind(self, say: Callable[[str], None]) -> None:
-        """While a run goes on: have `say` called when a job ends soon, until `stop_reminding`."""
-        if not self._ends:
-            return
-
-        def due() -> None:
-            if self._timer is None:  # the run has ended
-                return
-            words = self.reminder()
-            if words:
-                say(words)
-            self.remind(say)
-
-        wait = max(0.0, min(self._ends.values()) - commands.LONG_BEFORE - time.monotonic())
-        self._timer = threading.Timer(min(wait, threading.TIMEOUT_MAX), due)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def stop_reminding(self) -> None:
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
+    def settled(self, spec: LaunchSpec) -> None:
+        self._jobs.keep(spec)
 
 
-def where(spec: LaunchSpec) -> str:
-    """Where a pool is to be, as it is typed; empty: on this machine."""
-    if spec.slurm is not None:
-        return spec.slurm.line()
-    if spec.cluster:
-        return f"--cluster {spec.cluster}"
-    return f"--hosts {spec.hosts}" if spec.hosts else ""
-
-
-def on(spec: LaunchSpec) -> str:
-    """The same in words."""
-    if spec.slurm is not None:
-        return f"in Slurm ({spec.slurm.line()})"
-    if spec.cluster:
-        return f"on cluster {spec.cluster}"
-    return f"on {spec.hosts}" if spec.hosts else "on this machine"
-
-
-def offer() -> str:
-    """That this process is in a job of several nodes, which a pool could use; else empty."""
-    job, nodes = commands.job_of(os.environ), os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", ""))
-    if job is None or not nodes.isdigit() or int(nodes) < 2:
-        return ""
-    return f"this kernel is in Slurm job {job} on {nodes} nodes; %ddp start --slurm starts workers on all of them"
-
-
-def _of(held: Allocation, python: str, setup: str) -> list[NodePlace]:
-    way = SrunTransport(held.job, held.addresses(), held.state, python, setup)
+def _of(held: Allocation, spec: LaunchSpec) -> list[NodePlace]:
+    way = SrunTransport(held.job, held.addresses(), held.state, spec.python or sys.executable, spec.setup or "")
     return [NodePlace(host, way) for host in held.hosts]
-
-
-KEPT = ("nproc", "gpus_per_proc", "visible", "oversubscribe", "device", "python", "setup", "keep_alive")
-
-
-def stored(spec: LaunchSpec) -> dict[str, Any]:
-    """What another kernel needs to start such a pool."""
-    return {name: getattr(spec, name) for name in KEPT} | {"slurm": asdict(spec.slurm or Slurm())}
-
-
-def restored(kept: KeptAllocation) -> LaunchSpec:
-    what = kept.what
-    return LaunchSpec(**{name: what[name] for name in KEPT}, slurm=Slurm(**what["slurm"]))
-
-
-def to_attach(job: int | None) -> KeptAllocation:
-    """The allocation that waits for a kernel. Raises BadInput where there is none, or more than one."""
-    found = [one for one in allocation.kept() if job in (None, one.job)]
-    if not found:
-        which = f"Slurm job {job}" if job else "no Slurm job"
-        raise BadInput(
-            f"{which} {'is not' if job else 'is'} kept for a kernel of this machine; %ddp start --slurm requests one"
-        )
-    if len(found) > 1:
-        raise BadInput(f"{len(found)} Slurm jobs are kept; name one: {' or '.join(str(one.job) for one in found)}")
-    return found[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.capabilities.slurm.host_source import offer
+from nbddp.capabilities.slurm.held_jobs import HeldJobs, offer
 
 if TYPE_CHECKING:
     from nbddp.execution.execution import Execution
@@ -12,18 +12,22 @@ if TYPE_CHECKING:
 
 
 class SlurmPart:
+    """`jobs`: those that the pool holds."""
+
     def __init__(self, pool: PoolState):
-        self._pool = pool
+        self.jobs = HeldJobs()
+        self.holds, self.given_back = self.jobs.words, self.jobs.given_back
+        self.released, self.left = self.jobs.release, self.jobs.leave
 
     def notes(self) -> list[str]:
-        return list(filter(None, [self._pool.elsewhere.reminder()]))
+        return list(filter(None, [self.jobs.reminder()]))
 
     def offers(self) -> list[str]:
         return list(filter(None, [offer()]))
 
     def run_begins(self, run: Execution) -> None:
         if run.request.is_numbered:
-            self._pool.elsewhere.remind(run.tell)
+            self.jobs.remind(run.tell)
 
     def run_ended(self, run: Execution) -> None:
-        self._pool.elsewhere.stop_reminding()
+        self.jobs.stop_reminding()

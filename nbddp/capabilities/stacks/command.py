@@ -24,6 +24,7 @@ from nbddp.execution.positions import GONE, Position, facts_of, position_of
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.table import Table
+from nbddp.protocol.position import StackRow, Whereabouts
 from nbddp.protocol.run_spec import Question
 
 ANSWER_TIME = 0.5  # seconds
@@ -33,11 +34,10 @@ DUMP = signal.SIGUSR2  # on which a worker writes its stack into its log
 
 @dataclass(frozen=True)
 class Stacks:
-    """What is shown. `stacks`: rank → frames, outermost first, as [file, line, function, is it a cell's];
-    `dumps`: rank → what faulthandler wrote."""
+    """What is shown. `stacks`: rank → frames, outermost first; `dumps`: rank → what faulthandler wrote."""
 
     positions: Mapping[int, Position]
-    stacks: Mapping[int, Sequence[Sequence[Any]]]
+    stacks: Mapping[int, Sequence[StackRow]]
     dumps: Mapping[int, str] = field(default_factory=dict)
     title: str = ""
 
@@ -83,9 +83,9 @@ def in_terminal(line: CommandLine) -> None:
         print(live(agent))
 
 
-def of_run(positions: Mapping[int, Position], facts: Mapping[int, Mapping[str, Any]]) -> Stacks:
+def of_run(positions: Mapping[int, Position], facts: Mapping[int, Whereabouts]) -> Stacks:
     """The stacks as they were when the last run was ended, or last looked at."""
-    return Stacks(positions, {r: f.get("stack", ()) for r, f in facts.items()}, title="when the last run ended:")
+    return Stacks(positions, {r: f.stack for r, f in facts.items()}, title="when the last run ended:")
 
 
 def live(agent: AgentClient) -> Stacks:
@@ -109,7 +109,8 @@ def live(agent: AgentClient) -> Stacks:
 def _ask(agent: AgentClient, wire: Any, workers: Mapping[int, Mapping[str, Any] | None]) -> Stacks:
     ranks = [r for r in workers if r in wire.engines()]
     before: dict[int, Position] = {}
-    facts, elapsed, asked_at = {}, float("inf"), 0.0
+    facts: dict[int, Whereabouts] = {}
+    elapsed, asked_at = float("inf"), 0.0
     for history in (False, True):
         now = time.monotonic()
         elapsed = now - asked_at if asked_at else elapsed
@@ -117,26 +118,27 @@ def _ask(agent: AgentClient, wire: Any, workers: Mapping[int, Mapping[str, Any] 
         facts = _answers(wire, ranks, Question.of("stack", history=history))
         found = {r: position_of(r, facts.get(r), before.get(r), elapsed) for r in ranks}
         before = found
-        if not history and any(f is not None and not f.get("idle") for f in facts.values()):
+        if not history and not all(f.idle for f in facts.values()):
             time.sleep(APART)  # the CPU time used meanwhile tells computing from waiting
-    silent = {r: workers[r] for r in ranks if facts.get(r) is None}
+    silent = {r: workers[r] for r in ranks if r not in facts}
     dumps = {r: _dumped(agent, worker) for r, worker in silent.items() if worker}  # others are on another host
     lost = {r: Position(r, RankStatus.DIED) for r in workers if r not in ranks}
-    stacks = {r: (facts.get(r) or {}).get("stack", ()) for r in ranks}
+    stacks = {r: f.stack for r, f in facts.items()}
     return Stacks({**before, **lost}, stacks, dumps, title=f"pool {agent.pool_id}")
 
 
-def _answers(wire: Any, ranks: Sequence[int], question: Question) -> dict[int, Any]:
-    heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+def _answers(wire: Any, ranks: Sequence[int], question: Question) -> dict[int, Whereabouts]:
+    heard: queue.SimpleQueue[tuple[int, Whereabouts | None]] = queue.SimpleQueue()
     wire.ask_all(ranks, question, lambda rank, reply: heard.put((rank, facts_of(reply))))
-    found: dict[int, Any] = {}
+    found: dict[int, Whereabouts] = {}
     end = time.monotonic() + ANSWER_TIME
     while len(found) < len(ranks) and time.monotonic() < end:
         try:
             rank, answer = heard.get(timeout=max(0.0, end - time.monotonic()))
         except queue.Empty:
             break
-        found[rank] = answer
+        if answer is not None:
+            found[rank] = answer
     return found
 
 

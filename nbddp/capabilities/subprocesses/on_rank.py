@@ -26,10 +26,10 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-from nbddp.capabilities.private import loopback
+from nbddp.capabilities.subprocesses.with_torch import once_imported
 from nbddp.protocol import code_objects
 from nbddp.protocol.run_spec import SCRIPT
-from nbddp.worker import child_waits, store_client
+from nbddp.worker import child_waits, rank_guard, store_client
 
 if TYPE_CHECKING:
     from nbddp.worker.parts import RankWorker
@@ -211,8 +211,18 @@ def _names(code: types.CodeType) -> set[str]:
 def _begin(make: Callable[..., Any], args: tuple[Any, ...], waits: str) -> Any:
     """In a new process: what it is to run, before anything of it is read. waits: where it says what it waits for."""
     child_waits.arrive(waits)
-    loopback.install_with_torch(_waits_here)
+    once_imported(_guard_stores)
     return make(*args)
+
+
+@functools.cache
+def _guard_stores() -> None:
+    """Have programs make stores here as in a worker; once."""
+    import torch.distributed as dist
+
+    if dist.is_available():
+        init = rank_guard.guard().store_made(_waits_here(dist.TCPStore.__init__))
+        dist.TCPStore.__init__ = init
 
 
 def _waits_here(original: Callable[..., None]) -> Callable[..., None]:

@@ -82,6 +82,6 @@ def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
 
 
 def _figure_of_collectives(pool: Pool) -> Any:
-    from nbddp.capabilities.collectives.figure import draw_program
-
-    return draw_program(pool.collectives())
+    if not hasattr(pool, "collectives"):
+        raise BadInput("collectives are not recorded here; leave out --collectives")
+    return pool.collectives().draw()

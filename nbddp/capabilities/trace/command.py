@@ -55,7 +55,6 @@ def show_recorded(asked: Asked, file: str) -> Sequence[Any]:
 
 def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tuple[Any, Any]:
     """Write the merged trace of the cell that has just run. Returns where it is, and the figure of what it shows."""
-    from nbddp.capabilities.collectives.figure import draw_program
     from nbddp.capabilities.collectives.program import program
     from nbddp.capabilities.trace.written import written
 
@@ -64,4 +63,4 @@ def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tupl
     progress(f"writing {file}")
     found = written(merged, file)
     progress("looking for what the trace shows")
-    return found, draw_program(program(merged.data["traceEvents"]))
+    return found, program(merged.data["traceEvents"]).draw()

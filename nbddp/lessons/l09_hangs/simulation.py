@@ -13,8 +13,9 @@ from typing import Any
 
 from nbddp.errors import RankStatus
 from nbddp.execution.deadlock import Deadlock, diagnose, waits_for
-from nbddp.execution.positions import RECV, SEND, Call, Channel, Position
+from nbddp.execution.positions import RECV, SEND, Call, Position
 from nbddp.launch.topology import rank_words
+from nbddp.protocol.position import Channel
 
 BACKWARD = "backward"  # of a DDP model with one bucket: an all_reduce that C++ calls
 COLLECTIVES = ("all_reduce", "broadcast", "barrier", BACKWARD)
