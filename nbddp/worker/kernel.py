@@ -259,6 +259,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self.leavings.hold(error)
         return then
 
+    def pre_handler_hook(self) -> None:
+        """ipykernel sets Python's handler of SIGINT here, where an interrupt would leave the event loop and end the
+        process. Nothing takes one until the program runs (`interrupts`)."""
+        self.saved_sigint_handler = signal.getsignal(signal.SIGINT)
+
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
         """An interrupt ends a cell with a top-level await, also while it waits: then it is cancelled. ipykernel's

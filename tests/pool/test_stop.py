@@ -416,20 +416,27 @@ def test_stop_before_the_kernel_has_said_that_it_works_is_answered(stopped: Kern
         assert one_line(stopped.collect(cell))
 
 
+PRESSED = """
+import os, ipykernel.kernelbase as base
+original = base.signal
+def pressed(number, handler):
+    before = original(number, handler)
+    if handler is base.default_int_handler: os.kill(os.getpid(), number)
+    return before
+base.signal = pressed
+"""  # ipykernel sets Python's handler outside of all that would catch a KeyboardInterrupt
+
+
 def test_stop_in_the_moment_before_a_request_is_handled_ends_no_kernel(stopped: Kernel) -> None:
-    """ipykernel sets Python's handler there, outside of all that would catch a KeyboardInterrupt."""
-    pressed = (
-        "import os, ipykernel.kernelbase as base\n"
-        "original = base.signal\n"
-        "def pressed(number, handler):\n"
-        "    before = original(number, handler)\n"
-        "    if handler is base.default_int_handler: os.kill(os.getpid(), number)\n"
-        "    return before\n"
-        "base.signal = pressed"
-    )
-    assert stopped.run(pressed).ok
+    assert stopped.run(PRESSED).ok
     assert stopped.run("1 + 1").ok
     assert stopped.run("base.signal = original").ok
+
+
+def test_stop_in_the_moment_before_a_request_is_handled_ends_no_rank(pools: dict[int, nbddp.Pool]) -> None:
+    pids = pools[2].run_cell(f"{PRESSED}\nos.getpid()", want_value=True, screen=NullScreen())
+    after = pools[2].run_cell("base.signal = original\nos.getpid()", want_value=True, screen=NullScreen())
+    assert list(after) == list(pids)
 
 
 @pytest.mark.parametrize(
