@@ -10,7 +10,7 @@ is slow if that bound is more than BEYOND of a step, and the median SIZE of it o
 Ranks that share their cores, with each other or with other processes, are not alike all the time: for seconds, one may
 lose its core more often, finds its caches cold when it is back, and takes up to 1.3 times as long in all parts of its
 steps, without what it waits for the core. There a rank is slow only if it takes HALF as long again, or if one part of
-its steps stands out from the others (`timings.rank_time`). On two cores with two busy loops, 12 of 200 pieces of equal
+its steps stands out from the others (`timings.rank_time`). On two cores with two busy loops, 11 of 200 pieces of equal
 ranks would be told as slow otherwise, and none is.
 
 With fewer steps than that needs (11 of two ranks), a rank is slow only if every one of at least FEW steps takes it

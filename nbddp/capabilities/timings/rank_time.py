@@ -20,8 +20,8 @@ from nbddp.analysis.wait_time import transfers
 from nbddp.launch.topology import counted
 
 BETWEEN, LOSS = "between steps", "loss"
-PART, ALONE = 0.02, 0.01  # of a step: what a rank must take longer, and one part beyond the others, to be named for it
 AFTER = "host-to-device copy (between data loader and forward)"  # all that is between them
+PART, ALONE = 0.02, 0.01  # of a step: what a rank must take longer, and one part beyond the others, to be named for it
 
 
 def parts(step: Step, before: Step | None) -> dict[str, int]:
@@ -127,30 +127,28 @@ def verdict(recording: Recording) -> SlowRankVerdict | None:
     known = {r: [own(*pair) for pair in some] for r, some in pairs.items()}
     times, queued = ({r: [one[i] for one in some] for r, some in known.items()} for i in (0, 1))
     found, waits = slower(times, step, size=PART, beyond=PART / 4), False
-    if found is None or not _stands_out(recording, numbers, found, step):
+    by_part = typical_parts(recording, numbers, found.rank) if found and found.rank is not None else {}
+    if found is None or not by_part or not _stands_out(by_part, found, step):
         found, waits = judged(times, queued, [max(s.end for s in steps[n].values()) for n in numbers], step)
     if found is None or found.rank is None:
         return SlowRankVerdict(found) if found is not None else None
     if waits:
         why: SlowRankCause | None = SlowRankCause(found.rank, MACHINE, int(found.more), queued=int(found.more))
     else:
-        why = cause(typical_parts(recording, numbers, found.rank), found.rank, inputs(recording, numbers))
+        why = cause(by_part, found.rank, inputs(recording, numbers))
     return SlowRankVerdict(
         found, _slow(recording, numbers, found.rank, found.more, why or SlowRankCause(found.rank, UNKNOWN, 0))
     )
 
 
-def _stands_out(recording: Recording, numbers: Sequence[int], found: Evidence, step: float) -> bool:
-    """Whether one part takes the slow rank longer than the other parts explain.
+def _stands_out(by_part: Mapping[int, Mapping[str, int]], found: Evidence, step: float) -> bool:
+    """Whether one part takes the slow rank longer than the other parts explain. by_part: as `typical_parts` has it.
 
     A rank that loses its core now and then is slower in all parts by about the same factor. The parts include what it
     waits for the core and `found.more` does not, so the part gets what the others leave of that.
     """
-    if found.rank is None:
-        return False
-    times = typical_parts(recording, numbers, found.rank)
-    own = times[found.rank]
-    usual = next(of for r, of in times.items() if r != found.rank)
+    own = by_part[found.rank or 0]
+    usual = next(of for r, of in by_part.items() if r != found.rank)
     extra = {part: own[part] - usual[part] for part in own}
     top = max(extra, key=lambda part: extra[part])
     others = max(0, sum(extra.values()) - extra[top])
