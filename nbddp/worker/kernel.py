@@ -21,6 +21,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ipykernel
@@ -249,7 +250,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             try:
                 self._failed(outcome, error)
             except Exception as e:
-                outcome, self._error_bytes = exit_info.unworded(outcome, error, e), None
+                left = exit_info.unworded(outcome, error, e)
+                outcome = replace(left, parts=outcome.parts, part_errors=outcome.part_errors)
+                self._error_bytes = None
         then = self.release.then if outcome.failed and self.groups.touched else None
         if then is not None:
             outcome.next_run = then.run
@@ -261,8 +264,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def pre_handler_hook(self) -> None:
         """ipykernel sets Python's handler of SIGINT here, where an interrupt would leave the event loop and end the
-        process. Nothing takes one until the program runs (`interrupts`)."""
-        self.saved_sigint_handler = signal.getsignal(signal.SIGINT)
+        process. Of ours nothing takes one until the program runs (`interrupts`)."""
+        if self.get_parent("shell").get("header", {}).get("msg_type") == messages.RUN:
+            self.saved_sigint_handler = signal.getsignal(signal.SIGINT)
+        else:  # a widget's callback, or an ordinary task of an engine that is one again
+            super().pre_handler_hook()
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
@@ -482,10 +488,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             reply = Reply(failed=f"{type(e).__name__}: {e}")
         if question.answers:
             self.session.send(stream, messages.REPLY, to_json(reply), parent=parent, ident=ident)
-
-    def part(self, name: str) -> Any:
-        """The part of a capability that has this name here."""
-        return self.parts[name]
 
     def running(self) -> JupyterHeader | None:
         """The header of the request that is carried out."""

@@ -361,6 +361,22 @@ def test_engines_outlive_the_pools_agent(client: ipyparallel.Client) -> None:
     assert client[:].apply_sync(os.getpid) == pids
 
 
+def test_a_task_of_an_engine_that_is_one_again_is_interrupted(client: ipyparallel.Client, tmp_path: Path) -> None:
+    with nbddp.Pool(cluster="stock") as pool:
+        pool.run_cell("1", screen=NullScreen())
+    begun = tmp_path / "begun"
+    code = f"(__import__('pathlib').Path({str(begun)!r}).touch(), __import__('time').sleep(60))"
+    pid = client[0].apply_sync(os.getpid)
+    task = client[0].apply_async(eval, code)
+    until = time.monotonic() + 30
+    while not begun.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGINT)
+    with pytest.raises(ipyparallel.error.RemoteError, match="KeyboardInterrupt"):
+        task.get(20)
+
+
 def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(client: ipyparallel.Client, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     code = f"import pathlib, time\nkept = 3\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)"
