@@ -109,7 +109,7 @@ class Option:
 class RankPart:
     """An object of a worker, which hears of its runs. Its methods are those of `nbddp.worker.parts.HOOKS`.
 
-    - name: what `RankWorker.part` gives it under. target: (RankWorker) -> the object.
+    - name: its key in `RankWorker.parts`. target: (RankWorker) -> the object, or None if it hears of no run.
     - when: it is made. "start": when the worker starts. "hosts": before the first run with ranks on several hosts.
       "option:NAME": before the first run whose `RunSpec.options` ask for it. Or when somebody asks for it.
     """

@@ -48,7 +48,6 @@ class RankWorker(Protocol):
     spec: RunSpec | None
     outcome: Outcome
 
-    def part(self, name: str) -> Any: ...
     def publish(self, kind: str, content: Json) -> None: ...
 
 
@@ -58,6 +57,7 @@ class WorkerParts:
     def __init__(self, worker: RankWorker, to_log: Callable[[str], None]) -> None:
         self._worker, self._to_log = worker, to_log
         self._later: dict[str, RankPart] = {part.name: part for row in rows() for part in row.rank}
+        self._asked = {name: part.when for name, part in self._later.items() if part.when.startswith("option:")}
         self._made: dict[str, Any] = {}
         self._hooks: dict[str, list[tuple[str, Callable[..., Any]]]] = {hook: [] for hook in HOOKS}
         self._errors: dict[str, str] = {}
@@ -67,8 +67,13 @@ class WorkerParts:
         self._make(lambda part: part.when == "start")
 
     def begin(self, spec: RunSpec) -> None:
+        """Raises RuntimeError if one that an option asks for cannot begin: no program runs unchecked that was to be
+        checked, and no rank waits for the check of another."""
         self._make(lambda part: _is_due(part.when, spec))
         self._call("begin", spec)
+        for name in self._asked:
+            if _is_due(self._asked[name], spec) and name in self._errors:
+                raise RuntimeError(f"{name} could not begin: {self._errors.pop(name)}")
 
     def ended(self, error: BaseException | None) -> None:
         self._call("ended", error)

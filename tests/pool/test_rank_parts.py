@@ -126,7 +126,7 @@ def test_a_part_is_made_before_the_first_run_that_needs_it(heard: list[str]) -> 
         parts["none"]
 
 
-def test_a_part_that_cannot_be_made_is_reported_whenever_it_is_needed(
+def test_a_part_that_is_asked_for_and_cannot_be_made_is_an_error_of_each_run(
     heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(target: str) -> Any:
@@ -136,10 +136,11 @@ def test_a_part_that_cannot_be_made_is_reported_whenever_it_is_needed(
     parts = WorkerParts(SimpleNamespace(), log.append)  # type: ignore[arg-type]
     monkeypatch.setattr(worker_parts, "load", refuses)
     for run in (1, 2):
+        with pytest.raises(RuntimeError, match="asked could not begin: ImportError: no module asked"):
+            parts.begin(RunSpec(CELL, run, options={"asked": True}))
         outcome = Outcome(run)
-        parts.begin(RunSpec(CELL, run, options={"asked": True}))
         parts.end(outcome, None)
-        assert outcome.part_errors == (("asked", "ImportError: no module asked"),)
+        assert outcome.part_errors == (), "the run's own error says it"
     assert ["Traceback" in text for text in log] == [True, True]
 
 
