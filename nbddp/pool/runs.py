@@ -7,6 +7,7 @@ import os
 import sys
 import uuid as uuids
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -92,7 +93,7 @@ class Runs:
         run.when_long = lambda: group.note(ranks, RankStatus.RUNNING, request.state)
         wire = group.wire
         wire.late, wire.comm, wire.ended = self.between.take, self.parts.hear, self.parts.ranks_ended
-        with self.parts.during(run):
+        with closing(run.events), self.parts.during(run):  # what a part has them hear is let go of in any case
             if request.is_program:  # a look at the ranks is nobody's last run
                 self.last = run
                 self.between.follow(logs, most)

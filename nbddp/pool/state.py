@@ -90,32 +90,30 @@ class PoolState:
         if setting.imports and self.group.nodes:
             self.stop(keep=False)
         self.have_agent(setting.imported, controls_only=merged.on_hosts)
-        self._have_nodes(merged, progress)
+        source = self._have_nodes(merged, progress)
         told = setting.checked(self.group)
         self._refuse_keeping(merged)
-        return [*told, *self._match(spec, merged, setting, progress), *self._what_ended()]
+        return [*told, *self._match(spec, merged, setting, source, progress), *self._what_ended()]
 
     def _source_of(self, merged: LaunchSpec) -> HostSource:
         """The source of nodes that a line asks for: the one that there is, or a new one of another kind."""
         now, kind = self.group.source, host_source.kind_of(merged)
         return now if type(now) is kind else kind(weakref.proxy(self))
 
-    def _have_nodes(self, merged: LaunchSpec, progress: Progress) -> None:
-        """Have warm nodes. Raises BadInput where those of a pool that runs are others."""
+    def _have_nodes(self, merged: LaunchSpec, progress: Progress) -> HostSource:
+        """Have warm nodes; their source. Raises BadInput where those of a pool that runs are others."""
         now, source = self.group.source, self._source_of(merged)
         old = self.spec if self.group.topology is not None else None
         if old is not None and source.where(merged) != now.where(old):
             raise BadInput(
                 f"the pool runs {now.on(old)}; %ddp stop ends it, then {source.where(merged)} starts another"
             )
-        if source is not now:
-            if old is None:  # an earlier start has failed
-                now.leave()
-            else:
-                source.told = now.told
+        if source is not now and old is None:  # an earlier start has failed
+            now.leave()
             now.end()
             self.group.source = source
         source.warm(merged, old, progress)
+        return source
 
     def _what_ended(self) -> list[str]:
         """What is to be said of the pool before, once there is another."""
@@ -128,18 +126,24 @@ class PoolState:
         if merged.keep_warm and why:
             raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {why}; leave it out")
 
-    def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: EnvChange, progress: Progress) -> list[str]:
+    def _match(
+        self, spec: LaunchSpec, merged: LaunchSpec, setting: EnvChange, source: HostSource, progress: Progress
+    ) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
         group, visible = self.group, spec_merge.visible(merged)
         if group.running:
             group.end_spent()
-        topology = group.source.plan(merged)
+        topology = source.plan(merged)
         slow: list[str] = []
         if not merged.oversubscribe:
             capacity.refuse(group, topology)
             slow = capacity.noted(group, topology)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
+        if source is not group.source:  # nothing refuses the line any more
+            source.told = group.source.told
+            group.source.end()
+            group.source = source
         if not group.running:
             self._start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nbddp.agent.client import START_TIMEOUT
-from nbddp.protocol.agent import OpenedStore, OpenStore
+from nbddp.protocol.agent import KEY_BYTES, OpenedStore, OpenStore
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.outcome import GroupFacts
-
-KEY_LENGTH = 80  # bytes; Linux signs connections by no longer key
 
 
 class Keeper(Protocol):
@@ -54,7 +52,7 @@ class RendezvousStores:
         self._keepers, self._address = tuple(keepers), address
         self._keeper_of = tuple(range(len(keepers)) if keeper_of is None else keeper_of)
         self._roots = tuple(roots)
-        self._key = secrets.token_bytes(KEY_LENGTH).hex()
+        self._key = secrets.token_bytes(KEY_BYTES).hex()
         self._spare = self._post()  # where its process is spawned, it imports torch meanwhile
         self._open: Open | None = None
         self._of_run: dict[int, Open] = {}

@@ -33,6 +33,9 @@ class Hello:
     moved: str = ""
 
 
+KEY_BYTES = 80  # of `OpenStore.key`: Linux signs connections by no longer key
+
+
 @dataclass(frozen=True)
 class OpenStore:
     """What a node's store host is asked for: a store in which ranks meet, or where `of` is set a way to that one.

@@ -5,6 +5,7 @@ The core calls what is in a list and knows nobody by name. A part has those meth
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,19 +92,23 @@ class PoolParts:
     def during(self, run: Any) -> Iterator[None]:
         """Meanwhile a run goes on."""
         try:
-            for begins in self.run_begins:
+            for begins in [*self.run_begins]:
                 begins(run)
             yield
         finally:
-            for ended in self.run_ended:
-                ended(run)
+            call_all([functools.partial(ended, run) for ended in self.run_ended])
 
 
 def call_all(told: Iterable[Callable[[], None]]) -> None:
-    for call in told:
-        call()
+    """Call each, also after one that raises. The last error is raised, with the others as its context."""
+    first, *others = [*told] or [lambda: None]
+    try:
+        first()
+    finally:
+        if others:
+            call_all(others)
 
 
 def lines(told: Lines) -> list[str]:
-    """What all of a list say."""
-    return [line for each in told for line in each()]
+    """What all of a list say. A list may grow meanwhile: a message in another thread makes a part."""
+    return [line for each in [*told] for line in each()]

@@ -22,7 +22,7 @@ import pytest
 import nbddp
 from nbddp.capabilities.hosts.remote_agent import RemoteAgent
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
-from nbddp.capabilities.private import sock_owner, store_guard
+from nbddp.capabilities.private import store_guard
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.capabilities.scripts.part import failures_of
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
@@ -31,7 +31,7 @@ from nbddp.notebook.status import status_table
 from nbddp.output.progress import StageText
 from nbddp.output.screens import NullScreen
 from nbddp.pool.node import ClusterFiles
-from nbddp.protocol.agent import PROTOCOL
+from nbddp.protocol.agent import KEY_BYTES, PROTOCOL
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.pool.faults import needs_recorder
@@ -220,7 +220,7 @@ def test_a_gate_on_another_host_needs_the_key(tmp_path: Path) -> None:
     """Who has it reaches the store through a gate of his own; who has not is not answered."""
     from torch.distributed import TCPStore
 
-    key = os.urandom(sock_owner.KEY_BYTES)
+    key = os.urandom(KEY_BYTES)
     served = store_guard.open_to_nodes("127.0.0.1", key, os.getpid())
     try:
         gate = store_guard.lead_to(("127.0.0.1", served.outside), key, os.getpid())
@@ -228,7 +228,7 @@ def test_a_gate_on_another_host_needs_the_key(tmp_path: Path) -> None:
         store.set("key", "value")
         assert served.store.get("key") == b"value"
         with pytest.raises(OSError, match="timed out"):
-            store_guard.lead_to(("127.0.0.1", served.outside), os.urandom(sock_owner.KEY_BYTES), os.getpid())
+            store_guard.lead_to(("127.0.0.1", served.outside), os.urandom(KEY_BYTES), os.getpid())
         with pytest.raises(OSError, match="timed out"):
             socket.create_connection(("127.0.0.1", served.outside), timeout=1)
         served.close()

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import nbddp
-from nbddp.errors import WorkerFailed
+from nbddp.errors import BadInput, WorkerFailed
+from nbddp.execution.execution import Execution
 from nbddp.output.buffer import VIEW, Display, Text
 from nbddp.output.screens import NullScreen
 from nbddp.pool import state
@@ -48,3 +49,24 @@ def test_a_widget_is_what_its_bundle_says(alone: nbddp.Pool) -> None:
 def test_a_breakpoint_says_that_nobody_can_type(alone: nbddp.Pool) -> None:
     with pytest.raises(WorkerFailed, match="breakpoint"):
         alone.run_cell("breakpoint()", screen=NullScreen())
+
+
+def test_what_a_part_has_a_run_hear_is_let_go_of_though_another_part_refuses_the_run(alone: nbddp.Pool) -> None:
+    closed: list[str] = []
+
+    class Poller:
+        def close(self) -> None:
+            closed.append("closed")
+
+    def refuse(run: Execution) -> None:
+        run.events.hear(Poller())  # type: ignore[arg-type]
+        raise BadInput("no such folder")
+
+    begins = alone.life.parts.run_begins
+    begins.append(refuse)
+    try:
+        with pytest.raises(BadInput, match="no such folder"):
+            alone.run_cell("1", screen=NullScreen())
+    finally:
+        begins.remove(refuse)
+    assert closed == ["closed"]

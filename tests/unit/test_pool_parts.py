@@ -122,3 +122,21 @@ def test_what_a_cell_shows_in_the_end_is_by_options_that_there_are() -> None:
     assert sorted(shown) == ["memory", "show_timings", "trace"]
     said = LaunchSpec(trace="a.json.gz", memory=True, show_timings=True).said()
     assert [one.name for one in reversed(said) if one.shows] == ["trace", "memory", "show_timings"]
+
+
+def test_all_parts_hear_the_end_of_a_run_and_no_error_is_lost() -> None:
+    heard: list[str] = []
+
+    def ended(name: str) -> Callable[[Any], None]:
+        def hear(run: Any) -> None:
+            heard.append(name)
+            raise ValueError(name)
+
+        return hear
+
+    parts = PoolParts()
+    parts.run_ended += [ended("first"), ended("second")]
+    with pytest.raises(ValueError, match="second") as caught, parts.during("run"):
+        pass
+    assert heard == ["first", "second"]
+    assert str(caught.value.__context__) == "first"

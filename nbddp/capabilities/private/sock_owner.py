@@ -26,6 +26,7 @@ import psutil
 
 from nbddp.agent import orphans
 from nbddp.compat import system
+from nbddp.protocol.agent import KEY_BYTES
 from nbddp.protocol.jsonl import Message
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ HEADER, UNKNOWN_COOKIE, ALL_STATES = struct.Struct("=IHHII"), (0xFFFFFFFF, 0xFFF
 OWNER_AT, STATE_AT = HEADER.size + 64, HEADER.size + 1  # in an answer: uid and inode; the connection's state
 ESTABLISHED = 1
 # linux/tcp.h
-TCP_MD5SIG_EXT, FLAG_PREFIX, KEY_BYTES = 32, 1, 80
+TCP_MD5SIG_EXT, FLAG_PREFIX = 32, 1
 MAPPED = "::ffff:"  # an IPv4 address as an IPv6 socket has it
 UNTOLD = "the kernel does not report who owns a connection"
 

@@ -25,7 +25,7 @@ from nbddp.agent import store_host
 from nbddp.agent.keepalive import give_up_silent
 from nbddp.agent.store_host import Served
 from nbddp.capabilities.private import sock_owner, store_proxy
-from nbddp.protocol.agent import OpenStore
+from nbddp.protocol.agent import KEY_BYTES, OpenStore
 
 BEHIND = "127.0.0.2"
 IN_NO_NAME = (0, ord("/"))  # bytes
@@ -143,7 +143,7 @@ def _listening(listen: Listen, before: ExitStack) -> tuple[list[socket.socket], 
 
 def _signed(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | None:
     """On another address, where the kernel answers only who signs."""
-    key = os.urandom(sock_owner.KEY_BYTES)
+    key = os.urandom(KEY_BYTES)
     hidden = socket.socket()
     try:
         hidden.bind((BEHIND, port))
