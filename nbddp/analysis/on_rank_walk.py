@@ -19,9 +19,9 @@ DEEPEST = 32  # containers within containers
 Found = Iterator[tuple[str, str, Any]]
 
 
-def walk(namespace: Mapping[str, Any], name: str) -> Found:
-    """(path, kind, leaf) of everything that a name holds."""
-    return _walk(namespace[name], "", "", _names(namespace), 0)
+def walk(namespace: Mapping[str, Any], name: str, names: Mapping[int, str] | None = None) -> Found:
+    """(path, kind, leaf) of everything that a name holds. names: `parameter_names`, for who walks several."""
+    return _walk(namespace[name], "", "", parameter_names(namespace) if names is None else names, 0)
 
 
 def _walk(value: Any, path: str, kind: str, names: Mapping[int, str], depth: int) -> Found:
@@ -99,7 +99,7 @@ def _labels(optimizer: Any, names: Mapping[int, str]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [f"parameter {i}" for i in range(len(some))]
 
 
-def _names(namespace: Mapping[str, Any]) -> dict[int, str]:
+def parameter_names(namespace: Mapping[str, Any]) -> dict[int, str]:
     """id of each parameter of the namespace's modules → its name there."""
     import torch
 

@@ -109,8 +109,7 @@ def _called_as(other: Position, call: Call) -> tuple[str, str, int | None] | Non
     now = other.call
     if now is not None and (now.group, now.sequence) == (call.group, call.sequence):
         return (now.made_of, now.what, now.root) if now.seen else (call.made_of, call.what, call.root)
-    then = other.past.get((call.group, call.sequence))
-    return None if then is None else (then[0], then[1], then[2] if len(then) > 2 else None)
+    return other.past.get((call.group, call.sequence))
 
 
 def diagnose(all_of: Positions, program: str = "cell") -> Deadlock | None:

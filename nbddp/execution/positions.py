@@ -126,7 +126,7 @@ class Position:
     call: Call | None = None
     inits: int = 0
     groups: int = 0
-    past: Mapping[tuple[str, int], tuple[Any, ...]] = field(default_factory=dict)
+    past: Mapping[tuple[str, int], tuple[str, str, int | None]] = field(default_factory=dict)
     cpu: float = 0.0
     sure: bool = True
     acts: tuple[str, ...] = ()

@@ -354,12 +354,7 @@ def nodes_or_range(text: str) -> int | tuple[int, int]:
     return found
 
 
-def duration(text: str) -> float:
-    """`10m` → seconds."""
-    try:
-        return lasting(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
+duration = quantity(lasting)  # `10m` → seconds
 
 
 def level(text: str) -> str:

@@ -118,7 +118,10 @@ def children() -> tuple[list[int], int]:
 
 def _below(process: int, *, forked: bool) -> Iterator[int]:
     """What a process has started. forked: whether a server of multiprocessing has; its forks have its command line."""
-    for child in orphans.children(process):
+    found: list[int] = []
+    with suppress(OSError):  # it has ended, or is hidden
+        found = orphans.children(process)
+    for child in found:
         serves = not forked and SERVES.search(orphans.facts(child, "cmdline")) is not None
         if not serves:
             yield child

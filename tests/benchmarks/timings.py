@@ -33,7 +33,7 @@ CELL = """
 import itertools, statistics, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
-recorder = get_ipython().kernel.part("timings")
+recorder = get_ipython().kernel.parts["timings"]
 orders = list(itertools.permutations(range(3)))
 def build(on):
     recorder.on = on

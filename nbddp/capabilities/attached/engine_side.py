@@ -143,6 +143,7 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(f"{holder()} has this engine")
     if _held is not None:  # its owner has not come to it
         leave()
+    guard = rank_guard.guard()  # which may raise: before anything is changed
     env = asked["env"]
     shell, torch = _shell(), sys.modules.get("torch")
     held = EngineHold(
@@ -153,7 +154,7 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(env)
     with suppress(OSError):  # what it is then, is said
         os.chdir(asked["cwd"])
-    rank_guard.guard().belong_to(asked["roots"])
+    guard.belong_to(asked["roots"])
     try:
         _work()
     except BaseException as e:

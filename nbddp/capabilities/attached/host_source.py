@@ -97,7 +97,6 @@ class ClusterEngines(HostSource):
             self.leave()
         _refuse(spec)
         self.group.warm_here(progress)
-        _refuse_options(spec)
         if self.joined is not None:
             return
         try:
@@ -214,21 +213,17 @@ class ClusterEngines(HostSource):
 
 
 def _refuse(spec: LaunchSpec) -> None:
-    """Raises BadInput for options of hosts that are reached otherwise."""
+    """Raises BadInput for what cannot be on a cluster."""
     interface = getattr(spec, "interface", None)
     asked = f"--interface {interface}" * bool(interface) or "--sync" * bool(getattr(spec, "sync", False))
     if asked:
         raise BadInput(f"{asked} is for other hosts; add --hosts, or leave it out")
-
-
-def _refuse_options(spec: LaunchSpec) -> None:
-    """Raises BadInput for what cannot be on a cluster."""
     if spec.fresh:
         raise BadInput(
             f"--fresh replaces processes, but nbddp cannot replace the engines of cluster {spec.cluster}; %reset -f "
             "in a %%ddp cell clears their names, and restarting the cluster gives new engines"
         )
     places = {name: getattr(spec, name, None) for name in ("hosts", "slurm")}
-    for option, asked in {**places, "nnodes": spec.nnodes or spec.elastic}.items():
-        if asked:
+    for option, said in {**places, "nnodes": spec.nnodes or spec.elastic}.items():
+        if said:
             raise BadInput(f"the nodes of a cluster are its engines' hosts; leave out --{option} or --cluster")

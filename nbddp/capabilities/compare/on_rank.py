@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nbddp.analysis.on_rank_walk import unwrapped, walk
+from nbddp.analysis.on_rank_walk import parameter_names, unwrapped, walk
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
 
@@ -81,10 +81,11 @@ def measure(
 
 def _tensors(namespace: Mapping[str, Any], wanted: set[tuple[str, str]]) -> dict[tuple[str, str], Any]:
     """The local tensors at these (name, path)."""
+    names = parameter_names(namespace)
     return {
         (name, path): _as_tensor(thing)
         for name in {n for n, _ in wanted}
-        for path, _, thing in walk(namespace, name)
+        for path, _, thing in walk(namespace, name, names)
         if (name, path) in wanted
     }
 

@@ -1,6 +1,6 @@
 """Are the ranks' copies of a name equal? Digests of what each rank holds → what differs, and where.
 
-A worker walks what a name holds down to leaves (`nbddp.capabilities.compare.on_rank`): tensors, numbers and
+A worker walks what a name holds down to leaves (`nbddp.analysis.on_rank_walk`): tensors, numbers and
 other small values, each under its path. Here the leaves of all ranks are laid side by side. Ranks
 whose digests are equal hold the same bytes; those fall into classes, the class of the lowest rank
 first. Of a tensor that is sharded only ranks that hold the same part are compared.

@@ -256,11 +256,11 @@ def evaluate(worker: RankWorker, buffers: Sequence[Any], *, text: str) -> list[b
 
 def debug(worker: RankWorker, line: str) -> bool:
     """A line for the rank's debugger; whether it stands there."""
-    waits: bool = worker.part("debugger").line(line)
+    waits: bool = worker.parts["debugger"].line(line)
     return waits
 
 
 def debug_names(worker: RankWorker, text: str) -> list[str]:
     """What may complete a line for the rank's debugger."""
-    found: list[str] = worker.part("debugger").names(text)
+    found: list[str] = worker.parts["debugger"].names(text)
     return found

@@ -25,7 +25,6 @@ class DebuggerPart:
 
     def __init__(self, pool: PoolState):
         self.elsewhere: Callable[[], bool] = lambda: False
-        self._can_type = False
         self._keyboard: Keyboard | None = None
         self._sender: DebugSender | None = None
         self._debug: Debug | None = None
@@ -44,11 +43,10 @@ class DebuggerPart:
         """Whether somebody can type lines for a rank that stops: without, a breakpoint raises."""
         elsewhere = request.is_program and self.elsewhere()
         self._keyboard = for_ranks(shell()) if request.is_program and not elsewhere else None
-        self._can_type = elsewhere or self._keyboard is not None
-        return {"debug": True} if self._can_type else {}
+        return {"debug": True} if elsewhere or self._keyboard is not None else {}
 
     def run_begins(self, run: Execution) -> None:
-        if self._can_type:
+        if any(spec.debug for spec in run.specs.values()):
             self._sender = DebugSender(run, self._keyboard)
 
     def message(self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[Any]) -> None:

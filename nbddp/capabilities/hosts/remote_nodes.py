@@ -44,7 +44,7 @@ class RemoteNodes(HostSource):
         super().__init__(pool)
         self.members: Members | None = None
         self._interface: str | None = None  # that all hosts are to take
-        self._reached = ""  # where, as it was typed
+        self._reached: tuple[object, ...] = ()  # the hosts, and by which way
         self._hears_terminal = self._synced = False
 
     @property
@@ -100,7 +100,7 @@ class RemoteNodes(HostSource):
         """
         asked = self.where(spec)
         _refuse_unmet(spec, old)
-        if old is None and asked != self._reached:  # an earlier start has failed, on others
+        if old is None and self._way(spec) != self._reached:  # an earlier start has failed, there or elsewhere
             self.leave()
         if asked and not self.nodes:
             self._reach_all(spec, progress)
@@ -148,9 +148,14 @@ class RemoteNodes(HostSource):
                 raise AgentFailed(f"{e}; {still}") from None
             raise
 
+    def _way(self, spec: LaunchSpec) -> tuple[object, ...]:
+        """Which hosts it reaches, and how."""
+        how = (spec.via, spec.ssh_config, spec.python, spec.setup, spec.keep_alive, spec.interface)
+        return (self.where(spec), *how) if self.where(spec) else ()
+
     def leave(self) -> None:
         with uninterrupted():
-            self._reached = ""
+            self._reached = ()
             self.group.leave(self.nodes)
 
     def _take(self, agent: RemoteAgentClient) -> None:
@@ -191,7 +196,7 @@ class RemoteNodes(HostSource):
             raise (
                 failed[0] if failed else AgentFailed(f"there are {len(places)} hosts, but at least {least} are needed")
             )
-        self._interface, self._reached = spec.interface or self._interface, self.where(spec)
+        self._interface, self._reached = spec.interface, self._way(spec)
         self._find_ways()
         self.members = members if spec.elastic else None
         agents = [node.agent for node in self.nodes]

@@ -72,7 +72,7 @@ class AllocationRecorder:
 
     def begin(self, spec: RunSpec) -> None:
         if spec.options.get("memory"):
-            self.record(spec.run, spec.cell, self._worker.part("timings"), self._worker.files.shown)
+            self.record(spec.run, spec.cell, self._worker.parts["timings"], self._worker.files.shown)
 
     def ended(self, error: BaseException | None) -> None:
         self.stop()
@@ -226,5 +226,5 @@ def part(worker: RankWorker) -> AllocationRecorder:
 
 def allocations(worker: RankWorker, buffers: Sequence[Any], *, part: str, step: int | None = None) -> list[bytes]:
     """Which steps the recording of the last recorded cell has, or one of them."""
-    own = worker.part("allocations")
+    own = worker.parts["allocations"]
     return [pickling.pack_or_words(own.summary() if part == "steps" else own.of_step(step))]

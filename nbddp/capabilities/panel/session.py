@@ -252,7 +252,7 @@ class Session:
         pool, self._wanted = self.pool, number
         if not pool.running or not self.model.state.curve.points:
             self._say("no step of DDP is recorded; a training cell records them")
-        elif pool.group.sees_files:  # all ranks are on this machine
+        elif pool.group.sees_files:  # no node is reached by an agent of another host
             asked = (pool, self._paces.run, number)
             threading.Thread(target=self._select, args=asked, name="nbddp-step", daemon=True).start()
         elif self._current() is not None:

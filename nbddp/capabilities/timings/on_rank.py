@@ -531,14 +531,14 @@ def part(worker: RankWorker) -> Recorder:
 
 def timings(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """What the recorder has of the last run with DDP steps."""
-    return [pickling.pack_or_words(worker.part("timings").collect())]
+    return [pickling.pack_or_words(worker.parts["timings"].collect())]
 
 
 def pace(worker: RankWorker, run: int, since: int) -> Any:
     """The DDP steps of run `run` that began after `since`, as far as they are known."""
-    return worker.part("timings").pace(run, since)
+    return worker.parts["timings"].pace(run, since)
 
 
 def step(worker: RankWorker, run: int, number: int) -> Any:
     """One DDP step of run `run`."""
-    return worker.part("timings").step(run, number)
+    return worker.parts["timings"].step(run, number)

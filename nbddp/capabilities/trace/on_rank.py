@@ -165,5 +165,5 @@ def part(worker: RankWorker) -> Tracer:
 
 def trace(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """The trace of the last cell that was traced, or why it left none."""
-    tracer = worker.part("trace")
+    tracer = worker.parts["trace"]
     return [pickling.pack_or_words(tracer.last or {"why": tracer.why})]

@@ -213,5 +213,5 @@ def _recorder() -> timings_on_rank.Recorder:
     """This worker's own."""
     from IPython.core.getipython import get_ipython
 
-    found: timings_on_rank.Recorder = get_ipython().kernel.part("timings")
+    found: timings_on_rank.Recorder = get_ipython().kernel.parts["timings"]
     return found
