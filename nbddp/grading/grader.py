@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import orphans
 from nbddp.errors import BadInput
 from nbddp.grading import collect, examiner, gradebook
 from nbddp.grading.collect import Submission
@@ -140,7 +139,7 @@ class Grader:
         self._sitting: GradingSession | None = None
 
     def _server(self) -> Server:
-        return self._starting.submit(Server, self.sandbox, self.names).result()
+        return self._starting.submit(Server, self.sandbox, self.names, self.adopts).result()
 
     def _first_server(self) -> Server:
         try:
@@ -173,8 +172,6 @@ class Grader:
         with self._warming:
             if self.server.lost and not self.stopped:
                 self.server.close()
-                if self.adopts:
-                    orphans.end()
                 self.server = self._server()
                 if self.stopped:  # meanwhile, so that `close` has missed it
                     self.server.close()

@@ -349,6 +349,10 @@ def place_of(rank, n):
     while b"nbddp.teach.grade" not in open(f"/proc/{pid}/cmdline", "rb").read():
         above.append(pid)
         pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+    if not os.fork():  # what outlives them makes their folder again
+        os.setsid()
+        while True:
+            os.makedirs(os.environ["NBDDP_RUNTIME_DIR"], exist_ok=True)
     for pid in reversed(above):
         os.kill(pid, 9)
 """

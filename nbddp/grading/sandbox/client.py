@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import nbddp
+from nbddp.agent import orphans
 from nbddp.agent.client import without_stop
 from nbddp.agent.hardware import own_threads
 from nbddp.agent.last_error import cause
@@ -107,9 +108,10 @@ class Channel:
 
 class Server:
     """The warm process. sandbox: a command before its own (`bwrap …`), which all that it starts is in, too; names:
-    variables that learners' code may see besides."""
+    variables that learners' code may see besides; adopts: this process adopts orphans (`children.adopt_orphans`) and
+    has no other children."""
 
-    def __init__(self, sandbox: Sequence[str] = (), names: Sequence[str] = ()):
+    def __init__(self, sandbox: Sequence[str] = (), names: Sequence[str] = (), adopts: bool = False):
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         command = [*sandbox, sys.executable, "-m", "nbddp.grading.sandbox.forkserver", str(theirs.fileno())]
@@ -127,7 +129,7 @@ class Server:
             theirs.close()
         self.channel, self._lock, self._lost = Channel(ours), threading.Lock(), False
         self._folders: set[str] = set()  # where what it has started keeps its files
-        self._sandboxed = bool(sandbox)
+        self._sandboxed, self._adopts = bool(sandbox), adopts
 
     @property
     def lost(self) -> bool:
@@ -176,6 +178,8 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self._adopts:  # where it was killed: what it has left would write into a folder that is gone
+            orphans.end()
         for folder in () if self._sandboxed else self._folders:  # it may have been ended before it could remove that
             remove(folder)
         self._log.close()
