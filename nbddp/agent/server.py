@@ -321,10 +321,10 @@ class NodeAgent:
         return {"pid": child.pid, "started": child.started}
 
     def _do_signal(self, peer: Peer, message: Message) -> Message:
-        """Signal the children named by pid; one that has ended is passed over."""
+        """Signal the children named by pid; one that has ended is passed over. group: also what they have started."""
         for pid in message["pids"]:
             if pid in self.children:  # not yet reaped, so the pid is still its own
-                os.kill(pid, message["signal"])
+                (os.killpg if message["group"] else os.kill)(pid, message["signal"])
         return {}
 
     def _do_hold(self, peer: Peer, message: Message) -> Message:

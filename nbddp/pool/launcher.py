@@ -119,7 +119,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
         return 1 if self.state == "after" else None
 
     def signal(self, sig: int) -> None:
-        self.agent.request("signal", pids=[self.pid], signal=int(sig))
+        self.agent.request("signal", pids=[self.pid], signal=int(sig), group=False)
 
     async def stop(self) -> None:
         self.signal(signal.SIGTERM)
@@ -160,7 +160,7 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
         self.notify_start(dict(self.pids))
 
     def signal(self, sig: int) -> None:
-        self.agent.request("signal", pids=list(self.pids.values()), signal=int(sig))
+        self.agent.request("signal", pids=list(self.pids.values()), signal=int(sig), group=False)
 
     async def stop(self) -> None:
         self.signal(signal.SIGKILL)

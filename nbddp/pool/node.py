@@ -167,11 +167,12 @@ class PoolNode:
             if early is not None:
                 self.exited(self.workers[rank], early)
 
-    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
-        """Those of these ranks that live here are to get a signal; they have it when `asked` is answered."""
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests, *, group: bool = False) -> None:
+        """Those of these ranks that live here are to get a signal; they have it when `asked` is answered. group: also
+        the processes of their groups, as torchrun signals a program's."""
         pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
         if pids and self.alive:
-            asked.post(self.agent, "signal", pids=pids, signal=int(number))
+            asked.post(self.agent, "signal", pids=pids, signal=int(number), group=group)
 
     def _hear(self, event: dict[str, Any]) -> None:
         """The agent's events, in its reader thread."""

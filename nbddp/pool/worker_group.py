@@ -349,10 +349,10 @@ class WorkerGroup:
         if not self.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         asked = AgentRequests()
         for node in self.nodes:
-            node.signal(ranks, number, asked)
+            node.signal(ranks, number, asked, group=group)
         asked.take()
 
     def begin_logs(self, ranks: Sequence[int]) -> None:

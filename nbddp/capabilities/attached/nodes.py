@@ -476,9 +476,10 @@ class AttachedNode(PoolNode):
         self._asked = []
         return [f"{self.name} has no folder {asked}; its ranks start in {there}" for there, asked in moved.items()]
 
-    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests, *, group: bool = False) -> None:
         """An interrupt goes through the engine's control channel, to its program alone; what ends a process is a signal
-        of this machine's, or of ipyparallel's nanny. One that nobody can end counts as ended."""
+        of this machine's, or of ipyparallel's nanny. One that nobody can end counts as ended. group: makes no
+        difference, since an engine may share its own with others."""
         living = [self.workers[r] for r in ranks if r in self.workers and self.workers[r].lives]
         if number == signal.SIGINT:
             self.joined.wire.question([w.rank for w in living], Question.of("interrupt"), lambda rank, answer: None)

@@ -80,12 +80,12 @@ class RemoteNode(PoolNode):
     def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(logs, 0)  # the agent counts for itself
 
-    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests, *, group: bool = False) -> None:
         """Not waited for: beyond a cut cable nobody answers, and the others are to be told at once."""
         pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
         if pids:
             with suppress(AgentFailed):  # it has just gone, which is told as the end of its ranks
-                self.agent.tell("signal", pids=pids, signal=int(number))
+                self.agent.tell("signal", pids=pids, signal=int(number), group=group)
 
     def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
         own = [r for r in ranks if r in self.workers]
