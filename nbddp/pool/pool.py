@@ -24,6 +24,7 @@ from nbddp.pool import payloads, retry
 from nbddp.pool.node import WorkerProcess
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import shell
+from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import json_values, pickling
@@ -337,9 +338,9 @@ class Pool(PoolMethods):
             return None
         return self.group.wire.ask(rank, question, timeout)
 
-    def footing(self) -> dict[str, Any]:
-        """The pool's present state, to report later what has changed (`nbddp.pool.snapshot`)."""
-        return self.life.footing()
+    def snapshot(self) -> PoolSnapshot:
+        """The pool's present state, to report later what has changed."""
+        return self.life.snapshot()
 
     # -- what is shown -------------------------------------------------------------------------
 

@@ -263,7 +263,7 @@ def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: 
     assert any(c["kind"] == "controller" for c in home.request("status")["children"]), "it serves all the same"
     seen = far.run_cell("open('/proc/self/maps').read().count('libtorch') > 0", want_value=True, screen=NullScreen())
     assert list(seen) == [True] * 4
-    assert home.wait_warm()["unkept"] == "the pool's workers are on other hosts"
+    assert home.wait_warm().more["unkept"] == "the pool's workers are on other hosts"
 
 
 def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) -> None:
