@@ -250,8 +250,8 @@ def test_no_secret_is_on_a_command_line(far: nbddp.Pool) -> None:
 def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Pool) -> None:
     placed, node = far.placed(), far.group.added[0]
     asked = node.request(placed.workers[0], placed, "all", ClusterFiles("", far.group.files[-1]))
-    assert "TORCHINDUCTOR_CACHE_DIR" not in asked["env"]
-    assert "PATH" not in asked["env"]
+    assert "TORCHINDUCTOR_CACHE_DIR" not in asked.env
+    assert "PATH" not in asked.env
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has mapped")
