@@ -34,6 +34,7 @@ from nbddp.pool.runs import Runs
 from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 from nbddp.protocol.request import Request
 
@@ -267,13 +268,13 @@ class PoolState:
         for stopped in self.parts.stopped:
             stopped()
 
-    def _process_ended(self, event: Mapping[str, Any]) -> None:
+    def _process_ended(self, event: Message) -> None:
         for hear in self.parts.process_ended:
             hear(event)
 
     # -- in words -------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Message:
         """The agent's answer to `status`, with the processes of all nodes."""
         group = self.group
         group.need_running()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.agent.client import START_TIMEOUT
 from nbddp.agent.stop import uninterrupted
@@ -26,7 +26,7 @@ from nbddp.output.progress import StageText
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.stores import Keeper, RendezvousStores
 from nbddp.protocol.agent import Warm
-from nbddp.protocol.codec import from_json
+from nbddp.protocol.codec import Json, from_json
 
 if TYPE_CHECKING:
     from nbddp.pool.change import Change
@@ -198,7 +198,7 @@ class ClusterEngines(HostSource):
     def cluster_name(self) -> str:
         return str(self.pool.spec.cluster)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         return self.joined.description() if self.joined is not None else {}
 
     # -- the end -----------------------------------------------------------------------------------

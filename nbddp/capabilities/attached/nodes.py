@@ -42,6 +42,7 @@ from nbddp.pool.node import PoolNode, WorkerProcess
 from nbddp.pool.rpc import RankRpc
 from nbddp.protocol import messages
 from nbddp.protocol.agent import Warm
+from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import ProcessExit
 from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
@@ -338,7 +339,7 @@ class AttachedCluster:
         done: queue.SimpleQueue[int] = queue.SimpleQueue()
         left = {w.rank for _, w in self._living()} if not self.lost else set()
 
-        def hear(rank: int, message: dict[str, Any]) -> None:
+        def hear(rank: int, message: JupyterMessage) -> None:
             if message["header"]["msg_type"] == messages.OUTCOME:
                 done.put(rank)
 
