@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
@@ -13,6 +13,7 @@ from nbddp.launch.topology import Topology, counted
 from nbddp.output.progress import StageText
 from nbddp.output.screens import Screen
 from nbddp.protocol.capability import load, rows
+from nbddp.protocol.codec import Json
 
 if TYPE_CHECKING:
     from nbddp.pool.change import Change
@@ -108,7 +109,7 @@ class HostSource:
         """By which ipyparallel's clients find the workers."""
         return f"nbddp-{self.group.nodes[0].agent.pool_id}"
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """What `status` and `stacks` in a terminal need to know of them."""
         return {}
 

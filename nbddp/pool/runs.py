@@ -183,7 +183,8 @@ class Runs:
         not."""
         stores = self.group.stores
         assert stores is not None
-        known = {"", stores.unguarded, self.group.nodes[0].warm.get("unguarded")}
+        warm = self.group.nodes[0].warm
+        known = {"", stores.unguarded, warm.more.get("unguarded") if warm is not None else ""}
         ports = stores.ports_of(number)
         if stores.unguarded not in known:
             screen.say(stores.unguarded)

@@ -31,8 +31,10 @@ from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import PoolNode
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
+from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 from nbddp.protocol.request import Request
 
@@ -266,13 +268,13 @@ class PoolState:
         for stopped in self.parts.stopped:
             stopped()
 
-    def _process_ended(self, event: Mapping[str, Any]) -> None:
+    def _process_ended(self, event: Message) -> None:
         for hear in self.parts.process_ended:
             hear(event)
 
     # -- in words -------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Message:
         """The agent's answer to `status`, with the processes of all nodes."""
         group = self.group
         group.need_running()
@@ -283,21 +285,17 @@ class PoolState:
         children = [child for own in told for child in (next(answers)["children"] if own is None else own)]
         return {**first, "children": children, "info": {**first["info"], "asked_all": True}}
 
-    def footing(self) -> dict[str, Any]:
-        """What there is now, to say later what has changed (`nbddp.pool.snapshot`)."""
+    def snapshot(self) -> PoolSnapshot:
+        """What there is now, to say later what has changed."""
         group = self.group
-        return {
-            "running": group.running,
-            "workers": {r: w.pid for r, w in group.workers.items() if w.lives},
-            "world_size": group.world_size,
-            "group_broken": group.broken,
-        }
+        living = {r: w.pid for r, w in group.workers.items() if w.lives}
+        return PoolSnapshot(group.running, living, group.world_size, group.broken)
 
     def shortcomings(self) -> list[str]:
         """What does not work here, in lines."""
         group = self.group
-        warm = group.nodes[0].warm if group.nodes else {}
-        unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
+        warm = group.nodes[0].warm if group.nodes else None
+        unguarded = (warm and warm.more.get("unguarded")) or (group.stores.unguarded if group.stores else "")
         why = group.nodes[0].agent.why_not_kept() if self._keep and group.nodes else ""
         unkept = f"no process is kept warm: {why}" if why else ""
         lacks = lines(self.parts.shortcomings)

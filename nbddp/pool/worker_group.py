@@ -26,8 +26,10 @@ from nbddp.output.progress import Progress, StageText
 from nbddp.pool import start_requests
 from nbddp.pool.change import RankLayout, plan_change
 from nbddp.pool.host_source import HostSource
-from nbddp.pool.node import ClusterFiles, PoolNode, Starts, WorkerProcess, weakly
+from nbddp.pool.node import ClusterFiles, PoolNode, WorkerProcess, weakly
 from nbddp.pool.stores import RendezvousStores
+from nbddp.protocol.agent import StartWorker
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0
@@ -62,9 +64,7 @@ class WorkerGroup:
         self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
         self.hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
-    def report_to(
-        self, died: Callable[[int, ProcessExit], None], process_ended: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def report_to(self, died: Callable[[int, ProcessExit], None], process_ended: Callable[[Message], None]) -> None:
         """Who hears of what nodes tell, as `PoolNode` says it; held weakly."""
         self.hears = weakly(died), weakly(process_ended)
 
@@ -292,7 +292,7 @@ class WorkerGroup:
                 self._start_some({node: own[i : i + AT_ONCE] for node, own in starts.items() if own[i:]})
         self._wait_registered(ranks, progress)
 
-    def _start_some(self, starts: Mapping[PoolNode, Starts]) -> None:
+    def _start_some(self, starts: Mapping[PoolNode, Sequence[StartWorker]]) -> None:
         """All nodes are asked before one is waited for. What a node has started is noted, also where another fails."""
         failed: list[AgentFailed] = []
         for node, posted in [(node, node.post_starts(own)) for node, own in starts.items()]:
@@ -316,7 +316,8 @@ class WorkerGroup:
     def _wait_registered(self, ranks: Sequence[int], progress: Callable[[str], None] = lambda text: None) -> None:
         """Wait until these workers can be reached. Raises EndedStarting if one has ended."""
         new = {r: w for r, w in self.workers.items() if r in ranks and not w.registered}
-        imports = any(node.warm.get("spawn") for node in self.nodes)  # each worker by itself, perhaps from a slow disk
+        # A spawned worker imports torch by itself, perhaps from a slow disk.
+        imports = any(node.warm is not None and node.warm.spawn for node in self.nodes)
         uuids = {r: w.uuid for r, w in new.items()}
         there = functools.partial(_engines_words, progress, len(uuids))
         check = functools.partial(self._check_starting, new.values())
@@ -325,13 +326,13 @@ class WorkerGroup:
             worker.registered = True
         self.note(list(new), RankStatus.IDLE)
 
-    def _launched(self, node: PoolNode, starts: Starts, answers: Starts) -> None:
+    def _launched(self, node: PoolNode, started: Mapping[int, int]) -> None:
         """Have processes in an engine set of the cluster, which `ipcluster list` counts; each node has one."""
         cluster, name = self.cluster, f"workers-{node.number}"
         if name in cluster.engines:
-            cluster.engines[name].note(starts, answers)
-        elif starts:
-            cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, started=(starts, answers))
+            cluster.engines[name].note(started)
+        elif started:
+            cluster.start_engines_sync(len(started), engine_set_id=name, agent=node.agent, started=dict(started))
 
     def _check_starting(self, workers: Collection[WorkerProcess]) -> None:
         if any(w.ended_with_pool for w in workers):
@@ -349,10 +350,10 @@ class WorkerGroup:
         if not self.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         asked = AgentRequests()
         for node in self.nodes:
-            node.signal(ranks, number, asked)
+            node.signal(ranks, number, asked, group=group)
         asked.take()
 
     def begin_logs(self, ranks: Sequence[int]) -> None:

@@ -250,8 +250,8 @@ def test_no_secret_is_on_a_command_line(far: nbddp.Pool) -> None:
 def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Pool) -> None:
     placed, node = far.placed(), far.group.added[0]
     asked = node.request(placed.workers[0], placed, "all", ClusterFiles("", far.group.files[-1]))
-    assert "TORCHINDUCTOR_CACHE_DIR" not in asked["env"]
-    assert "PATH" not in asked["env"]
+    assert "TORCHINDUCTOR_CACHE_DIR" not in asked.env
+    assert "PATH" not in asked.env
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has mapped")
@@ -263,7 +263,7 @@ def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: 
     assert any(c["kind"] == "controller" for c in home.request("status")["children"]), "it serves all the same"
     seen = far.run_cell("open('/proc/self/maps').read().count('libtorch') > 0", want_value=True, screen=NullScreen())
     assert list(seen) == [True] * 4
-    assert home.wait_warm()["unkept"] == "the pool's workers are on other hosts"
+    assert home.wait_warm().more["unkept"] == "the pool's workers are on other hosts"
 
 
 def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) -> None:

@@ -182,7 +182,7 @@ def test_of_two_kernels_one_takes_it(warm: WaitingProcess) -> None:
 def test_the_next_owner_has_a_folder_and_a_log_of_its_own(warm: WaitingProcess) -> None:
     agent = taken({**os.environ, "JPY_PARENT_PID": "7"})
     try:
-        assert agent.wait_warm()["unkept"] == ""
+        assert agent.wait_warm().more["unkept"] == ""
         assert agent.home in runtime_dir.running()
         assert agent.request("status")["keep"] == 600
         own = Path(f"/proc/{agent.hello.pid}/fd")

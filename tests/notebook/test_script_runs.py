@@ -311,6 +311,32 @@ def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
     assert all_gone(children)
 
 
+SPAWNS = """
+import sys, time, torch.multiprocessing as mp
+def child(i):
+    print("up", flush=True)
+    try:
+        time.sleep(600)
+    finally:
+        print("child", i, "saved", flush=True)
+if __name__ == "__main__":
+    mp.spawn(child, nprocs=2)
+"""
+
+
+def test_a_signal_reaches_what_a_script_has_started_as_under_torchrun(tmp_path: Path) -> None:
+    """mp.spawn waits for its children, which would hear of nothing before they are killed, 30 s later."""
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    process = launch(tmp_path, "torchrun", "--nproc-per-node", "1", "spawns.py", cold=True)
+    until_up(process, 2)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20, out + err
+    assert process.returncode == 1
+    assert [f"child {i} saved" in out for i in (0, 1)] == [True, True], out + err
+
+
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "sleeps.py").write_text(SLEEPS)
     process = launch(tmp_path, "torchrun", "--nproc-per-node", "2", "sleeps.py", cold=True)

@@ -362,7 +362,7 @@ class Interrupted(NullScreen):
             else:
                 self.signal([int(event)], signal.SIGINT)
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         for rank in ranks:
             outcome = Outcome(1, "interrupt", chain=(Raised("KeyboardInterrupt", ""),))
             self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": outcome})

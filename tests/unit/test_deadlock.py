@@ -339,7 +339,7 @@ class Busy:
             hear(0, Reply(to_json(seen(recv=True))))
             hear(1, Reply(to_json(IDLE)))
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         self.ends(0, Outcome(1, "raised"))
 
     def ends(self, rank: int, outcome: Outcome) -> None:

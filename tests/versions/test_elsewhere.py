@@ -183,7 +183,7 @@ def test_the_first_cell_says_once_what_is_lost(mac: Kernel, first_words: list[st
     assert mac.run("%%ddp --nproc 2\n2.0").text().endswith("ranks 0–1 Out │ 2.0\n")
     assert LOST not in mac.run("%%ddp\n2.0").text()
     assert LOST in mac.run("%ddp status").text()
-    spawned = mac.run(AGENT + "print(agent.warm['spawn'])").text()
+    spawned = mac.run(AGENT + "print(agent.warm.spawn)").text()
     assert spawned == "fork is not safe on macOS\n"
 
 
