@@ -112,11 +112,13 @@ class RankPart:
     - name: its key in `RankWorker.parts`. target: (RankWorker) -> the object, or None if it hears of no run.
     - when: it is made. "start": when the worker starts. "hosts": before the first run with ranks on several hosts.
       "option:NAME": before the first run whose `RunSpec.options` ask for it. Or when somebody asks for it.
+    - hears: an option: begin and end of those runs alone whose `RunSpec.options` ask for it.
     """
 
     name: str
     target: Target
     when: str = "start"
+    hears: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
