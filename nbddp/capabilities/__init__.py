@@ -370,7 +370,9 @@ ROWS = (
     ),
     Capability(
         name="scripts",
-        part=PoolPart(target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",)),
+        part=PoolPart(
+            target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",), asked=("program", "logs"),
+        ),
         commands=(
             Command(
                 name="run", after="log",
@@ -474,7 +476,8 @@ ROWS = (
     ),
     Capability(
         name="slurm",
-        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("start",)),
+        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart"),
+        offers="nbddp.capabilities.slurm.held_jobs:offers",
         commands=(
             Command(
                 name="attach", after="stop",
