@@ -107,7 +107,7 @@ class PoolNode:
 
     @property
     def alive(self) -> bool:
-        return self.agent.alive
+        return not self.agent.closed
 
     @property
     def given(self) -> Mapping[str, str]:

@@ -28,6 +28,7 @@ from typing import Any
 from nbddp.agent import spool_files, stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests
+from nbddp.agent.hardware import loopback_name
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.versions import versions
 from nbddp.capabilities.attached.clusters import Cluster
@@ -445,7 +446,7 @@ class AttachedNode(PoolNode):
         """What the engine is asked to become."""
         engine = self.engines[place.local_rank]
         chosen = self.engines[: place.local_world_size]
-        joining = start_requests.joining(topology, place)
+        joining = topology.joining(place) or loopback_name()
         return {
             "rank": place.rank,
             "engine": engine,
