@@ -49,9 +49,8 @@ from nbddp.worker import (
     runnable,
 )
 from nbddp.worker.call_log import CALLS
-from nbddp.worker.cell_end import Exits, Forked, StartedProcesses
+from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.cell_text import CellText
-from nbddp.worker.cleanup import Leftovers
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.output_spool import OutputSpool
