@@ -61,7 +61,7 @@ def test_a_store_that_refuses_our_socket_is_made_by_torchs_older_server(
     assert first.port != second.port
     first.store.set("it", "is")
     client = Groups()
-    client.begin(1, ("localhost", second.port), (store_host.HOST, second.port))
+    client.begin(1, Rendezvous(("localhost", second.port), (store_host.HOST, second.port)))
     client.store("x").set("it", "is too")
     assert first.store.get("it") == b"is"
     assert second.store.get("nbddp/run1/x/it") == b"is too"
