@@ -249,7 +249,7 @@ ROWS = (
             ),
         ),
         methods={"trace": "nbddp.capabilities.trace.command:trace"},
-        rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part"),),
+        rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part", hears="trace"),),
         requests={"trace": "nbddp.capabilities.trace.on_rank:trace"},
     ),
     Capability(
@@ -289,7 +289,7 @@ ROWS = (
         },
         rank=(
             RankPart(name="memory", target="nbddp.capabilities.memory.on_rank:part"),
-            RankPart(name="allocations", target="nbddp.capabilities.memory.on_rank_timeline:part"),
+            RankPart(name="allocations", target="nbddp.capabilities.memory.on_rank_timeline:part", hears="memory"),
         ),
         requests={
             "memory": "nbddp.capabilities.memory.on_rank:memory",
@@ -370,7 +370,9 @@ ROWS = (
     ),
     Capability(
         name="scripts",
-        part=PoolPart(target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",)),
+        part=PoolPart(
+            target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",), asked=("program", "logs"),
+        ),
         commands=(
             Command(
                 name="run", after="log",
@@ -474,7 +476,8 @@ ROWS = (
     ),
     Capability(
         name="slurm",
-        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("start",)),
+        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart"),
+        offers="nbddp.capabilities.slurm.held_jobs:offers",
         commands=(
             Command(
                 name="attach", after="stop",

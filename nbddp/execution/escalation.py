@@ -48,10 +48,11 @@ class RunControl(Protocol):
 
     @property
     def workers(self) -> RankControl: ...
+    @property
+    def watcher(self) -> RankWatcher: ...
 
     number: int
     request: Request
-    watcher: RankWatcher
     display: RunOutput
     events: Events
     ended: dict[int, RankExit]

@@ -106,7 +106,7 @@ class PoolNode:
 
     @property
     def alive(self) -> bool:
-        return self.agent.alive
+        return not self.agent.closed
 
     @property
     def given(self) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.output.screens import NullScreen, Screen, for_shell
-from nbddp.pool import payloads, retry
+from nbddp.pool import payloads
 from nbddp.pool.node import WorkerProcess
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import shell
@@ -185,7 +185,7 @@ class Pool(PoolMethods):
         """
         old = self.topology
         notes = self.life.ensure(spec, progress)
-        if old is not None and old.on_gpus != self.placed().on_gpus:
+        if old is not None and old is not self.topology and old.on_gpus != self.placed().on_gpus:
             self.measured = []
         return notes
 
@@ -247,7 +247,7 @@ class Pool(PoolMethods):
 
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
         """`run_cell` for one `Request`."""
-        run = retry.carry_out(self.life, request, screen or for_shell(shell()))
+        run = self.runs.carry_out(request, screen or for_shell(shell()))
         return payloads.answered(run.ended) if request.want_value else RankValues({})
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:

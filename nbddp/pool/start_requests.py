@@ -34,7 +34,8 @@ def worker(
     there, or all of it."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
-    base.update(torchrun_env.of_worker(place, topology, env, visible=visible, joining=joining(topology, place)))
+    joining = topology.joining(place) or loopback_name()
+    base.update(torchrun_env.of_worker(place, topology, env, visible=visible, joining=joining))
     return StartWorker(
         rank=place.rank,
         uuid=str(uuids.uuid4()),
@@ -51,13 +52,6 @@ def worker(
 def here() -> dict[str, str]:
     """The environment of workers on this machine."""
     return {**runtime_dir.private_caches(), **os.environ}
-
-
-def joining(topology: Topology, place: Worker) -> str:
-    """The network interface by which a worker's libraries are to meet: the one that joins its node to others, or the
-    loopback where all are on one machine."""
-    interface = topology.nodes[place.node].interface
-    return interface.name if interface is not None else loopback_name()
 
 
 def controller(

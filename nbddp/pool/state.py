@@ -17,6 +17,7 @@ from nbddp.agent.client import AgentClient, ask
 from nbddp.agent.gather import AgentRequests
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat import system
+from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import check_ranks
@@ -25,7 +26,7 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
 from nbddp.output.screens import NullScreen
-from nbddp.pool import capacity, host_source
+from nbddp.pool import host_source
 from nbddp.pool.env_change import EnvChange
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import PoolNode
@@ -55,6 +56,7 @@ class PoolState:
         self._connection = connection
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self._ended = ""  # that the pool before has ended by itself, until a start has told it
+        self._met: tuple[LaunchSpec, str] | None = None  # a line that was met, with nothing to say, and in which folder
         self._remains = OwnedProcesses()
         self.group = WorkerGroup(self._remains, HostSource(weakref.proxy(self)))
         self.parts = self.with_parts()
@@ -83,6 +85,16 @@ class PoolState:
         """Make the living workers match `spec`; what a user should know, in words. Raises BadInput, with nothing
         changed, if `spec` cannot be met."""
         self.ask_ahead()
+        if self._met == (spec, known()) and self.group.whole:  # nothing has happened since that line was met
+            return lines(self.parts.notes)
+        self._met = None
+        told = self._plan_and_match(spec, progress)
+        if not (told or spec.fresh or self.spec.keep_warm or self.group.source.may_change):
+            self._met = spec, known()
+        return told
+
+    def _plan_and_match(self, spec: LaunchSpec, progress: Progress) -> list[str]:
+        """`ensure`, where something may have to be done."""
         self.with_living_nodes(self.group.source.check, progress)
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
@@ -136,10 +148,7 @@ class PoolState:
         if group.running:
             group.end_spent()
         topology = source.plan(merged)
-        slow: list[str] = []
-        if not merged.oversubscribe:
-            capacity.refuse(group, topology)
-            slow = capacity.noted(group, topology)
+        slow = [] if merged.oversubscribe else group.room_for(topology)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if source is not group.source:  # nothing refuses the line any more

@@ -110,8 +110,6 @@ class RendezvousStores:
     def after(self, well: bool, groups: Mapping[int, GroupFacts] | None) -> None:
         """A run has ended. groups: rank → facts of its living group, if all ranks took part: then stores that neither
         the next run nor such a group needs are closed."""
-        if not self._keepers[0].alive:
-            return
         if not well:
             self._open = None
         if groups is not None:

@@ -10,17 +10,19 @@ import itertools
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
-from nbddp.agent.gather import AgentRequests, end_all
+from nbddp.agent.gather import AgentRequests, ask_all, end_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat.system import LOOPBACK
 from nbddp.compat.working_dir import here, known
-from nbddp.errors import AgentFailed, PoolError, PoolNotRunning, RankStatus
+from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
+from nbddp.launch.capacity import Limit, crowded, refuse_crowd
 from nbddp.launch.topology import Topology, Worker
 from nbddp.output.progress import Progress, StageText
 from nbddp.pool import start_requests
@@ -88,6 +90,13 @@ class WorkerGroup:
         return self.cluster is not None and self.alive
 
     @property
+    def whole(self) -> bool:
+        """Whether every rank has its process, and neither a process nor a node has ended."""
+        workers = self.workers.values()
+        there = len(workers) == self.world_size and all(w.registered and w.exit is None for w in workers)
+        return there and not self.spent and self.running
+
+    @property
     def world_size(self) -> int:
         return self.topology.world_size if self.topology else 0
 
@@ -98,11 +107,11 @@ class WorkerGroup:
         return self.topology
 
     def need_running(self) -> None:
-        self.source.need_reachable()
-        if self.ended:
-            raise PoolNotRunning(f"{self.ended}; the next %%ddp cell or %ddp start replaces it")
-        if not self.running or self.topology is None:
-            raise PoolNotRunning(NO_POOL)
+        if self.source.may_change:
+            self.source.need_reachable()
+        if self.running and self.topology is not None:
+            return
+        raise PoolNotRunning(f"{self.ended}; the next %%ddp cell or %ddp start replaces it" if self.ended else NO_POOL)
 
     @property
     def ended(self) -> str:
@@ -256,6 +265,23 @@ class WorkerGroup:
         progress(StageText(f"devices assigned ({topology.devices_words()})", "devices"))
         return notes
 
+    def room_for(self, topology: Topology) -> list[str]:
+        """What is to be said of machines that get many more workers than they have cores. Raises BadInput for one that
+        cannot hold them: simulated nodes share this machine; other hosts have room of their own each. What the pool
+        does not start is there already."""
+        if topology.world_size <= len(self.workers) or not self.renews:
+            return []
+        hosts, here = self.hosts, not self.added
+        wanted = Counter(self.seat(place) for place in topology.workers)
+        for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
+            limits = [Limit(**row) for row in answer["limits"]]
+            try:
+                refuse_crowd(len(hosts[i].workers), wanted[i], topology.nnodes if here else 1, limits)
+            except BadInput as e:
+                raise e if here else BadInput(f"{topology.nodes[i].host}: {e}") from None
+        told = [(node.host(i), crowded(wanted[i], node.host(i).cores)) for i, node in enumerate(hosts)]
+        return [words if here else f"{host.host}: {words}" for host, words in told if words]
+
     def need_folder(self) -> None:
         """New processes start in this one's working folder. Raises BadInput, before any has ended, if it is gone."""
         if self.sees_files:
@@ -263,10 +289,9 @@ class WorkerGroup:
 
     def end_spent(self) -> None:
         """End processes that were a script's; the next run starts new ones."""
-        spent = sorted(self.spent & self.workers.keys())
-        if spent:
+        if over := sorted(self.spent & self.workers.keys()):
             before = self.broken
-            self.end(spent)
+            self.end(over)
             self.broken = before and bool(self.workers)
         self.spent.clear()
 

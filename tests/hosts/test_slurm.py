@@ -221,7 +221,7 @@ def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: 
     try:
         monkeypatch.setenv("SLURM_JOB_ID", str(job))
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-        assert held_jobs.offer().startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
+        assert held_jobs.offers()[0].startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
         with nbddp.Pool(nproc=1, slurm=True) as pool:
             assert pool.parts.of("slurm").jobs.allocations[0].job == job
             assert list(pool.run_cell("1 + 1", want_value=True, screen=NullScreen())) == [2]

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 class ClusterEngines(HostSource):
     """`joined`: our client of the cluster, and `nodes` its engines, once they are the pool's."""
 
+    may_change = True
+
     def __init__(self, pool: PoolState):
         super().__init__(pool)
         self.joined: AttachedCluster | None = None

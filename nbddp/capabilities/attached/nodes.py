@@ -28,6 +28,7 @@ from typing import Any
 from nbddp.agent import spool_files, stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests
+from nbddp.agent.hardware import loopback_name
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.versions import versions
 from nbddp.capabilities.attached.clusters import Cluster
@@ -450,7 +451,7 @@ class AttachedNode(PoolNode):
         self._asked = {place.rank: self.engines[place.local_rank] for place in places}
         asked = {}
         for place in places:
-            engine, joining = self._asked[place.rank], start_requests.joining(topology, place)
+            engine, joining = self._asked[place.rank], topology.joining(place) or loopback_name()
             env = torchrun_env.of_worker(place, topology, engine.told["env"], visible=visible, joining=joining)
             roots = [e.told["pid"] for e in self.engines[: place.local_world_size]]
             request = {"env": env, "cwd": self._cwd, "owner": self.joined.owner, "roots": roots}

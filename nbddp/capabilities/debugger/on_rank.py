@@ -30,7 +30,6 @@ from nbddp.protocol.codec import to_json
 from nbddp.protocol.messages import STOPPED, Stopped
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import Place, Whereabouts
-from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure
 from nbddp.worker.parts import RankWorker
 
@@ -41,24 +40,25 @@ Publish = Callable[[Stopped], None]
 
 class Debugger:
     """One rank's. `stopped`: whether it waits for a line. is_users: whether a file is the user's own; named: what it is
-    called."""
+    called. worker: whose runs say whether lines may come."""
 
-    def __init__(self, publish: Publish, is_users: Callable[[str], bool], named: Callable[[str], str]):
-        self.is_users, self.named = is_users, named
+    def __init__(
+        self,
+        publish: Publish,
+        is_users: Callable[[str], bool],
+        named: Callable[[str], str],
+        worker: RankWorker | None = None,
+    ):
+        self.is_users, self.named, self._worker = is_users, named, worker
         self.stopped = False
-        self.on = False
         self._publish = publish
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._pdb: _Pdb | None = None
 
-    def begin(self, spec: RunSpec) -> None:
-        self.on, self.stopped = spec.debug, False
-
-    def end(self, outcome: Outcome, error: BaseException | None) -> None:
-        """The run has ended: nothing is traced any more."""
-        if self._pdb is not None:
-            sys.settrace(None)
-            self._pdb = None
+    def over(self, outcome: Outcome, error: BaseException | None) -> None:
+        """A run has ended in which the rank has stopped: nothing is traced any more."""
+        sys.settrace(None)
+        self._pdb = None
         self.stopped = False
         while not self._lines.empty():
             self._lines.get_nowait()
@@ -84,12 +84,15 @@ class Debugger:
 
     def may_stop(self) -> bool:
         """Whether a breakpoint may wait here: a thread of the program's own may not, as Stop would not reach it."""
-        return self.on and threading.current_thread() is threading.main_thread()
+        spec = self._worker.spec if self._worker is not None else None
+        return spec is not None and spec.debug and threading.current_thread() is threading.main_thread()
 
     def stop(self, frame: FrameType) -> None:
         """Wait for lines at the next line of this frame."""
         if self._pdb is None:
             self._pdb = _Pdb(self)
+            if self._worker is not None:
+                self._worker.parts.at_end("debugger", self.over)
         self._pdb.set_trace(frame)
 
     def line(self, text: str) -> bool:
@@ -234,7 +237,7 @@ def part(worker: RankWorker) -> Debugger:
         worker.publish(STOPPED, to_json(replace(said, place=place)))
 
     debugger = Debugger(
-        publish, lambda file: failure.is_user(file, {}), lambda file: worker.files.shown.get(file, file)
+        publish, lambda file: failure.is_user(file, {}), lambda file: worker.files.shown.get(file, file), worker
     )
     sys.breakpointhook = debugger.breakpoint
     worker.shell.register_magic_function(_where_debug_is, "line", "debug")

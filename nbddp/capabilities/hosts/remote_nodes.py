@@ -40,6 +40,8 @@ class RemoteNodes(HostSource):
     """Nodes of other hosts, and simulated ones that may come and go. `members`: which nodes there may be, where they
     may come and go (`--nnodes MIN:MAX`)."""
 
+    may_change = True
+
     def __init__(self, pool: PoolState):
         super().__init__(pool)
         self.members: Members | None = None

@@ -71,8 +71,7 @@ class AllocationRecorder:
         self.start = _resident() if system.heap_in_use() is None else int(system.heap_in_use() or 0)
 
     def begin(self, spec: RunSpec) -> None:
-        if spec.options.get("memory"):
-            self.record(spec.run, spec.cell, self._worker.parts["timings"], self._worker.files.shown)
+        self.record(spec.run, spec.cell, self._worker.parts["timings"], self._worker.files.shown)
 
     def ended(self, error: BaseException | None) -> None:
         self.stop()

@@ -27,38 +27,36 @@ class ScriptsPart:
         self._pool = pool
         self._folder: LogDir | None = None  # of the launch that goes on
         self._files: AttemptLogs | None = None  # of its attempt
-        self._pids: Mapping[int, int] = {}
 
     def launched(self, request: Request, run_id: str) -> None:
         self._folder = log_dir(request, run_id)
 
     def run_begins(self, run: Execution) -> None:
-        if not run.request.is_program:
-            return
         group = self._pool.group
-        self._pids = {rank: worker.pid for rank, worker in group.workers.items()}
         if run.request.program is not None:
             _add_script(run, run.request.program, group)
         if self._folder is not None and run.request.logs is self._folder.logs:
             self._files = _written_to(self._folder, run, group)
 
-    def run_ended(self, run: Execution) -> None:
-        """What `%ddp errors` tells, and the end of the log files."""
+    def run_failed(self, run: Execution) -> None:
+        """What `%ddp errors` tells."""
         if not run.request.is_program:
             return
         group = self._pool.group
-        files, self._files = self._files, None
         wrote: dict[int, tuple[str, dict[str, Any]]] = {}
         failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
         for rank, ended in failed.items():
             path = run.env_of(rank)[ERROR_FILE]
             said = ended.outcome.error_file if ended.outcome is not None else ""
             text = said or (read_text(path) if group.sees_files else "")
-            if files is not None:
-                files.keep_error(rank, text)
+            if self._files is not None:
+                self._files.keep_error(rank, text)
             wrote[rank] = path, readable(text)
-        seats = {rank: _seat(group, rank, self._pids[rank]) for rank in failed}
+        seats = {rank: _seat(group, rank, group.workers[rank].pid) for rank in failed}
         run.kept[NAME] = failures.found_in(failed, seats, {r: found for r, found in wrote.items() if found[1]})
+
+    def run_ended(self, run: Execution) -> None:
+        files, self._files = self._files, None
         if files is not None:
             files.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.capabilities.slurm.held_jobs import HeldJobs, offer
+from nbddp.capabilities.slurm.held_jobs import HeldJobs
 
 if TYPE_CHECKING:
     from nbddp.execution.execution import Execution
@@ -21,9 +21,6 @@ class SlurmPart:
 
     def notes(self) -> list[str]:
         return list(filter(None, [self.jobs.reminder()]))
-
-    def offers(self) -> list[str]:
-        return list(filter(None, [offer()]))
 
     def run_begins(self, run: Execution) -> None:
         if run.request.is_numbered:
