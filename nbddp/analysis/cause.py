@@ -68,8 +68,9 @@ class SlowRankCause:
             if not parts:
                 return "cause: not known"
             return f"cause: not known; rank {self.rank}'s extra time is spread over several parts ({parts})"
-        share = self.by_part[self.what]
-        return f"cause: {self.what}, which has {percent(share)} of rank {self.rank}'s extra time"
+        share = self.by_part.get(self.what)
+        has = "" if share is None else f", which has {percent(share)} of rank {self.rank}'s extra time"
+        return f"cause: {self.what}{has}"
 
     def _of_factor(self) -> str:
         times, slower = digits(self.factor), f"forward and backward take rank {self.rank} about {digits(self.factor)}"
