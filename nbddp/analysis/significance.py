@@ -141,7 +141,7 @@ def _seems_slowest(apart: Mapping[int, Sequence[float]]) -> tuple[int, float]:
 
 
 def mostly(last: int, of: int, ranks: int) -> bool:
-    """Whether a rank that was the last of `ranks` in `last` of so many is so by more than chance."""
+    """Whether a rank that was the last of `ranks` in `last` of so many is so by more than chance; so for buckets."""
     return of - last < _rare(of, 1 - 1 / ranks, CHANCE / ranks)
 
 
@@ -168,14 +168,14 @@ def judged(
         return None, False
     if found.rank is not None:
         usual = statistics.median(own[found.rank]) - found.more
-        if found.more >= HALF * usual or not shared(queued, step):
+        if found.more >= HALF * usual or not _shared(queued, step):
             return found, False
         found = replace(found, rank=None, noise=max(found.noise, found.more))
     crowded = waits(queued, ends, step)
     return (crowded, True) if crowded is not None and crowded.rank is not None else (found, False)
 
 
-def shared(queued: Mapping[int, Sequence[float]], step: float) -> bool:
+def _shared(queued: Mapping[int, Sequence[float]], step: float) -> bool:
     """Whether a rank shares its core, with another rank or with another process."""
     return any(statistics.fmean(some) >= SHARED * step for some in queued.values())
 

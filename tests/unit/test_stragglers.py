@@ -221,6 +221,21 @@ def test_of_a_slow_backward_the_gradients_that_come_late_are_named() -> None:
     )
 
 
+def test_where_other_gradients_come_late_in_each_step_none_are_named() -> None:
+    made = recording({BACKWARD: 100})
+    turns = [s if s.number % 3 else _first_late(s) for s in made.steps[1]]
+    found = slow(replace(made, steps={**made.steps, 1: turns}))
+    assert found is not None
+    assert found.words()[1] == "cause: backward, which has 100 % of rank 1's extra time"
+
+
+def _first_late(s: Step) -> Step:
+    """The same step, in which the first bucket is late and not the second."""
+    first, second = s.buckets
+    ready = second.ready - 20 * MS
+    return replace(s, buckets=(replace(first, ready=ready, sent=ready), second))
+
+
 def test_without_a_data_loader_the_time_between_steps_is_called_so() -> None:
     found = slow(recording({INPUT: 100}, loads=False))
     assert found is not None

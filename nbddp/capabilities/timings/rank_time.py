@@ -8,6 +8,7 @@ total times; the time until the gradients of the last bucket are ready is the ra
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,11 +26,12 @@ from nbddp.analysis.cause import (
 )
 from nbddp.analysis.overlap import common, length
 from nbddp.analysis.quantities import duration
-from nbddp.analysis.significance import HALF, PART, WHOLE, Evidence, differences, judged, shared, slower_part
+from nbddp.analysis.significance import PART, WHOLE, Evidence, differences, judged, mostly, slower_part
 from nbddp.analysis.steps import Bucket, Recording, Span, Step
 from nbddp.analysis.wait_time import transfers
 from nbddp.launch.topology import counted
 
+OF_ALL = (MACHINE, BATCH, EITHER)  # causes that make all parts slower, also if one of them stands out
 BETWEEN, LOSS = "between steps", "loss"
 AFTER = "host-to-device copy (between data loader and forward)"  # all that is between them
 
@@ -149,18 +151,11 @@ def verdict(recording: Recording) -> SlowRankVerdict | None:
         why: SlowRankCause | None = SlowRankCause(found.rank, MACHINE, int(found.more), queued=int(found.more))
     else:
         why = cause(typical_parts(by_part, found.rank), found.rank, inputs(recording, numbers))
-        if alone is not None and not _of_all(why, queued, step):
+        if alone is not None and (why is None or why.what not in OF_ALL):
             why = SlowRankCause(found.rank, alone[1], int(found.more), why.by_part if why else {})
     return SlowRankVerdict(
         found, _slow(recording, numbers, found.rank, found.more, why or SlowRankCause(found.rank, UNKNOWN, 0))
     )
-
-
-def _of_all(why: SlowRankCause | None, queued: Mapping[int, Sequence[float]], step: float) -> bool:
-    """Whether the cause is one of all parts, of which one stands out: a shared core makes all slower, too."""
-    if why is None or why.what not in (MACHINE, BATCH, EITHER):
-        return False
-    return why.what == BATCH or why.factor >= 1 + HALF or not shared(queued, step)
 
 
 def parts_by_step(
@@ -221,19 +216,21 @@ def inputs(recording: Recording, numbers: Sequence[int]) -> dict[int, int] | Non
 
 
 def latest_bucket(recording: Recording, numbers: Sequence[int], rank: int) -> Bucket | None:
-    """The bucket before whose ready time this rank loses most in backward, against the median of the others."""
-    lost: dict[int, float] = {}
-    named: dict[int, Bucket] = {}
+    """The bucket before whose ready time this rank loses most in backward, against the median of the others; None if
+    that is another one too often."""
+    worst, named = Counter[int](), dict[int, Bucket]()
     for n in numbers:
         step = recording.step(n)
         own = _until_ready(step[rank])
         others = [_until_ready(s) for r, s in step.items() if r != rank]
-        for bucket in step[rank].buckets:
-            if all(bucket.index in o for o in others):
-                usual_ = statistics.median(o[bucket.index] for o in others)
-                lost[bucket.index] = lost.get(bucket.index, 0.0) + own[bucket.index] - usual_
-                named[bucket.index] = bucket
-    return named[max(lost, key=lambda i: lost[i])] if lost and len(lost) > 1 else None
+        shared = [b for b in step[rank].buckets if all(b.index in o for o in others)]
+        lost = {b.index: own[b.index] - statistics.median(o[b.index] for o in others) for b in shared}
+        worst.update(sorted(lost, key=lambda i: -lost[i])[:1])
+        named.update((b.index, b) for b in shared)
+    for index, times in worst.most_common(1):
+        if len(named) > 1 and mostly(times, worst.total(), len(named)):
+            return named[index]
+    return None
 
 
 def _until_ready(step: Step) -> Mapping[int, int]:
