@@ -18,7 +18,7 @@ Pure.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nbddp.analysis.quantities import digits, duration, percent
@@ -139,6 +139,20 @@ def cause(
     shares = {part: more / total for part, more in sorted(longer.items(), key=lambda pair: -pair[1])}
     found = SlowRankCause(rank, UNKNOWN, total, shares, inputs=_ratio(inputs, rank, others))
     return _of_factor(found, times[rank], usual) or _of_part(found, usual)
+
+
+def steady(stretches: Sequence[Mapping[int, Mapping[str, int]]], rank: int) -> SlowRankCause | None:
+    """Why `rank` is late over all these stretches of time; not known if it is so for one of them alone: a disturbance
+    there would pass for the cause. stretches: a table as `cause` has it for each."""
+    found = cause(_together(stretches), rank)
+    rest = [cause(_together([*stretches[:i], *stretches[i + 1 :]]), rank) for i in range(len(stretches))]
+    if found is not None and len(rest) > 1 and any(one is None or one.what != found.what for one in rest):
+        return SlowRankCause(rank, UNKNOWN, found.extra)
+    return found
+
+
+def _together(tables: Sequence[Mapping[int, Mapping[str, int]]]) -> dict[int, dict[str, int]]:
+    return {r: {part: sum(of[r][part] for of in tables) for part in parts} for r, parts in (tables or [{}])[0].items()}
 
 
 def _ratio(inputs: Mapping[int, int] | None, rank: int, others: list[int]) -> float:

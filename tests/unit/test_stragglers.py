@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbddp.analysis.cause import BACKWARD, BATCH, EITHER, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, cause
+from nbddp.analysis.cause import BACKWARD, BATCH, EITHER, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, cause, steady
 from nbddp.analysis.steps import Bucket, Recording, Span, Step
 from nbddp.capabilities.timings.rank_time import AFTER, BETWEEN, LOSS, own, parts, slow
 
@@ -341,3 +341,22 @@ def test_the_part_that_is_known_to_be_slower_is_the_cause_though_another_differs
     assert (found.rank, found.cause.what, next(iter(found.cause.by_part))) == (1, FORWARD, BACKWARD)
     assert found.words()[1] == "cause: forward, which has 47 % of rank 1's extra time"
     assert replace(found.cause, by_part={}).words() == "cause: forward"
+
+
+def test_a_cause_that_one_stretch_of_time_alone_makes_is_not_known() -> None:
+    """Rank 1 of two takes 10 ms longer in its optimizer each time, and once it loses half a second in forward."""
+    usual = {FORWARD: 30 * MS, BACKWARD: 60 * MS, OPTIMIZER: 20 * MS}
+    late = {**usual, OPTIMIZER: 30 * MS}
+    steps = [{0: usual, 1: late} for _ in range(5)]
+    found = steady(steps, 1)
+    assert found is not None
+    assert (found.what, found.by_part) == (OPTIMIZER, {OPTIMIZER: 1.0})
+    steps[3] = {0: usual, 1: {**late, FORWARD: 530 * MS}}
+    assert cause({r: {part: sum(s[r][part] for s in steps) for part in usual} for r in (0, 1)}, 1).what == FORWARD  # type: ignore[union-attr]
+    found = steady(steps, 1)
+    assert found is not None
+    assert found.words() == "cause: not known"
+    alone = steady(steps[3:4], 1)
+    assert alone is not None
+    assert alone.what == FORWARD
+    assert steady([], 1) is None

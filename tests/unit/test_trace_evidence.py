@@ -10,7 +10,8 @@ import pytest
 from nbddp.analysis import significance
 from nbddp.analysis.activity import Activity, CollectivePart, Key
 from nbddp.analysis.significance import enough, judged, slower, slower_part, waits
-from nbddp.capabilities.collectives.instances import latest, meetings
+from nbddp.capabilities.collectives.instances import latest, meetings, stretches
+from nbddp.capabilities.collectives.program import shown
 
 STEP = 10.0
 
@@ -147,6 +148,32 @@ def test_the_bound_is_that_of_the_sign_test() -> None:
     assert significance._rare(28, 0.5, 0.0005) - 1 == 5
     assert significance._rare(98, 0.5, 0.0005) - 1 == 32
     assert significance._rare(10, 0.5, 0.0005) == 0
+
+
+def test_one_disturbance_is_not_the_cause_of_a_rank_that_is_late_each_time() -> None:
+    """Rank 1 takes three times as long, in its optimizer, between 40 all-reduces; once it loses 20 s in forward."""
+    for lost, what in ((0, "optimizer"), (20_000_000_000, "not known")):
+        parts: list[dict[Key, CollectivePart]] = [{}, {}]
+        phases: list[dict[str, list[tuple[int, int]]]] = [{"forward": [], "optimizer": []} for _ in range(2)]
+        spans, at = [list[tuple[int, int]]() for _ in range(2)], 0
+        for n in range(40):
+            arrived = []
+            for rank in range(2):
+                forward = at + 50_000_000 + lost * (rank == 1 and n == 20)
+                arrived.append(forward + (250_000_000 if rank else 50_000_000))
+                phases[rank]["forward"].append((at, forward))
+                phases[rank]["optimizer"].append((forward, arrived[rank]))
+            at = max(arrived) + 100_000
+            for rank, since in enumerate(arrived):
+                spans[rank].append((since, at))
+                parts[rank]["0", n, 0] = CollectivePart("all_reduce", since, at, (0, 1))
+        made = {r: Activity(False, [], spans[r], [], phases[r], parts[r]) for r in range(2)}
+        found = shown(made, [], meetings(made))
+        assert found.late is not None
+        assert found.why is not None
+        assert (found.late.rank, found.why.what) == (1, what)
+        cut = stretches(meetings(made), 0)
+        assert (len(cut), cut[0][1], stretches(meetings(made)[:1], 7)[0][0]) == (5, cut[1][0], 7)
 
 
 # -- part by part ------------------------------------------------------------------------------------
