@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbddp.analysis.activity import Activity, CollectivePart
-from nbddp.analysis.cause import INPUT, OPTIMIZER, cause
+from nbddp.analysis.cause import INPUT, OPTIMIZER, steady
 from nbddp.analysis.clocks import ClockOffset
 from nbddp.analysis.overlap import common, length, minus, union
 from nbddp.analysis.steps import Origin, Span, none_since, whence
 from nbddp.capabilities.collectives.breakdown import Split
-from nbddp.capabilities.collectives.instances import CollectiveInstance, kinds, latest, meetings, waits
+from nbddp.capabilities.collectives.instances import CollectiveInstance, kinds, latest, meetings, stretches, waits
 from nbddp.capabilities.collectives.program import Breakdown
 from nbddp.launch.topology import rank_words
 
@@ -72,7 +72,8 @@ def untraced_program(
     window = min(c.begin for c in cells.values()), max(c.end for c in cells.values())
     splits = {r: _split(cells[r], a.communication, window, waits(met, r)) for r, a in ranks.items()}
     late = latest(ranks, met, window)
-    why = cause(_times(cells, blocked, met), late.rank) if late is not None else None
+    spans = stretches(met, min(c.begin for c in cells.values()))
+    why = steady([_times(cells, blocked, span) for span in spans], late.rank) if late is not None else None
     since = none_since(origin)
     away = [f"The cell was not recorded on {rank_words(missing)}."] if missing else []
     notes = [HOW, *away, *([OF_GPUS] if any(c.gpu for c in cells.values()) else []), *([since] if since else [])]
@@ -92,13 +93,12 @@ def _split(cell: RankCell, blocked: Sequence[Span], window: Span, waits: list[Sp
 
 
 def _times(
-    cells: Mapping[int, RankCell], blocked: Mapping[int, Sequence[Span]], met: Sequence[CollectiveInstance]
+    cells: Mapping[int, RankCell], blocked: Mapping[int, Sequence[Span]], span: Span
 ) -> dict[int, dict[str, int]]:
-    """Rank → part → nanoseconds between the first meeting and the last, or in the cell where there is only one."""
+    """Rank → part → nanoseconds in a span of time."""
     found: dict[int, dict[str, int]] = {}
     for rank, cell in cells.items():
-        start = met[0].begins if len(met) > 1 else cell.begin
-        left = minus([(start, met[-1].begins)], blocked[rank])
+        left = minus([span], blocked[rank])
         found[rank] = {}
         for name, spans in cell.own.items():
             found[rank][name] = length(common(left, spans))

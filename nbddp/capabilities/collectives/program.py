@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbddp.analysis.activity import Activity, activities
-from nbddp.analysis.cause import SlowRankCause, cause
+from nbddp.analysis.cause import SlowRankCause, steady
 from nbddp.analysis.overlap import common, length
 from nbddp.analysis.quantities import duration, percent
 from nbddp.analysis.row_limit import drawn, note
-from nbddp.analysis.steps import Span
 from nbddp.capabilities.collectives.breakdown import Split, split, whole
 from nbddp.capabilities.collectives.instances import (
     LATE,
@@ -23,6 +22,7 @@ from nbddp.capabilities.collectives.instances import (
     kinds,
     latest,
     meetings,
+    stretches,
     waits,
 )
 from nbddp.capabilities.collectives.longest import Longest, longest
@@ -146,15 +146,17 @@ def shown(ranks: Mapping[int, Activity], calls: Sequence[Longest], met: Sequence
     window = whole(ranks)
     splits = {r: split(a, window, waits(met, r)) for r, a in ranks.items()}
     late = latest(ranks, met, window)
-    why = cause(_times(ranks, met), late.rank) if late is not None else None
+    why = steady(_times(ranks, met), late.rank) if late is not None else None
     return Breakdown(splits, any(a.gpu for a in ranks.values()), kinds(met), calls, late, why, _notes(ranks, met))
 
 
-def _times(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> dict[int, dict[str, int]]:
-    """Rank → phase → nanoseconds between the first meeting and the last; up to the only one, where there is one."""
-    start = met[0].begins if len(met) > 1 else min((a.window[0] for a in ranks.values() if a.window), default=0)
-    between: list[Span] = [(start, met[-1].begins)]
-    return {r: {name: length(common(some, between)) for name, some in a.phases.items()} for r, a in ranks.items()}
+def _times(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> list[dict[int, dict[str, int]]]:
+    """For each stretch of the time, rank → phase → nanoseconds."""
+    start = min((a.window[0] for a in ranks.values() if a.window), default=0)
+    return [
+        {r: {name: length(common(some, [span])) for name, some in a.phases.items()} for r, a in ranks.items()}
+        for span in stretches(met, start)
+    ]
 
 
 def _notes(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> list[str]:

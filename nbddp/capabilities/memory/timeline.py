@@ -16,6 +16,7 @@ from nbddp.output.table import Table
 
 MOST_LINES = 8  # with a row of their own
 CODE = 56  # characters of a line's code
+FEW = 5  # samples: with fewer, chance decides in which line a change is seen
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,8 @@ def _top(most: RankAllocations, found: Allocations) -> list[str]:
     place, held = own[0]
     code = most.code.get(place, "")[:CODE] if place is not None else ""
     named = _name(place, found) + (f" ({code})" if code else "")
+    if found.sampled and most.window.samples < FEW:
+        return ["where memory grew most is not known: the samples are too few"]
     if found.sampled:
         return [f"until the peak, memory grew most at {named}: {size(held)}"]
     return [f"of the cell's lines, {named} holds the most: {size(held)}"]

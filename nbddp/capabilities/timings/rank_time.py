@@ -8,20 +8,32 @@ total times; the time until the gradients of the last bucket are ready is the ra
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.cause import BACKWARD, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, SlowRankCause, cause
+from nbddp.analysis.cause import (
+    BACKWARD,
+    BATCH,
+    EITHER,
+    FORWARD,
+    INPUT,
+    MACHINE,
+    OPTIMIZER,
+    UNKNOWN,
+    SlowRankCause,
+    cause,
+)
 from nbddp.analysis.overlap import common, length
 from nbddp.analysis.quantities import duration
-from nbddp.analysis.significance import Evidence, differences, judged, slower
+from nbddp.analysis.significance import PART, WHOLE, Evidence, differences, judged, mostly, slower_part
 from nbddp.analysis.steps import Bucket, Recording, Span, Step
 from nbddp.analysis.wait_time import transfers
 from nbddp.launch.topology import counted
 
+OF_ALL = (MACHINE, BATCH, EITHER)  # causes that make all parts slower, also if one of them stands out
 BETWEEN, LOSS = "between steps", "loss"
 AFTER = "host-to-device copy (between data loader and forward)"  # all that is between them
-PART, ALONE = 0.02, 0.01  # of a step: what a rank must take longer, and one part beyond the others, to be named for it
 
 
 def parts(step: Step, before: Step | None) -> dict[str, int]:
@@ -126,34 +138,48 @@ def verdict(recording: Recording) -> SlowRankVerdict | None:
     )
     known = {r: [own(*pair) for pair in some] for r, some in pairs.items()}
     times, queued = ({r: [one[i] for one in some] for r, some in known.items()} for i in (0, 1))
-    found, waits = slower(times, step, size=PART, beyond=PART / 4), False
-    by_part = typical_parts(recording, numbers, found.rank) if found and found.rank is not None else {}
-    if found is None or not by_part or not _stands_out(by_part, found, step):
-        found, waits = judged(times, queued, [max(s.end for s in steps[n].values()) for n in numbers], step)
-    if found is None or found.rank is None:
-        return SlowRankVerdict(found) if found is not None else None
+    found, waits = judged(times, queued, [max(s.end for s in steps[n].values()) for n in numbers], step)
+    if found is None or found.more < WHOLE * PART * step:
+        return None if found is None else SlowRankVerdict(found)
+    by_part = parts_by_step(pairs, queued)
+    alone = slower_part(times, by_part, step)
+    if alone is not None:
+        found, waits = alone[0], False
+    if found.rank is None:
+        return SlowRankVerdict(found)
     if waits:
         why: SlowRankCause | None = SlowRankCause(found.rank, MACHINE, int(found.more), queued=int(found.more))
     else:
-        why = cause(by_part, found.rank, inputs(recording, numbers))
+        why = cause(typical_parts(by_part, found.rank), found.rank, inputs(recording, numbers))
+        if alone is not None and (why is None or why.what not in OF_ALL):
+            why = SlowRankCause(found.rank, alone[1], int(found.more), why.by_part if why else {})
     return SlowRankVerdict(
         found, _slow(recording, numbers, found.rank, found.more, why or SlowRankCause(found.rank, UNKNOWN, 0))
     )
 
 
-def _stands_out(by_part: Mapping[int, Mapping[str, int]], found: Evidence, step: float) -> bool:
-    """Whether one part takes the slow rank longer than the other parts explain. by_part: as `typical_parts` has it.
+def parts_by_step(
+    pairs: Mapping[int, Sequence[tuple[Step, Step]]], queued: Mapping[int, Sequence[int]]
+) -> dict[str, dict[int, list[float]]]:
+    """Part → rank → nanoseconds in each step, of the parts that a rank has. pairs: rank → each step and the one before
+    it; queued: rank → what it waits for a core in each step.
 
-    A rank that loses its core now and then is slower in all parts by about the same factor. The parts include what it
-    waits for the core and `found.more` does not, so the part gets what the others leave of that.
+    In which part it waits is not known. Each gives of that by how much longer it takes than in a quick step; the rest
+    is taken off in proportion to what is left.
     """
-    own = by_part[found.rank or 0]
-    usual = next(of for r, of in by_part.items() if r != found.rank)
-    extra = {part: own[part] - usual[part] for part in own}
-    top = max(extra, key=lambda part: extra[part])
-    others = max(0, sum(extra.values()) - extra[top])
-    factor = others / max(1, sum(usual.values()) - usual[top])
-    return min(extra[top], found.more - others) - factor * usual[top] >= ALONE * step
+    found: dict[str, dict[int, list[float]]] = {}
+    for rank, some in pairs.items():
+        by_step = [parts(step, before) for before, step in some]
+        quick = {part: sorted(of[part] for of in by_step)[len(by_step) // 4] for part in by_step[0]}
+        for of, waited in zip(by_step, queued[rank], strict=True):
+            longer = {part: max(0, took - quick[part]) for part, took in of.items()}
+            late = sum(longer.values())
+            share = min(1.0, waited / max(1, late))
+            rest = min(1.0, max(0, waited - late) / max(1, sum(of.values()) - late))
+            for part, took in of.items():
+                left = took - share * longer[part] - rest * (took - longer[part])
+                found.setdefault(part, {}).setdefault(rank, []).append(left)
+    return {part: by_rank for part, by_rank in found.items() if any(map(any, by_rank.values()))}
 
 
 def slow(recording: Recording) -> Slow | None:
@@ -169,21 +195,15 @@ def _slow(recording: Recording, numbers: Sequence[int], rank: int, extra: float,
     return Slow(rank, int(extra), len(numbers), last, len(exchanged), why, worst)
 
 
-def typical_parts(recording: Recording, numbers: Sequence[int], rank: int) -> dict[int, dict[str, int]]:
+def typical_parts(by_part: Mapping[str, Mapping[int, Sequence[float]]], rank: int) -> dict[int, dict[str, int]]:
     """Rank → part → nanoseconds in a typical step: of the others the median, of `rank` that and the median of what it
     takes longer in the same steps."""
-    by_step: dict[int, list[dict[str, int]]] = {}
-    for n in numbers:
-        before = recording.step(n - 1)
-        for r, step in recording.step(n).items():
-            by_step.setdefault(r, []).append(parts(step, before[r]))
-    found: dict[int, dict[str, int]] = {r: {} for r in by_step}
-    for part in by_step[rank][0]:
-        times = {r: [of[part] for of in some] for r, some in by_step.items()}
+    found: dict[int, dict[str, int]] = {}
+    for part, times in by_part.items():
         apart = differences(times)[rank]
         usual_ = statistics.median(took - more for took, more in zip(times[rank], apart, strict=True))
-        for r in found:
-            found[r][part] = int(usual_ + (statistics.median(apart) if r == rank else 0))
+        for r in times:
+            found.setdefault(r, {})[part] = int(usual_ + (statistics.median(apart) if r == rank else 0))
     return found
 
 
@@ -196,19 +216,21 @@ def inputs(recording: Recording, numbers: Sequence[int]) -> dict[int, int] | Non
 
 
 def latest_bucket(recording: Recording, numbers: Sequence[int], rank: int) -> Bucket | None:
-    """The bucket before whose ready time this rank loses most in backward, against the median of the others."""
-    lost: dict[int, float] = {}
-    named: dict[int, Bucket] = {}
+    """The bucket before whose ready time this rank loses most in backward, against the median of the others; None if
+    that is another one too often."""
+    worst, named = Counter[int](), dict[int, Bucket]()
     for n in numbers:
         step = recording.step(n)
         own = _until_ready(step[rank])
         others = [_until_ready(s) for r, s in step.items() if r != rank]
-        for bucket in step[rank].buckets:
-            if all(bucket.index in o for o in others):
-                usual_ = statistics.median(o[bucket.index] for o in others)
-                lost[bucket.index] = lost.get(bucket.index, 0.0) + own[bucket.index] - usual_
-                named[bucket.index] = bucket
-    return named[max(lost, key=lambda i: lost[i])] if lost and len(lost) > 1 else None
+        shared = [b for b in step[rank].buckets if all(b.index in o for o in others)]
+        lost = {b.index: own[b.index] - statistics.median(o[b.index] for o in others) for b in shared}
+        worst.update(sorted(lost, key=lambda i: -lost[i])[:1])
+        named.update((b.index, b) for b in shared)
+    for index, times in worst.most_common(1):
+        if len(named) > 1 and mostly(times, worst.total(), len(named)):
+            return named[index]
+    return None
 
 
 def _until_ready(step: Step) -> Mapping[int, int]:
