@@ -16,12 +16,12 @@ import torch
 import nbddp
 from nbddp.analysis.cause import BACKWARD, BATCH, COPY, FORWARD, INPUT, MACHINE, OPTIMIZER
 from nbddp.analysis.wait_time import typical
-from nbddp.capabilities.collectives.from_flight_recorder import OWN
+from nbddp.capabilities.collectives.command import OWN
 from nbddp.capabilities.collectives.program import program
 from nbddp.capabilities.panel.rows import merged, slowest
 from nbddp.capabilities.timings import on_rank, on_rank_contention
+from nbddp.capabilities.timings.analysis import AFTER, Slow, slow, verdict
 from nbddp.capabilities.timings.figure import draw_timings
-from nbddp.capabilities.timings.rank_time import AFTER, Slow, slow, verdict
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.run_spec import Question
 from tests import warm

@@ -18,7 +18,7 @@ Storage = tuple[str, int, int]  # device, address, bytes
 
 
 def sizes(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-    """Name → what it holds (`nbddp.capabilities.memory.sizes.NameSize`); None if there is no such name."""
+    """Name → what it holds (`nbddp.capabilities.memory.command.NameSize`); None if there is no such name."""
     others = {n: set(_storages(namespace, n)) for n in _user_names(namespace)}
     return {n: _size(namespace, n, others) if n in namespace else None for n in names}
 

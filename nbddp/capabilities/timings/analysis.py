@@ -1,18 +1,30 @@
-"""What one recorded step shows, worked out once for its text, its table and its figure. Pure."""
+"""What one recorded step shows, worked out once for its text, its table and its figure. Pure.
+
+The time from the end of backward, in which the ranks wait for each other, to the next is a rank's own, but for what it
+waits in a hook that sends its buckets. DDP lets all ranks leave backward together, so a slow one shows in none of its
+total times; the time until the gradients of the last bucket are ready is the rank's own, and shows it.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.overlap import communication, lanes, split
+from nbddp.analysis.cause import BACKWARD, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, SlowRankCause, cause
+from nbddp.analysis.overlap import common, communication, lanes, length, split
+from nbddp.analysis.quantities import duration
 from nbddp.analysis.row_limit import drawn
+from nbddp.analysis.significance import Evidence, differences, judged, slower
 from nbddp.analysis.steps import Bucket, Origin, Recording, Span, Step
-from nbddp.analysis.wait_time import CurvePoint, Straggler, Transfer, curves, duration, straggler, transfers
-from nbddp.capabilities.timings.rank_time import Slow, SlowRankVerdict, verdict
+from nbddp.analysis.wait_time import CurvePoint, Straggler, Transfer, curves, straggler, transfers
+from nbddp.analysis.wait_time import duration as step_duration
+from nbddp.launch.topology import counted
 
 LATE = 0.02  # of the step: a rank that is later than this is worth a sentence
+BETWEEN, LOSS = "between steps", "loss"
+AFTER = "host-to-device copy (between data loader and forward)"  # all that is between them
+PART, ALONE = 0.02, 0.01  # of a step: what a rank must take longer, and one part beyond the others, to be named for it
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ def analysed(recording: Recording, number: int) -> StepView:
     step = recording.step(number)
     found, judged = transfers(step), verdict(recording)
     late = straggler(found)
-    if late is not None and late.late <= LATE * duration(step):
+    if late is not None and late.late <= LATE * step_duration(step):
         late = None
     slow = judged.slow if judged is not None else None
     ranks = {r: _rank(r, mine, found) for r, mine in step.items()}
@@ -117,3 +129,202 @@ def _bucket(bucket: Bucket, lane: int, rank: int, moved: Transfer | None) -> Buc
     if moved is None:
         return BucketView(bucket, lane, bucket.sent, rank)
     return BucketView(bucket, lane, min(max(moved.start, bucket.sent), bucket.done), moved.slowest)
+
+
+# -- which rank is slow, and why -------------------------------------------------------------------
+
+
+def parts(step: Step, before: Step | None) -> dict[str, int]:
+    """Nanoseconds of a step by part. before: the step before it on the rank, without which nothing is known of the time
+    between the two."""
+    start, computed, done = step.backward
+    sending = sum(b.sent - b.ready for b in step.buckets)
+    found = {
+        FORWARD: step.forward[1] - step.forward[0],
+        LOSS: max(0, start - step.forward[1]),
+        BACKWARD: max(0, computed - start - sending),
+        OPTIMIZER: max(0, step.optimizer[1] - done) if step.optimizer else 0,
+    }
+    return {**(_before((before.end, step.start), step.loader) if before else {}), **found}
+
+
+def _before(gap: Span, loader: Sequence[Span]) -> dict[str, int]:
+    """The time between two steps: until the data loader, in it, and after it."""
+    inside = common([gap], loader)
+    if not inside:
+        return {BETWEEN: max(0, gap[1] - gap[0]), INPUT: 0, AFTER: 0}
+    after = gap[1] - inside[-1][1]
+    return {BETWEEN: gap[1] - gap[0] - length(inside) - after, INPUT: length(inside), AFTER: after}
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The slow rank. extra: nanoseconds per step more than the median of the others, in the median. last: in how many
+    of all `of` buckets it was the last. worst: the bucket of whose gradients it is latest, where backward is the cause.
+    `cause` says why it is slow."""
+
+    rank: int
+    extra: int
+    steps: int
+    last: int
+    of: int
+    cause: SlowRankCause
+    worst: Bucket | None = None
+
+    def words(self) -> list[str]:
+        """A sentence on the rank and one on its cause."""
+        last = f"; it starts {self.last} of {counted(self.of, 'bucket')} last" if self.of else ""
+        lines = [
+            f"over {counted(self.steps, 'step')} rank {self.rank} takes {duration(self.extra / 1e9)} longer per step "
+            f"than the other ranks{last}",
+            self.cause.words(),
+        ]
+        if self.worst is not None and self.worst.names:
+            lines[1] += f"; it loses most before {self.worst.names[-1]} is ready, in bucket {self.worst.index}"
+        return lines
+
+
+@dataclass(frozen=True)
+class SlowRankVerdict:
+    """Which rank is slow, if that is known; what was found out about that."""
+
+    evidence: Evidence
+    slow: Slow | None = None
+
+    def words(self) -> list[str]:
+        if self.slow is not None:
+            return self.slow.words()
+        found = self.evidence
+        steps = counted(found.steps, "step")
+        if not found.known:
+            return [
+                f"whether a rank is slower is not known: {steps} after the first two show no large difference, and a "
+                f"small one takes {found.enough}"
+            ]
+        return [f"no rank is slower than noise (± {duration(found.noise / 1e9)} over {steps})"]
+
+
+def own(before: Step, step: Step) -> tuple[int, int]:
+    """Nanoseconds of a step in which a rank works by itself: from the end of the exchange before until its gradients
+    are there, without what it waits in a hook for a bucket to be sent; and of these what its thread waits for a core
+    (0 if unknown), which is taken off."""
+    work = step.backward[1] - before.backward[2]
+    for bucket in step.buckets:
+        work -= bucket.sent - bucket.ready
+    queued = step.queued[0] - before.queued[1] if step.queued and before.queued else 0
+    queued = min(max(0, work), max(0, queued))
+    return max(0, work) - queued, queued
+
+
+def usual(recording: Recording) -> list[int]:
+    """The steps in which the ranks do not wait for each other in forward, and of which the one before is known."""
+    numbers = recording.numbers()
+    there = set(numbers)
+    found = [n for n in numbers if not any(s.rebuilt or s.rebuilds for s in recording.step(n).values())]
+    return [n for n in found if n - 1 in there]
+
+
+def verdict(recording: Recording) -> SlowRankVerdict | None:
+    """Whether a rank is slow, and why; None where there is one rank, or no step."""
+    numbers = usual(recording)
+    if not numbers or len(recording.ranks) < 2:
+        return None
+    steps = {n: recording.step(n) for m in numbers for n in (m - 1, m)}
+    pairs = {r: [(steps[n - 1][r], steps[n][r]) for n in numbers] for r in recording.ranks}
+    step = statistics.median(
+        max(s.backward[2] - a.backward[2] for a, s in at) for at in zip(*pairs.values(), strict=True)
+    )
+    known = {r: [own(*pair) for pair in some] for r, some in pairs.items()}
+    times, queued = ({r: [one[i] for one in some] for r, some in known.items()} for i in (0, 1))
+    found, waits = slower(times, step, size=PART, beyond=PART / 4), False
+    by_part = typical_parts(recording, numbers, found.rank) if found and found.rank is not None else {}
+    if found is None or not by_part or not _stands_out(by_part, found, step):
+        found, waits = judged(times, queued, [max(s.end for s in steps[n].values()) for n in numbers], step)
+    if found is None or found.rank is None:
+        return SlowRankVerdict(found) if found is not None else None
+    if waits:
+        why: SlowRankCause | None = SlowRankCause(found.rank, MACHINE, int(found.more), queued=int(found.more))
+    else:
+        why = cause(by_part, found.rank, inputs(recording, numbers))
+    return SlowRankVerdict(
+        found, _slow(recording, numbers, found.rank, found.more, why or SlowRankCause(found.rank, UNKNOWN, 0))
+    )
+
+
+def _stands_out(by_part: Mapping[int, Mapping[str, int]], found: Evidence, step: float) -> bool:
+    """Whether one part takes the slow rank longer than the other parts explain. by_part: as `typical_parts` has it.
+
+    A rank that loses its core now and then is slower in all parts by about the same factor. The parts include what it
+    waits for the core and `found.more` does not, so the part gets what the others leave of that.
+    """
+    own = by_part[found.rank or 0]
+    usual = next(of for r, of in by_part.items() if r != found.rank)
+    extra = {part: own[part] - usual[part] for part in own}
+    top = max(extra, key=lambda part: extra[part])
+    others = max(0, sum(extra.values()) - extra[top])
+    factor = others / max(1, sum(usual.values()) - usual[top])
+    return min(extra[top], found.more - others) - factor * usual[top] >= ALONE * step
+
+
+def slow(recording: Recording) -> Slow | None:
+    """The slow rank and its cause; None if none is known to be slow."""
+    found = verdict(recording)
+    return found.slow if found is not None else None
+
+
+def _slow(recording: Recording, numbers: Sequence[int], rank: int, extra: float, why: SlowRankCause) -> Slow:
+    exchanged = [t for n in numbers for t in transfers(recording.step(n))]
+    worst = latest_bucket(recording, numbers, rank) if why.what == BACKWARD else None
+    last = sum(t.slowest == rank for t in exchanged)
+    return Slow(rank, int(extra), len(numbers), last, len(exchanged), why, worst)
+
+
+def typical_parts(recording: Recording, numbers: Sequence[int], rank: int) -> dict[int, dict[str, int]]:
+    """Rank → part → nanoseconds in a typical step: of the others the median, of `rank` that and the median of what it
+    takes longer in the same steps."""
+    by_step: dict[int, list[dict[str, int]]] = {}
+    for n in numbers:
+        before = recording.step(n - 1)
+        for r, step in recording.step(n).items():
+            by_step.setdefault(r, []).append(parts(step, before[r]))
+    found: dict[int, dict[str, int]] = {r: {} for r in by_step}
+    for part in by_step[rank][0]:
+        times = {r: [of[part] for of in some] for r, some in by_step.items()}
+        apart = differences(times)[rank]
+        usual_ = statistics.median(took - more for took, more in zip(times[rank], apart, strict=True))
+        for r in found:
+            found[r][part] = int(usual_ + (statistics.median(apart) if r == rank else 0))
+    return found
+
+
+def inputs(recording: Recording, numbers: Sequence[int]) -> dict[int, int] | None:
+    """Rank → elements of its inputs in these steps; None if they are not known of all."""
+    found = {r: [recording.step(n)[r].inputs for n in numbers] for r in recording.ranks}
+    if any(n is None for some in found.values() for n in some):
+        return None
+    return {r: sum(n for n in some if n is not None) for r, some in found.items()}
+
+
+def latest_bucket(recording: Recording, numbers: Sequence[int], rank: int) -> Bucket | None:
+    """The bucket before whose ready time this rank loses most in backward, against the median of the others."""
+    lost: dict[int, float] = {}
+    named: dict[int, Bucket] = {}
+    for n in numbers:
+        step = recording.step(n)
+        own = _until_ready(step[rank])
+        others = [_until_ready(s) for r, s in step.items() if r != rank]
+        for bucket in step[rank].buckets:
+            if all(bucket.index in o for o in others):
+                usual_ = statistics.median(o[bucket.index] for o in others)
+                lost[bucket.index] = lost.get(bucket.index, 0.0) + own[bucket.index] - usual_
+                named[bucket.index] = bucket
+    return named[max(lost, key=lambda i: lost[i])] if lost and len(lost) > 1 else None
+
+
+def _until_ready(step: Step) -> Mapping[int, int]:
+    """Bucket → nanoseconds from the bucket before it, or the beginning of backward, until it was ready."""
+    at, found = step.backward[0], {}
+    for bucket in sorted(step.buckets, key=lambda b: b.ready):
+        found[bucket.index] = max(0, bucket.ready - at)
+        at = max(at, bucket.sent)
+    return found
