@@ -30,8 +30,8 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/compare": "command replicas",
     "capabilities/debugger": "command prompt sender stdin transcript",
     "capabilities/doctor": "command examination findings",
-    "capabilities/export": "cells command names notebook_file options program sbatch statements target_support targets "
-    "torchrun_line values",
+    "capabilities/export": "cells command names options program sbatch target_support targets "
+    "torchrun_line",
     "capabilities/forecast": "command cost scale",
     "capabilities/hosts": "command names options reachability report sync_rules via",
     "capabilities/memory": "command history parts timeline",
