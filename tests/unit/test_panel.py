@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nbddp.capabilities.panel import page
+from nbddp.capabilities.panel import panel as panel_text
 from nbddp.capabilities.panel import state as panel_state
-from nbddp.capabilities.panel import text as panel_text
 from nbddp.capabilities.panel.plan import DEFAULT, PanelPlan, considered, plan_of
 from nbddp.capabilities.panel.state import PanelModel, State
 from nbddp.launch import options

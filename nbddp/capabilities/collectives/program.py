@@ -1,9 +1,7 @@
 """What a trace shows of any program: where each rank's time goes, who comes last to collectives and why, what takes
 longest. Words and tables, the same for a figure, a console and a test.
 
-The longest kernels and calls of a trace: how often, how long in all, on which rank most.
-
-Of a rank with GPUs its kernels and copies count with their durations, as in Holistic Trace Analysis' "Kernel
+Of a rank with GPUs the longest kernels and copies count with their durations, as in Holistic Trace Analysis' "Kernel
 Breakdown"; of one without, operations with their own time, without that of operations inside them ("host self
 duration" in TensorBoard's profiler plugin), and collectives with the time of their transfer.
 """
