@@ -6,7 +6,8 @@ notebook's kernel. A value that cannot be pickled here or unpickled there become
 
 Where values of several ranks arrive, equal definitions are one class: cloudpickle sends a class of a cell by value
 under a random id. Each rank draws its own, so equal members of an enum of two ranks would be of two classes, and
-differ. So a class brings along what defines it, as a digest of its bytes without ids. A class whose attributes or globals differ between ranks has other bytes, and stays one of each rank.
+differ. So a class brings along what defines it, as a digest of its bytes without ids. A class whose attributes or
+globals differ between ranks has other bytes, and stays one of each rank.
 """
 
 from __future__ import annotations
