@@ -21,10 +21,10 @@ FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = {  # folder → its modules that import nothing of that
     "": "errors export",
-    "agent": "last_error stop version_diff warning_filters",
+    "agent": "last_error stop versions warning_filters",
     "analysis": "*",
     "capabilities": "__init__",
-    "capabilities/attached": "options",
+    "capabilities/attached": "clusters",
     "capabilities/bench": "command result",
     "capabilities/collectives": "breakdown command instances program",
     "capabilities/compare": "command replicas",
@@ -33,7 +33,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/export": "cells command names options program sbatch target_support targets "
     "torchrun_line",
     "capabilities/forecast": "command cost scale",
-    "capabilities/hosts": "command names options reachability report sync_rules via",
+    "capabilities/hosts": "command names reachability report sync_rules via",
     "capabilities/memory": "command history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
     "capabilities/scripts": "command failures grammar launch logs part torchrun",
