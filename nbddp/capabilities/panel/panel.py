@@ -101,7 +101,7 @@ class PoolPanel:
     def __repr__(self) -> str:
         if self.state.program and self.pool.current is None:  # it has ended since the last look
             self.session.model.change(lambda state: panel_state.seen(state, state.ranks, "", 0))
-        return words(self.state)
+        return self.state.words()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         said = repr(self)  # before the widgets, which show the same state
@@ -117,17 +117,3 @@ class PoolPanel:
 def shown(pool: Pool, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """A pool's rich representation: its panel once it has started, else none but its repr."""
     return PoolPanel(pool)._repr_mimebundle_() if pool.running else None
-
-
-def words(state: State) -> str:
-    """All that the panel shows, as lines."""
-    found = state.considered
-    lines = [state.pool_words()]
-    if state.placed is None and found.topology is not None:
-        lines += ["planned:", *(f"  {line}" for line in found.topology.words().splitlines())]
-    elif state.placed is not None:
-        lines += state.placed.words().splitlines()[1:]
-    lines += [f"not possible: {found.refusal}"] if found.refusal else []
-    lines += [f"  {line}" for line in (found.cell, found.torchrun) if line]
-    lines += [state.failure, *state.log] if state.failure else []
-    return "\n".join(lines)
