@@ -474,7 +474,7 @@ ROWS = (
     ),
     Capability(
         name="slurm",
-        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("start",)),
+        part=PoolPart(target="nbddp.capabilities.slurm.held_jobs:HeldJobs", when=("start",)),
         commands=(
             Command(
                 name="attach", after="stop",

@@ -52,7 +52,7 @@ def attach(pool: Pool, job: int | None = None, progress: Callable[[str], None] =
         raise BadInput(f"this pool runs {where}; %ddp stop ends it, then %ddp attach uses the job")
     kept = held_jobs.to_attach(job)
     spec = held_jobs.restored(kept)
-    pool.parts.of("slurm").jobs.hold(kept.take())
+    pool.parts.of("slurm").hold(kept.take())
     return pool.ensure(spec, progress)
 
 

@@ -60,7 +60,7 @@ class SlurmNodes(RemoteNodes):
 
     @property
     def _jobs(self) -> HeldJobs:
-        jobs: HeldJobs = self.pool.parts.of("slurm").jobs
+        jobs: HeldJobs = self.pool.parts.of("slurm")
         return jobs
 
     def where(self, spec: LaunchSpec) -> str:
