@@ -243,7 +243,7 @@ ROWS = (
                 name="trace", annotation="bool", default=False, of="run", group="run", after="timings",
                 type="nbddp.capabilities.trace.options:file", const="", metavar="FILE", to_ranks=True,
                 shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
-                terminal="nbddp.capabilities.trace.terminal:write",
+                terminal="nbddp.capabilities.trace.command:in_terminal",
                 help="run torch.profiler on every rank and merge the traces for Perfetto into FILE (default "
                 "ddp-trace.json.gz)",
             ),
