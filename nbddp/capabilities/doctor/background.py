@@ -54,6 +54,9 @@ class Probes:
         return bool(self._unknown) or (self._path is not None and self._path.exists())
 
     def shortcomings(self) -> list[str]:
+        return self.words()
+
+    def words(self) -> list[str]:
         """What does not work, a line for each library; none as long as that is not known."""
         if self._path is not None and self._path.exists():
             return words(findings(messages(self._path.read_bytes()), ""))
