@@ -28,7 +28,7 @@ from typing import Any, ClassVar, TypeVar
 
 import psutil
 
-from nbddp.agent import children, devices, hardware, keeper, log_rotation, runtime_dir, spool_files, warning_filters
+from nbddp.agent import children, devices, hardware, keeper, runtime_dir, spool_files, warning_filters
 from nbddp.agent.process_id import ProcessId, is_zombie
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
@@ -159,7 +159,7 @@ class NodeAgent:
 
     def each_second(self) -> None:
         for path in {child.log for child in self.children.values()}:
-            log_rotation.cut(path)
+            spool_files.cut_log(path)
         for look in self.looks:
             look()
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.analysis.cause import BACKWARD, FORWARD, OPTIMIZER
 from nbddp.analysis.steps import Recording
-from nbddp.capabilities.timings.rank_time import BETWEEN, verdict
+from nbddp.capabilities.timings.analysis import BETWEEN, verdict
 from nbddp.output.screens import NullScreen
 from tests import warm
 

@@ -9,7 +9,7 @@ import pytest
 
 from nbddp.analysis.cause import BACKWARD, BATCH, EITHER, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, cause, steady
 from nbddp.analysis.steps import Bucket, Recording, Span, Step
-from nbddp.capabilities.timings.rank_time import AFTER, BETWEEN, LOSS, own, parts, slow
+from nbddp.capabilities.timings.analysis import AFTER, BETWEEN, LOSS, own, parts, slow
 
 MS = 1_000_000
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from nbddp.agent.client import START_TIMEOUT, AgentClient, without_stop
 from nbddp.agent.last_error import last_line
-from nbddp.agent.version_diff import otherwise
+from nbddp.agent.versions import otherwise
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.rejoin import GONE
