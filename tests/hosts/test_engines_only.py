@@ -32,6 +32,7 @@ from nbddp.notebook.status import status_table
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.run_spec import Question
 from tests.pool.faults import needs_recorder
+from tests.processes import still_running
 
 ENGINES = 3
 INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
@@ -283,7 +284,7 @@ def test_stop_leaves_engines_that_can_be_taken_again(
         assert value(again, "kept") == ["still here"] * 2
         gates = [p for pid in pids for p in psutil.Process(pid).children() if "store_host" in " ".join(p.cmdline())]
         assert len(gates) == 1
-    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in gates)
+    assert not still_running(gates)
 
 
 def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> None:
