@@ -63,6 +63,12 @@ class _Alone(_Pickler):
 
 
 class _Definition(_Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        reduced = super().reducer_override(value)
+        if isinstance(value, FunctionType) and isinstance(reduced, tuple):
+            reduced[1][1].pop("__file__", None)  # which of its globals is that of the cell that runs
+        return reduced
+
     def of_class(self, kind: type, reduced: cell_classes.Reduced) -> cell_classes.Reduced:
         return cell_classes.without_id(reduced)
 
