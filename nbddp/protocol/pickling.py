@@ -78,6 +78,12 @@ class _Alone(_Pickler):
 
 
 class _Definition(_Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        reduced = super().reducer_override(value)
+        if isinstance(value, FunctionType) and isinstance(reduced, tuple):
+            reduced[1][1].pop("__file__", None)  # which of its globals is that of the cell that runs
+        return reduced
+
     def of_class(self, kind: type, reduced: Reduced) -> Reduced:
         return without_id(reduced)
 
@@ -196,8 +202,10 @@ def is_by_value(value: object, reduced: Any) -> bool:
 
 
 def without_id(reduced: Reduced) -> Reduced:
-    make, args, *rest = reduced
-    return (make, (*args[:-2], "", args[-1]), *rest)
+    """Nor with what `copyreg` notes in a class when the first of its instances is pickled."""
+    make, args, (own, slots), *rest = reduced
+    defined = {name: value for name, value in own.items() if name != "__slotnames__"}
+    return (make, (*args[:-2], "", args[-1]), (defined, slots), *rest)
 
 
 def with_digest(kind: type, reduced: Reduced, measure: Callable[[type], str]) -> Reduced:
@@ -207,19 +215,28 @@ def with_digest(kind: type, reduced: Reduced, measure: Callable[[type], str]) ->
     """
     digest = _digests[kind] if kind in _guests else measure(kind)
     _remember(kind, digest)
-    make, args, *rest = reduced
-    return (_made, (make, args, digest), *rest)
+    if kind not in _guests:  # it may have been defined anew in the same words
+        _known[digest] = kind
+    make, args, state, *rest, describe = reduced
+    return (_made, (make, args, digest), (describe, state), *rest, _describe)
 
 
 def _made(make: Callable[..., type], args: tuple[Any, ...], digest: str) -> type:
-    """Where it arrives: the class of that id if it has been here, else the one of that definition."""
+    """Where it arrives: the class of that definition, or of that id if it came before."""
     kind = make(*args)
-    if kind not in _digests:
+    if kind not in _guests:
         kind = _known.get(digest, kind)
         if kind not in _digests:
             _guests.add(kind)
     _remember(kind, digest)
     return kind
+
+
+def _describe(kind: type, told: tuple[Callable[[type, Any], Any], Any]) -> None:
+    """Give a class that has arrived what it holds. One that was defined here keeps its own functions."""
+    describe, state = told
+    if kind in _guests:
+        describe(kind, state)
 
 
 def _remember(kind: type, digest: str) -> None:

@@ -163,9 +163,7 @@ class Leftovers:
         """What was held dies, and garbage is collected; returns at once. When nothing of the program runs any more."""
         self._times += 1
         held, self._held = self._held, []
-        for error in held:
-            if isinstance(error, BaseException):
-                self._unlink(error)
+        self._unlink(held)  # a loop here would keep its last one until this thread leaves
         threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
 
     def _let_go(self, held: list[Any]) -> None:
@@ -177,8 +175,13 @@ class Leftovers:
         finally:
             self._threads.discard(ident)
 
-    def _unlink(self, error: BaseException) -> None:
-        """Clear the frames of the machinery in the tracebacks of an exception and of those before it."""
+    def _unlink(self, held: list[Any]) -> None:
+        """Clear the frames of the machinery in the tracebacks of exceptions and of those before them."""
+        for error in held:
+            if isinstance(error, BaseException):
+                self._unlink_one(error)
+
+    def _unlink_one(self, error: BaseException) -> None:
         seen: list[BaseException] = []
         current: BaseException | None = error
         while current is not None and not any(current is e for e in seen):

@@ -36,6 +36,7 @@ from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.pool.faults import needs_recorder
 from tests.ports import connections
+from tests.processes import still_running
 
 pytestmark = pytest.mark.skipif(not HERE, reason=MISSING)
 ROOT = places.ROOT
@@ -344,7 +345,7 @@ def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts)
         PoolNotRunning, match=r"nodeb is gone .*; names on its workers are gone, and %ddp start --hosts"
     ):
         pool.ensure(LaunchSpec())
-    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    until(lambda: not still_running(family))
     assert not first.far_home.exists()
     until(lambda: not second.far_home.exists())
     assert not pool.running
@@ -363,7 +364,7 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
     ):
         pool.run_cell("import time\ntime.sleep(30)", screen=NullScreen())
     pool.close()
-    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
+    until(lambda: not still_running(mine))
 
 
 def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from nbddp.protocol.agent import StartWorker
 from tests import places, warm
 from tests.kernels import Kernel
 from tests.ports import connections
+from tests.processes import still_running
 from tests.versions import hidden
 
 
@@ -515,7 +516,7 @@ def test_ipcluster_starts_and_stops_a_pool_of_its_own() -> None:
         client.close()
         ipcluster("stop")
         process.wait(20)
-    _until(lambda: not any(p.is_running() for p in family), 10)
+    _until(lambda: not still_running(family), 10)
 
 
 def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
@@ -531,7 +532,7 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
         .strip()
     )
     psutil.Process(k.pid).kill()
-    _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 10)
+    _until(lambda: not still_running(family), 10)
     _until(lambda: not Path(home).exists(), 10)
     k.close()
 
@@ -577,7 +578,7 @@ def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_starte
             agent, home, bulk = psutil.Process(pool.agent.hello.pid), pool.agent.home, pool.agent.bulk
             family = family_of(agent)
             agent.kill()
-            _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5)  # noqa: B023
+            _until(lambda: not still_running(family), 5)  # noqa: B023
             _until(lambda: not home.exists() and not bulk.exists(), 5)  # noqa: B023
 
 
@@ -591,7 +592,7 @@ def test_what_a_rank_has_started_ends_with_it_whoever_is_killed(whom: str) -> No
         controller = next(c["pid"] for c in pool.agent.request("status")["children"] if c["kind"] == "controller")
         ended = family if whom == "controller" else [rank, *rank.children(recursive=True)]
         (psutil.Process(controller) if whom == "controller" else rank).kill()
-        _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ended), 5)
+        _until(lambda: not still_running(ended), 5)
         if whom == "controller":
             _until(lambda: not home.exists(), 5)
 

@@ -351,11 +351,14 @@ class AttachedCluster:
             while left and time.monotonic() < end:
                 with suppress(queue.Empty):
                     left.discard(done.get(timeout=max(0.0, end - time.monotonic())))
+            if not self.lost:  # of an agent that has ended `_clear_up` may not have told them yet
+                left |= {w.rank for node in self.nodes for w in node.workers.values() if w.ended_with_pool}
             abandoned: queue.SimpleQueue[int] = queue.SimpleQueue()
             self.wire.question([*left], _to_engine("abandon", pool=self.owner["pool"]), lambda r, _: abandoned.put(r))
-            for _ in left:
-                with suppress(queue.Empty):
-                    abandoned.get(timeout=0.2)
+            end = time.monotonic() + GIVE_BACK_SECONDS
+            with suppress(queue.Empty):
+                for _ in left:
+                    abandoned.get(timeout=max(0.0, end - time.monotonic()))
         self._close_pipe()
 
     def _close_pipe(self) -> None:
