@@ -5,6 +5,11 @@ a new worker costs a fraction of a second and a few MB. Every child leads its ow
 session (its subprocesses die with it) and ends with the agent: Linux sees to it, elsewhere a thread of its own.
 None is ended by SIGINT: there are front ends whose Stop goes to every process under the kernel (VS Code).
 A worker hears it while a cell runs.
+
+A forked process begins with its parent's generators, and so would its siblings: without a seed, all ranks would draw
+the same weights, masks and permutations. Generators of accelerators are made in the process that uses one, and
+operating-system randomness (`secrets`, `uuid`, numpy's `default_rng`) is nobody's copy. One thing cannot be made anew:
+`hash()` of strings, by which a set of strings is ordered, is the interpreter's for as long as it lives.
 """
 
 from __future__ import annotations
@@ -12,10 +17,13 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -23,7 +31,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from nbddp.agent import random_state, rlimits, warning_filters
+from nbddp.agent import rlimits, warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 
@@ -154,9 +162,21 @@ def _enter(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.path[:] = request["path"]
-    random_state.begin()
+    _own_copies()
     if "limits" in request:
         rlimits.apply(request["limits"])
+
+
+def _own_copies() -> None:
+    """Make this process's own what a fork has copied: seeds, keys, and what was read from the environment."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()  # the CPU's alone: `torch.seed` would seed all GPUs alike
+    multiprocessing.current_process().authkey = os.urandom(32)
+    tempfile.tempdir = None  # TMPDIR may be another
+    time.tzset()  # so may TZ
 
 
 def _take_signals() -> None:

@@ -28,7 +28,7 @@ from nbddp.agent.last_error import cause
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import working_dir
 from nbddp.errors import AgentFailed
-from nbddp.protocol.agent import CONTROLS_ONLY, Hello
+from nbddp.protocol.agent import CONTROLS_ONLY, Hello, Warm
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.jsonl import LineBuffer, Message, encode, unknown_words
@@ -86,7 +86,7 @@ class AgentClient:
     ):
         self.home, self.env = home, dict(env)
         self._hello: Hello | None = None
-        self.warm: Message | None = None
+        self.warm: Warm | None = None
         self.controls_only = False
         self.process: subprocess.Popen[bytes] | None = None
         self._read, self._write = read, write
@@ -189,14 +189,14 @@ class AgentClient:
     def on_event(self, callback: Callable[[Message], None]) -> None:
         self._callbacks.append(callback)
 
-    def wait_warm(self, timeout: float = START_TIMEOUT) -> Message:
+    def wait_warm(self, timeout: float = START_TIMEOUT) -> Warm:
         """Wait until workers can be started; what the agent said then (devices, cores, host)."""
         self.wait_until(lambda: self.warm is not None or self.closed, timeout)
         if self.warm is None:
             why = "ended while starting" if self.closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.log))
-        if self.warm["missing"]:
-            raise AgentFailed(f"a worker needs {self.warm['missing']}; install it in the kernel's environment")
+        if self.warm.missing:
+            raise AgentFailed(f"a worker needs {self.warm.missing}; install it in the kernel's environment")
         return self.warm
 
     def request(self, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:
@@ -416,8 +416,8 @@ class AgentClient:
         with self._changed:
             if message.get("ev") == Hello.ev:
                 self._hello = from_json(Hello, message)
-            elif message.get("ev") == "warm":
-                self.warm = message
+            elif message.get("ev") == Warm.ev:
+                self.warm = from_json(Warm, message)
             elif "id" in message:
                 self._answers[message["id"]] = message
             self._changed.notify_all()

@@ -2,7 +2,7 @@
 
 Schedulers run in threads (ipyparallel's `use_threads`); its heart monitor is a process
 of its own, which here is tied to the controller's life. The beat is 5 per second, slower for more
-than 40 workers and quicker while workers register (`agent.heartbeats`); missed beats mean nothing,
+than 40 workers and quicker while workers register (`install_beats`); missed beats mean nothing,
 because the agent knows of every exit in milliseconds and a suspended machine must not lose its engines.
 
 ipyparallel would choose ports that are free, let them go and bind them later; on a busy machine
@@ -14,10 +14,17 @@ read the key in the connection files hears nothing, and what it sends reaches no
 
 The hub would be sent a copy of every message, read it and keep it for clients that ask for the results of others, which
 took as long as the two messages themselves. It hears of beats alone; the schedulers' sockets drop the rest unsent.
+
+ipyparallel's hub takes an engine in when the heart monitor has heard it answer a beat and the next beat has come: two
+periods, 0.4 s of a worker's start. Here the hub says that one is coming, over a pipe; the monitor beats quickly until
+each that was announced has answered, and reports it with its first answer. Of later answers it only notes that they
+came, since missed beats mean nothing here: the agent knows of every exit. So beats are slow where many answer. Where
+the monitor is spawned, not forked (macOS), it beats as ever.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import random
@@ -34,7 +41,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbddp.agent import heartbeats, keepalive
+from ipyparallel.controller import app as controller_app
+from ipyparallel.controller import heartmonitor
+
+from nbddp.agent import keepalive
 from nbddp.agent.children import die_with_parent
 from nbddp.compat import system
 from nbddp.compat.system import LOOPBACK
@@ -45,6 +55,10 @@ MOST_FILES = 10240  # macOS's OPEN_MAX
 PORTS = 40  # more than a controller of ipyparallel 9 binds; beyond them it chooses its own
 LOWEST_PORT = 10_000
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+QUICK_MS, MS_PER_HEART = 10, 1  # a beat is answered by all
+CALM_MS_PER_HEART = 5  # while none registers: at most 200 answers per second, however many they are
+MOST_SECONDS = 10.0  # that one announcement keeps the beat quick: the engine may have died
+NEEDED = ("beat", "handle_new_hearts", "handle_pong", "hearts", "responses", "start")  # of a heart monitor
 
 
 def ephemeral_ports() -> range:
@@ -100,7 +114,6 @@ def _is_free(port: int, host: str = LOOPBACK) -> bool:
 
 def main(request: dict[str, Any]) -> int:
     """Run the controller of the cluster `cluster_id` under `profile_dir` until it is told to end."""
-    import ipyparallel.controller.app as controller_app
     import zmq
     from traitlets.config import Config
 
@@ -113,7 +126,7 @@ def main(request: dict[str, Any]) -> int:
 
     _take_descriptors()
     if system.is_linux():
-        heartbeats.install()
+        install_beats()
     controller_app.Process = TiedProcess
     if request["ip"] != LOOPBACK:
         keepalive.keep_context_alive(zmq.Context.instance())
@@ -192,3 +205,62 @@ def _end_with(process: Any) -> None:
     if process.exitcode not in (0, -signal.SIGTERM, -signal.SIGINT):
         print(f"the heart monitor ended with exit code {process.exitcode}", flush=True)
         os._exit(1)
+
+
+# -- beats -----------------------------------------------------------------------------------------
+
+
+def install_beats() -> None:
+    """Have the controller of this process, which is still to be made, and its heart monitor do so. An ipyparallel that
+    goes by other names keeps its own beat."""
+    hub = getattr(controller_app, "Hub", None)
+    if not hasattr(hub, "register_engine") or not all(hasattr(heartmonitor.HeartMonitor, name) for name in NEEDED):
+        return
+    heard, told = os.pipe()
+    os.set_blocking(heard, False)
+    os.set_blocking(told, False)
+    controller_app.Hub, heartmonitor.HeartMonitor = _hub(told), _heart_monitor(heard)
+
+
+def _hub(told: int) -> type[Any]:
+    class Hub(controller_app.Hub):  # type: ignore[misc]
+        """A hub that announces each engine that begins to register."""
+
+        def register_engine(self, *args: Any) -> Any:
+            os.write(told, b"1")
+            return super().register_engine(*args)
+
+    return Hub
+
+
+def _heart_monitor(heard: int) -> type[Any]:
+    class HeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]
+        """A heart monitor that hears of them."""
+
+        awaited, until = 0, 0.0  # engines; by time.monotonic()
+
+        def start(self) -> None:
+            super().start()
+            asyncio.get_running_loop().add_reader(heard, self.expect)
+
+        def expect(self) -> None:
+            self.awaited += len(os.read(heard, 4096))
+            self.until = time.monotonic() + MOST_SECONDS
+            self.caller.stop()
+            self.caller.callback_time = QUICK_MS + MS_PER_HEART * len(self.hearts)
+            self.caller.start()
+
+        def beat(self) -> None:
+            super().beat()
+            if self.awaited <= 0 or time.monotonic() > self.until:
+                self.awaited = 0
+                self.caller.callback_time = max(self.period, CALM_MS_PER_HEART * len(self.hearts))
+
+        def handle_pong(self, message: list[bytes]) -> None:
+            heart = message[0]
+            self.responses.add(heart)
+            if heart not in self.hearts:
+                self.awaited -= 1
+                self.handle_new_hearts({heart})
+
+    return HeartMonitor

@@ -28,12 +28,12 @@ from typing import Any, ClassVar, TypeVar
 
 import psutil
 
-from nbddp.agent import children, devices, hardware, keeper, log_rotation, runtime_dir, spool_files, warning_filters
+from nbddp.agent import children, devices, hardware, keeper, runtime_dir, spool_files, warning_filters
 from nbddp.agent.process_id import ProcessId, is_zombie
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.errors import NbddpError, RankStatus
-from nbddp.protocol.agent import CONTROLS_ONLY, PROTOCOL, Hello, OpenStore
+from nbddp.protocol.agent import CONTROLS_ONLY, PROTOCOL, Hello, OpenStore, Warm
 from nbddp.protocol.capability import OnAgent, load, rows
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.jsonl import LineBuffer, Message, encode, log_unknown
@@ -159,7 +159,7 @@ class NodeAgent:
 
     def each_second(self) -> None:
         for path in {child.log for child in self.children.values()}:
-            log_rotation.cut(path)
+            spool_files.cut_log(path)
         for look in self.looks:
             look()
 
@@ -181,19 +181,18 @@ class NodeAgent:
         cores = hardware.allowed_cores()
         more = {name: value for row in added() if row.warm for name, value in load(row.warm)(self).items()}
         self.is_warm = True
-        self.tell(
-            self.owner,
-            ev="warm",
-            seconds=time.monotonic() - began,
-            spawn=reason,
-            missing=missing,
-            **found,  # devices, links, untold
-            cores=len(cores),
-            numa=hardware.numa(cores),
-            interfaces=hardware.interfaces(),
+        warm = Warm(
             host=socket.gethostname(),
-            **more,
+            cores=len(cores),
+            **found,  # devices, links, untold
+            numa=tuple(hardware.numa(cores)),
+            interfaces=tuple(hardware.interfaces()),
+            missing=missing,
+            spawn=reason,
+            seconds=time.monotonic() - began,
+            more=more,
         )
+        self.tell(self.owner, ev=Warm.ev, **to_json(warm))
 
     def _watch_owner(self) -> None:
         self.peers.append(self.owner)
@@ -321,10 +320,10 @@ class NodeAgent:
         return {"pid": child.pid, "started": child.started}
 
     def _do_signal(self, peer: Peer, message: Message) -> Message:
-        """Signal the children named by pid; one that has ended is passed over."""
+        """Signal the children named by pid; one that has ended is passed over. group: also what they have started."""
         for pid in message["pids"]:
             if pid in self.children:  # not yet reaped, so the pid is still its own
-                os.kill(pid, message["signal"])
+                (os.killpg if message.get("group") else os.kill)(pid, message["signal"])
         return {}
 
     def _do_hold(self, peer: Peer, message: Message) -> Message:

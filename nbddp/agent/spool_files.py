@@ -11,6 +11,7 @@ from contextlib import suppress
 
 STREAMS = ("stdout", "stderr")
 LAST_WORDS = 12  # lines
+MOST = 8 << 20  # bytes of a log, which may fill no disk; of a longer one a quarter of that stays at its two ends
 
 
 def path(base: str, stream: str) -> str:
@@ -86,3 +87,31 @@ def last_words(log: str, start: int = 0, printed: str = "") -> str:
         elif line.startswith("Fatal Python error") or (in_thread.startswith("Current") and line.startswith("  File ")):
             told.append(line)
     return "\n".join(told[:LAST_WORDS] or [line for line in lines if line][-3:])
+
+
+# -- logs, kept small ------------------------------------------------------------------------------
+
+
+def cut_log(path: str, most: int = MOST) -> bool:
+    """Leave of a log that is too long its beginning and its end. Its writers append, so they are not disturbed; what
+    they write at this very moment may be lost."""
+    with suppress(FileNotFoundError):
+        if os.stat(path).st_size > most:
+            _cut_log(path, most // 4)
+            return True
+    return False
+
+
+def _cut_log(path: str, part: int) -> None:
+    with open(path, "rb") as file:
+        head = file.read(part)
+        size = os.fstat(file.fileno()).st_size
+        file.seek(size - part)
+        tail = file.read()
+    own = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.ftruncate(own, 0)
+        between = f"\n… {size - 2 * part} bytes omitted …\n"
+        os.write(own, head + between.encode() + tail)
+    finally:
+        os.close(own)

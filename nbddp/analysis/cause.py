@@ -18,7 +18,7 @@ Pure.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nbddp.analysis.quantities import digits, duration, percent
@@ -68,8 +68,9 @@ class SlowRankCause:
             if not parts:
                 return "cause: not known"
             return f"cause: not known; rank {self.rank}'s extra time is spread over several parts ({parts})"
-        share = self.by_part[self.what]
-        return f"cause: {self.what}, which has {percent(share)} of rank {self.rank}'s extra time"
+        share = self.by_part.get(self.what)
+        has = "" if share is None else f", which has {percent(share)} of rank {self.rank}'s extra time"
+        return f"cause: {self.what}{has}"
 
     def _of_factor(self) -> str:
         times, slower = digits(self.factor), f"forward and backward take rank {self.rank} about {digits(self.factor)}"
@@ -138,6 +139,20 @@ def cause(
     shares = {part: more / total for part, more in sorted(longer.items(), key=lambda pair: -pair[1])}
     found = SlowRankCause(rank, UNKNOWN, total, shares, inputs=_ratio(inputs, rank, others))
     return _of_factor(found, times[rank], usual) or _of_part(found, usual)
+
+
+def steady(stretches: Sequence[Mapping[int, Mapping[str, int]]], rank: int) -> SlowRankCause | None:
+    """Why `rank` is late over all these stretches of time; not known if it is so for one of them alone: a disturbance
+    there would pass for the cause. stretches: a table as `cause` has it for each."""
+    found = cause(_together(stretches), rank)
+    rest = [cause(_together([*stretches[:i], *stretches[i + 1 :]]), rank) for i in range(len(stretches))]
+    if found is not None and len(rest) > 1 and any(one is None or one.what != found.what for one in rest):
+        return SlowRankCause(rank, UNKNOWN, found.extra)
+    return found
+
+
+def _together(tables: Sequence[Mapping[int, Mapping[str, int]]]) -> dict[int, dict[str, int]]:
+    return {r: {part: sum(of[r][part] for of in tables) for part in parts} for r, parts in (tables or [{}])[0].items()}
 
 
 def _ratio(inputs: Mapping[int, int] | None, rank: int, others: list[int]) -> float:

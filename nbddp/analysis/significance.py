@@ -9,9 +9,12 @@ is slow if that bound is more than BEYOND of a step, and the median SIZE of it o
 
 Ranks that share their cores, with each other or with other processes, are not alike all the time: for seconds, one may
 lose its core more often, finds its caches cold when it is back, and takes up to 1.3 times as long in all parts of its
-steps, without what it waits for the core. There a rank is slow only if it takes HALF as long again, or if one part of
-its steps stands out from the others (`timings.rank_time`). On two cores with two busy loops, 11 of 200 pieces of equal
-ranks would be told as slow otherwise, and none is.
+steps, without what it waits for the core. There a rank is slow only if it takes HALF as long again, or in one part.
+On two cores with two busy loops, 11 of 200 pieces of equal ranks would be told as slow otherwise, and none is.
+
+Where steps are noisy, they are so in one part, mostly in backward. So each part is tested by itself, beyond the share
+by which the others take longer too; all parts of all ranks count as comparisons. A part that stands out names the rank
+only if the rank's own time in all is longer by WHOLE of that.
 
 With fewer steps than that needs (11 of two ranks), a rank is slow only if every one of at least FEW steps takes it
 twice as long as the others. Bursts last up to some tenths of a second on a busy machine: in 2,300 pieces of 8 steps of
@@ -32,6 +35,8 @@ from dataclasses import dataclass, replace
 
 CHANCE = 0.001  # that one of equal ranks is named
 SIZE, BEYOND = 0.03, 0.015  # of a step: the least median of the difference, and its lower bound
+PART, BEYOND_PART = 0.02, 0.005  # of a step: the same for one part of it, beyond what the other parts explain
+WHOLE = 0.5  # of that: so much longer the rank's own time must be in all
 FEW = 5  # steps
 SHARED = 0.01  # of a step: a rank that waits so long for a core shares it
 HALF = 0.5  # of the others' time: more than a shared core takes a rank longer by itself
@@ -78,29 +83,65 @@ def enough(ranks: int) -> int:
     return math.ceil(-math.log2(CHANCE / ranks))
 
 
-def slower(
-    times: Mapping[int, Sequence[float]], step: float, much: float = 1.0, size: float = SIZE, beyond: float = BEYOND
-) -> Evidence | None:
+def slower(times: Mapping[int, Sequence[float]], step: float, much: float = 1.0) -> Evidence | None:
     """times: rank → its own time in each step, without waiting for others. step: how long a step lasts. much: how many
-    times as long as the others it must take in addition, in each of a few steps. size, beyond: as SIZE and BEYOND.
-    None with one rank, or without steps."""
+    times as long as the others it must take in addition, in each of a few steps. None with one rank, or without
+    steps."""
     count = min(map(len, times.values()), default=0)
     if len(times) < 2 or not count:
         return None
     apart = differences(times)
-    rank = max(apart, key=lambda r: (statistics.median(apart[r]), -r))
-    more, needed = statistics.median(apart[rank]), enough(len(times))
+    (rank, more), needed = _seems_slowest(apart), enough(len(times))
     if count < needed:
         usual = [own - d for own, d in zip(times[rank], apart[rank], strict=True)]
-        sure = count >= FEW and all(d > max(much * u, beyond * step) for d, u in zip(apart[rank], usual, strict=True))
+        sure = count >= FEW and all(d > max(much * u, BEYOND * step) for d, u in zip(apart[rank], usual, strict=True))
         return Evidence(rank if sure else None, more, abs(more), count, needed)
     least = sorted(apart[rank])[_rare(count, 0.5, CHANCE / len(times)) - 1]
-    sure = more >= size * step and least > beyond * step
-    return Evidence(rank if sure else None, more, max(size * step, more - least), count, needed)
+    sure = more >= SIZE * step and least > BEYOND * step
+    return Evidence(rank if sure else None, more, max(SIZE * step, more - least), count, needed)
+
+
+def slower_part(
+    own: Mapping[int, Sequence[float]], parts: Mapping[str, Mapping[int, Sequence[float]]], step: float
+) -> tuple[Evidence, str] | None:
+    """Whether one part of its steps takes the rank that seems slowest longer than its other parts explain, and which;
+    None if that is not known. own, step: as `slower` has them; parts: part → rank → its time in each step."""
+    whole = differences(own)
+    rank, more = _seems_slowest(whole)
+    count, needed = len(whole[rank]), enough(len(own) * len(parts))
+    if count < needed:
+        return None
+    apart = {part: differences(times)[rank] for part, times in parts.items()}
+    extra = {part: statistics.median(some) for part, some in apart.items()}
+    usual = {p: statistics.median(t - d for t, d in zip(parts[p][rank], apart[p], strict=True)) for p in parts}
+    at = _rare(count, 0.5, CHANCE / (len(own) * len(parts))) - 1
+    beyond = {}
+    for part, some in apart.items():
+        alike = _alike({p: extra[p] for p in parts if p != part}, usual) * usual[part]
+        if sorted(some)[at] - alike > BEYOND_PART * step and more >= WHOLE * extra[part]:
+            beyond[part] = extra[part] - alike
+    part = max(beyond, key=lambda p: beyond[p], default="")
+    if not part or beyond[part] < PART * step:
+        return None
+    return Evidence(rank, more, PART * step, count, needed), part
+
+
+def _alike(extra: Mapping[str, float], usual: Mapping[str, float]) -> float:
+    """By which share of their usual time these parts take longer: all together, or most of them, whichever is more."""
+    shares = [more / usual[part] for part, more in extra.items() if usual[part] > 0]
+    together = sum(extra.values()) / (sum(usual[part] for part in extra) or 1.0)
+    return max(0.0, together, statistics.median(shares or [0.0]))
+
+
+def _seems_slowest(apart: Mapping[int, Sequence[float]]) -> tuple[int, float]:
+    """The rank with the largest median, and that."""
+    medians = {r: statistics.median(some) for r, some in apart.items()}
+    rank = max(medians, key=lambda r: (medians[r], -r))
+    return rank, medians[rank]
 
 
 def mostly(last: int, of: int, ranks: int) -> bool:
-    """Whether a rank that was the last of `ranks` in `last` of so many is so by more than chance."""
+    """Whether a rank that was the last of `ranks` in `last` of so many is so by more than chance; so for buckets."""
     return of - last < _rare(of, 1 - 1 / ranks, CHANCE / ranks)
 
 

@@ -138,7 +138,7 @@ ROWS = (
                 "line (nodea slots=4)",
             ),
             Option(
-                name="via", metavar="WAY", value="nbddp.capabilities.hosts.options:via",
+                name="via", metavar="WAY", value="nbddp.capabilities.hosts.via:via",
                 help="how to start a process there: ssh (default), mpiexec, or a command such as 'kubectl exec -i "
                 "{host} -- {command}'",
             ),
@@ -150,7 +150,7 @@ ROWS = (
             Option(name="setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'"),
             Option(
                 name="keep_alive", annotation="float | None", type="nbddp.launch.options:duration", metavar="TIME",
-                value="nbddp.capabilities.hosts.options:keep_alive",
+                value="nbddp.capabilities.hosts.via:keep_alive",
                 help="keep workers on --hosts for TIME, such as 10m, after a lost connection, and Slurm's nodes after "
                 "the kernel (%ddp attach)",
             ),
@@ -243,13 +243,13 @@ ROWS = (
                 name="trace", annotation="bool", default=False, of="run", group="run", after="timings",
                 type="nbddp.capabilities.trace.options:file", const="", metavar="FILE", to_ranks=True,
                 shows="nbddp.capabilities.trace.command:show_recorded", of_failed=True,
-                terminal="nbddp.capabilities.trace.terminal:write",
+                terminal="nbddp.capabilities.trace.command:in_terminal",
                 help="run torch.profiler on every rank and merge the traces for Perfetto into FILE (default "
                 "ddp-trace.json.gz)",
             ),
         ),
         methods={"trace": "nbddp.capabilities.trace.command:trace"},
-        rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part"),),
+        rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part", hears="trace"),),
         requests={"trace": "nbddp.capabilities.trace.on_rank:trace"},
     ),
     Capability(
@@ -289,7 +289,10 @@ ROWS = (
         },
         rank=(
             RankPart(name="memory", target="nbddp.capabilities.memory.on_rank:part"),
-            RankPart(name="allocations", target="nbddp.capabilities.memory.on_rank_timeline:part"),
+            RankPart(
+                name="allocations", target="nbddp.capabilities.memory.on_rank_timeline:AllocationRecorder",
+                hears="memory",
+            ),
         ),
         requests={
             "memory": "nbddp.capabilities.memory.on_rank:memory",
@@ -370,7 +373,9 @@ ROWS = (
     ),
     Capability(
         name="scripts",
-        part=PoolPart(target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",)),
+        part=PoolPart(
+            target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",), asked=("program", "logs"),
+        ),
         commands=(
             Command(
                 name="run", after="log",
@@ -474,7 +479,8 @@ ROWS = (
     ),
     Capability(
         name="slurm",
-        part=PoolPart(target="nbddp.capabilities.slurm.part:SlurmPart", when=("start",)),
+        part=PoolPart(target="nbddp.capabilities.slurm.held_jobs:HeldJobs"),
+        offers="nbddp.capabilities.slurm.held_jobs:offers",
         commands=(
             Command(
                 name="attach", after="stop",
@@ -527,7 +533,7 @@ ROWS = (
         options=(
             Option(
                 name="cluster", workers="engines", group="other hosts", after="sync", metavar="ID",
-                merge="nbddp.capabilities.attached.options:merged",
+                merge="nbddp.capabilities.attached.clusters:merged",
                 help="use the engines of a running ipyparallel cluster: its id, PROFILE/ID or its connection file; "
                 "--nproc N takes N engines of each host",
             ),

@@ -27,7 +27,7 @@ MAGICS = "ipyparallel.client.magics"
 CLOSING_TIME = 2.0  # seconds
 AT_ONCE = 64  # messages that are read before the client's loop has its turn
 Receive = Callable[[list[Any]], None]
-Hear = Callable[[dict[str, Any]], None]  # a message
+Hear = Callable[[Any], None]  # a message, as the session has it
 Noticed = Callable[[str], None]  # the stream on which the hub has said something
 Dropped = Callable[[str, list[Any], BaseException], None]  # stream, frames, what was wrong with them
 # What a seam of `nbddp.compat.probes` needs, as module:attribute

@@ -404,28 +404,37 @@ def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> 
     def _shutdown_workers(self: Any) -> None:
         if getattr(self, "_shutdown", True):
             original(self)
-            return
-        done = threading.Event()
-        asked = (self, done, seconds, hurries())
-        threading.Thread(target=_hurry_loader, args=asked, name="nbddp-loader", daemon=True).start()
-        try:
-            original(self)
-        finally:
-            done.set()
+        else:
+            _shut_down(self, original, seconds, hurries())
 
     def __del__(self: Any) -> None:
-        if getattr(self, "_shutdown", True) or os.getpid() != pid or hurries()():
-            self._shutdown_workers()
+        if getattr(self, "_shutdown", True):
             return
-        ending = threading.Thread(target=self._shutdown_workers, name="nbddp-loader", daemon=True)
+        hurry = hurries()  # here: the program may have failed before the thread looks
+        asked = (self, original, seconds, hurry)
+        if os.getpid() != pid or hurry():
+            _shut_down(*asked)
+            return
+        ending = threading.Thread(target=_shut_down, args=asked, name="nbddp-loader", daemon=True)
         try:
             ending.start()
         except RuntimeError:  # the interpreter ends, or there is no room for a thread
-            self._shutdown_workers()
+            _shut_down(*asked)
         else:
             ending.join(seconds)
 
     iterator._shutdown_workers, iterator.__del__ = _shutdown_workers, __del__
+
+
+def _shut_down(iterator: Any, original: Callable[[Any], None], seconds: float, hurry: Callable[[], bool]) -> None:
+    """As torch ends it, with a thread that ends its processes where that is to be soon."""
+    done = threading.Event()
+    asked = (iterator, done, seconds, hurry)
+    threading.Thread(target=_hurry_loader, args=asked, name="nbddp-loader", daemon=True).start()
+    try:
+        original(iterator)
+    finally:
+        done.set()
 
 
 def _hurry_loader(iterator: Any, done: threading.Event, seconds: float, hurry: Callable[[], bool]) -> None:

@@ -38,7 +38,7 @@ class RankControl(RankQuestions, Protocol):
     """What a ladder does with ranks."""
 
     def send(self, rank: int, spec: RunSpec, hear: Any, code: str, buffers: list[bytes]) -> None: ...
-    def signal(self, ranks: Sequence[int], number: int) -> None: ...
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None: ...
     def kill(self, ranks: Sequence[int]) -> None: ...
     def release(self, ranks: Sequence[int], run: int, then: RunSpec | None, spares: bool) -> None: ...
 
@@ -48,10 +48,11 @@ class RunControl(Protocol):
 
     @property
     def workers(self) -> RankControl: ...
+    @property
+    def watcher(self) -> RankWatcher: ...
 
     number: int
     request: Request
-    watcher: RankWatcher
     display: RunOutput
     events: Events
     ended: dict[int, RankExit]
@@ -118,13 +119,14 @@ class Escalation:
             run.watcher.assess()  # without those that do not answer
         still = run.watcher.running
         self._say_why(f"interrupting {rank_words(still)}")
-        ends = run.request.spends and self.ended_by != supervise.STOPPED
+        group = run.request.spends  # with all they have started, as torchrun does it
+        ends = group and self.ended_by != supervise.STOPPED
         self.found, self.deadlock = dict(run.watcher.positions), run.watcher.deadlock
         now = time.monotonic()
         by_stop = self.ended_by == supervise.STOPPED and self._is_gentle  # VS Code's interrupts the ranks itself
         self._taken = {r: at for r, at in self._taken.items() if by_stop and now - at < supervise.STOP_COMES}
         still = tuple(r for r in still if r not in self._taken)
-        run.workers.signal(still, signal.SIGTERM if ends else run.stop_signal)
+        run.workers.signal(still, signal.SIGTERM if ends else run.stop_signal, group=group)
         self.interrupted_at = time.monotonic()
         self._next_told = self.interrupted_at + TELL
         run.watcher.ends(self.interrupted_at)

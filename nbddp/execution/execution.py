@@ -25,7 +25,7 @@ from nbddp.execution.escalation import Escalation, RankControl
 from nbddp.execution.events import Events
 from nbddp.execution.positions import Position, facts_of
 from nbddp.execution.result import RankPlaces, RunResult, StuckRank
-from nbddp.execution.watch import RankWatcher
+from nbddp.execution.watch import EARLIEST, RankWatcher
 from nbddp.output.buffer import COMMS
 from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput
@@ -100,24 +100,38 @@ class Execution:
         self.world_size = max(sizes, default=len(specs))
         self.regrouped = ""
         self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
-        self.watcher = RankWatcher(
-            workers, list(specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
-            run=number, world_size=self.world_size, hang_after=request.hang_after,
-            program="cell" if request.program is None else "script",
-        )  # fmt: skip
+        self._watcher: RankWatcher | None = None  # none as long as nobody has asked where the ranks are
+        self._ladder: Escalation | None = None  # none as long as the run goes its own way
         self.began = 0.0
         self._output_until = 0.0
         self.kept: dict[str, Any] = {}  # what parts of capabilities keep of it
         self.looks: list[Callable[[], float | None]] = []  # called while it waits: seconds until one has something due
         self.ends: list[Callable[[], None]] = []  # called when it is to end
-        self.ladder = Escalation(self)
+
+    @property
+    def watcher(self) -> RankWatcher:
+        """In the run's own thread alone, as `ladder`."""
+        if self._watcher is None:
+            self._watcher = RankWatcher(
+                self.workers, list(self.specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
+                run=self.number, world_size=self.world_size, hang_after=self.request.hang_after,
+                program="cell" if self.request.program is None else "script", began=self.began,
+            )  # fmt: skip
+        return self._watcher
+
+    @property
+    def ladder(self) -> Escalation:
+        if self._ladder is None:
+            self._ladder = Escalation(self)
+        return self._ladder
 
     # -- fed from other threads ------------------------------------------------------
 
     def hear(self, rank: int, message: JupyterMessage) -> None:
         """An iopub message of this run."""
         kind = message["header"]["msg_type"]
-        next_one = kind == OUTCOME and self.ladder.then is not None and message["content"].run == self.ladder.then.run
+        then = self._ladder.then if self._ladder is not None else None
+        next_one = kind == OUTCOME and then is not None and message["content"].run == then.run
         if rank in self.goes_on or next_one:  # the run's own outcome may be lost, and come by `repeat`
             self.later.put((kind, rank, message))
         elif self.aside is not None and kind in PRINTED:
@@ -150,7 +164,7 @@ class Execution:
 
     def free(self) -> None:
         """Have blocked calls raise, and let the ranks go on from there."""
-        self.events.put(("do", -1, self.ladder.free))
+        self.events.put(("do", -1, lambda: self.ladder.free()))
 
     def replace(self, ranks: Sequence[int]) -> None:
         """End the run as Stop does, and the processes of these ranks at once; the next run has new ones."""
@@ -199,7 +213,6 @@ class Execution:
 
     def _send(self) -> None:
         self.began = time.monotonic()
-        self.watcher.begin(self.began)
         unsent, source, buffers = list(self.specs), self.request.source, list(self.request.buffers)
         try:
             while unsent:
@@ -243,46 +256,55 @@ class Execution:
 
     def _state(self) -> supervise.RunState:
         bad = [e.at + supervise.STOP_COMES * e.own_interrupt for e in self.ended.values() if not e.well]
-        return supervise.RunState(
+        state = supervise.RunState(
             now=time.monotonic(),
             running=self.running(),
             failed_at=min(bad, default=None),
             stops=self.stops,
-            hung_since=self.watcher.hung_since,
-            all_hung=self.watcher.all_hung or self.watcher.all_held,
             hang_after=self.request.hang_after,
             deadline=None if self.request.timeout is None else (self._timed_from or self.began) + self.request.timeout,
-            interrupted_at=self.ladder.interrupted_at,
-            stuck=self.ladder.stuck,
-            spared=self.ladder.spared,
-            pressed_again=self.ladder.pressed_again,
-            released=frozenset(self.ladder.released),
-            replaced=frozenset(self.ladder.replaced),
-            through_at=self.ladder.through_at,
             output_until=self._output_until,
-            cleanup=self.ladder.cleanup,
-            **self._patience(),
+        )
+        watcher, ladder = self._watcher, self._ladder
+        if watcher is not None:
+            hung = watcher.all_hung or watcher.all_held
+            state = replace(state, hung_since=watcher.hung_since, all_hung=hung)
+        if ladder is None:
+            return state
+        patience, release_after = self._patience(ladder)
+        return replace(
+            state,
+            interrupted_at=ladder.interrupted_at,
+            stuck=ladder.stuck,
+            spared=ladder.spared,
+            pressed_again=ladder.pressed_again,
+            released=frozenset(ladder.released),
+            replaced=frozenset(ladder.replaced),
+            through_at=ladder.through_at,
+            cleanup=ladder.cleanup,
+            patience=patience,
+            release_after=release_after,
         )
 
-    def _patience(self) -> dict[str, float]:
-        """How long ranks that were told to end may take, where that is not as with cells. A program that is ended by
-        somebody's wish may still use its group: it writes a checkpoint."""
+    def _patience(self, ladder: Escalation) -> tuple[float, float]:
+        """How long ranks that were told to end may take, and their calls. A program that is ended by somebody's wish
+        may still use its group: it writes a checkpoint."""
         program = self.request.program
         if program is None or program.keep:
-            return {}
-        wished = self.ladder.ended_by == supervise.STOPPED and self.stop_signal != signal.SIGINT
+            return supervise.PATIENCE, supervise.RELEASE_AFTER
+        wished = ladder.ended_by == supervise.STOPPED and self.stop_signal != signal.SIGINT
         release = min(supervise.WISHED, program.shutdown / 2) if wished else supervise.RELEASE_AFTER
-        return {"patience": program.shutdown, "release_after": release}
+        return program.shutdown, release
 
     def running(self) -> tuple[int, ...]:
-        return self.watcher.running
+        return tuple([rank for rank in self.specs if rank not in self.ended])
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
-        ladder = self.ladder
-        due = (self._note_if_long(), self._look_if_due(), ladder.ask_through_if_due(), ladder.tell_if_due(),
-               *[look() for look in self.looks])  # fmt: skip
-        waits = [w for w in (patience, *due, self.display.refresh(self.watcher.status)) if w is not None]
+        due = [self._note_if_long(), self._look_if_due(), *[look() for look in self.looks]]
+        if self._ladder is not None:
+            due += [self._ladder.ask_through_if_due(), self._ladder.tell_if_due()]
+        waits = [w for w in (patience, *due, self.display.refresh(lambda: self.watcher.status())) if w is not None]
         try:
             event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -368,17 +390,21 @@ class Execution:
         said: Outcome = message["content"]
         if said.traceback:
             self.display.traceback(rank, said.traceback)
-        said, whole = self.display.outputs[rank].wholes.outcome(said)
+        whole = ""
+        if said.chain or said.pages:
+            said, whole = self.display.outputs[rank].wholes.outcome(said)
         status = self._verdict(rank, outcome.said(said), "lives")
         self.ended[rank] = RankExit(rank, status, time.monotonic(), said, buffers=buffers, whole=whole)
-        if status == outcome.FAILED:
+        if status == outcome.FAILED and self.running():
             self.watcher.soon()
         if self.ended[rank].own_interrupt:
             self._output_until = time.monotonic() + supervise.STOP_COMES
-        self.ladder.ask_next(rank)
+        if self._ladder is not None:
+            self._ladder.ask_next(rank)
 
     def _verdict(self, rank: int, said: str, process: str) -> RankStatus:
-        ours = self.ladder.ours(rank, stopped=bool(self.stops) and said == "interrupt")
+        stopped = bool(self.stops) and said == "interrupt"
+        ours = self._ladder.ours(rank, stopped) if self._ladder else outcome.INTERRUPTED if stopped else ""
         found = outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
         return outcome.verdict_of_script(said, ours, found) if self.request.spends else found
 
@@ -389,7 +415,7 @@ class Execution:
 
     def _placed(self, rank: int, number: int, reply: Reply) -> None:
         facts = facts_of(reply)
-        if facts is not None:
+        if facts is not None and (facts.interrupted or self._ladder is not None):
             self.ladder.saw(rank, facts)
         self.watcher.answered(rank, number, facts)
 
@@ -407,23 +433,25 @@ class Execution:
 
     @property
     def positions(self) -> dict[int, Position]:
-        return self.watcher.positions
+        return self._watcher.positions if self._watcher is not None else {}
 
     @property
     def looked_at(self) -> float:
-        return self.watcher.looked_at
+        return self._watcher.looked_at if self._watcher is not None else 0.0
 
     @property
     def facts(self) -> dict[int, Whereabouts]:
-        return self.watcher.facts
+        return self._watcher.facts if self._watcher is not None else {}
 
     @property
     def deadlock(self) -> Deadlock | None:
-        return self.watcher.deadlock
+        return self._watcher.deadlock if self._watcher is not None else None
 
     def _look_if_due(self) -> float | None:
         """Ask the ranks where they are if it is time; seconds until something about that is due."""
-        return self.watcher.look_if_due() if self.ladder.looks else None
+        if self._watcher is None and (left := self.began + EARLIEST - time.monotonic()) > 0:
+            return left
+        return self.watcher.look_if_due() if self._ladder is None or self._ladder.looks else None
 
     @contextmanager
     def _stop_by_signal(self) -> Iterator[None]:
@@ -439,19 +467,32 @@ class Execution:
 
     # -- what came of it -----------------------------------------------------------------
 
+    @property
+    def plain(self) -> bool:
+        """Whether every rank has finished, and nothing else has happened: then there is nobody to blame."""
+        finished = all(r in self.ended and self.ended[r].status == outcome.FINISHED for r in self.specs)
+        return finished and self._ladder is None and not (self.stops or self.goes_on)
+
     def ending(self) -> RunResult:
         """What came of the run, as far as it is known now."""
-        ladder, ends = self.ladder, self.ladder.interrupted_at is not None
+        result = RunResult(
+            self.workers, self.ended, self.running(), self.positions, self.facts, self.stuck, self.deadlock,
+            stops=self.stops, timeout=self.request.timeout, script=self.request.spends,
+            logs={r: str(o.log) for r, o in self.outputs.items()},
+        )  # fmt: skip
+        ladder = self._ladder
+        if ladder is None:
+            return result
         then = {r: p for r, p in ladder.found.items() if r not in ladder.replaced}  # and not where they clean up
-        return RunResult(
-            self.workers, self.ended, self.running(), {**self.positions, **then}, self.facts, self.stuck,
-            ladder.deadlock if ends else self.deadlock, ladder.ended_by, ladder.interrupted_at, self.stops,
-            self.request.timeout, {r: str(o.log) for r, o in self.outputs.items()}, self.request.spends, ladder.why,
+        return replace(
+            result, positions={**self.positions, **then}, ended_by=ladder.ended_by, why=ladder.why,
+            interrupted_at=ladder.interrupted_at,
+            deadlock=self.deadlock if ladder.interrupted_at is None else ladder.deadlock,
         )  # fmt: skip
 
     def error(self) -> RunFailed | PoolNotRunning | None:
         """What ended the run, with the report; None if it ended well."""
-        return self.ending().error()
+        return None if self.plain else self.ending().error()
 
     def raise_if_bad(self) -> None:
         """Raise the error that says what ended the run, if it did not end well."""

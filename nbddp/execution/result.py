@@ -19,7 +19,7 @@ from nbddp.errors import (
     WorkerFailed,
     in_kernel,
 )
-from nbddp.execution import deadlock, exit_notes, report, supervise
+from nbddp.execution import deadlock, report, supervise
 from nbddp.execution.blame import DEATH_FIRST, Blame, blame, leaver, lost_connection
 from nbddp.execution.positions import Position
 from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, PlainStyle
@@ -108,10 +108,6 @@ class RunResult:
     def well(self) -> bool:
         """Every rank came to its end, and nobody ended the run."""
         return all(e.well for e in self.ended.values()) and not self.ended_by
-
-    def note(self) -> str:
-        """What a user should know of a run that ended well; empty if there is nothing."""
-        return exit_notes.ended_note([e for _, e in sorted(self.ended.items())])
 
     def error(self) -> RunFailed | PoolNotRunning | None:
         """What ended the run, with the report; None if it ended well. A report that cannot be worded is the facts."""

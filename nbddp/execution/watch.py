@@ -23,6 +23,7 @@ from nbddp.protocol.run_spec import Question, Reply
 GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}
 ANSWERS = (RankStatus.FINISHED, RankStatus.FAILED)  # what ranks may be that have left and can still be asked
 FIRST = 0.15  # seconds until the first question where the ranks are
+EARLIEST = 0.025  # the least of that, where a deadlock may stand for a moment only
 LOOK_EVERY = 0.5  # seconds between two questions
 ENDING_EVERY = 0.25  # the same, once the run is being ended
 AGAIN = 0.05  # seconds until the second look after a failure
@@ -53,7 +54,7 @@ class RankWatcher:
 
     ended: the run's own table of ranks that have left it. `positions`: rank → where it is; `facts`: what it said last.
     `deadlock`: the one that stands, since `hung_since` (time.monotonic()); `proven`: that it has ended the run, so that
-    no later look takes it back. program: what the ranks run, in words.
+    no later look takes it back. program: what the ranks run, in words. began: when the run did (time.monotonic()).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class RankWatcher:
         world_size: int,
         hang_after: float | None,
         program: str = "cell",
+        began: float = 0.0,
     ):
         self._workers, self._ranks, self._ended, self._came = workers, tuple(ranks), ended, came
         self._run, self._world_size, self._hang_after, self._program = run, world_size, hang_after, program
@@ -81,7 +83,9 @@ class RankWatcher:
         self._words: tuple[tuple[int, ...], str] = (), ""  # of the running ranks, until one moves
         self._owing: set[int] = set()  # ranks that have not answered the last question to them
         self._idle: set[int] = set()
-        self._next = self._under_way = self._assessed_at = self._looked_at = 0.0
+        self._next = began + min(FIRST, self._every() / 2)
+        self._under_way = began + START_EACH * len(self._ranks)
+        self._assessed_at = self._looked_at = 0.0
 
     @property
     def looked_at(self) -> float:
@@ -116,11 +120,6 @@ class RankWatcher:
 
     # -- looking ------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> None:
-        """The run begins."""
-        self._next = now + min(FIRST, self._every() / 2)
-        self._under_way = now + START_EACH * len(self._ranks)
-
     def soon(self) -> None:
         """A rank has failed: are the others waiting for it? Those that have not come so far would be asked twice."""
         self._next = self._under_way
@@ -136,7 +135,7 @@ class RankWatcher:
     def _every(self) -> float:
         if self._ending:
             return ENDING_EVERY
-        return LOOK_EVERY if self._hang_after is None else min(LOOK_EVERY, max(0.05, self._hang_after / 3))
+        return LOOK_EVERY if self._hang_after is None else min(LOOK_EVERY, max(2 * EARLIEST, self._hang_after / 3))
 
     def look_if_due(self) -> float:
         """Ask the ranks where they are if it is time; seconds until something about that is due."""

@@ -12,19 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from matplotlib import rc_context
+from matplotlib import get_data_path, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from nbddp.figures.html import Spot, page
-from nbddp.figures.palette import RC
+from nbddp.figures.palette import MUTED, PAPER, RC
 from nbddp.output.table import Table
 
 DPI = 192  # two pixels of a picture to one of the page's: sharp on every screen, and 9 points are 9 points
 PAD = 0.12  # inches around a picture
 COLOURS = 128  # in a PNG: a third of the bytes of all colours, and no difference can be seen
+CAPTION = 8.5  # points
+RULE = "#d0d0d0"  # between one still and the next
 
 
 def width_of(png: bytes) -> int:
@@ -169,3 +171,29 @@ def remade(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
         return made
 
     return drawn
+
+
+# -- several as one still picture ------------------------------------------------------------------
+
+
+def stills(figures: Sequence[DescribedFigure], captions: Sequence[str]) -> bytes:
+    """PNG of the figures from top to bottom, each under its caption."""
+    font_file = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    font = ImageFont.truetype(str(font_file), round(CAPTION * DPI / 72))
+    margin, line = round(PAD * DPI), round(CAPTION * 1.4 * DPI / 72)
+    pictures = [Image.open(io.BytesIO(f.png())).convert("RGB") for f in figures]
+    widths = [*(p.width for p in pictures), *(round(font.getlength(c)) + 2 * margin for c in captions)]
+    height = sum(p.height + line + margin for p in pictures)
+    whole = Image.new("RGB", (max(widths), height), PAPER)
+    pen = ImageDraw.Draw(whole)
+    y = 0
+    for picture, caption in zip(pictures, captions, strict=True):
+        if y:
+            pen.line((margin, y, whole.width - margin, y), fill=RULE, width=2)
+        pen.text((margin, y + margin), caption, font=font, fill=MUTED)
+        y += line + margin
+        whole.paste(picture, (0, y))
+        y += picture.height
+    buffer = io.BytesIO()
+    whole.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

@@ -83,6 +83,12 @@ class Topology:
     def nnodes(self) -> int:
         return len(self.nodes)
 
+    def joining(self, place: Worker) -> str:
+        """The network interface by which a worker's libraries are to meet, which joins its node to others; empty where
+        that is the loopback."""
+        interface = self.nodes[place.node].interface
+        return interface.name if interface is not None else ""
+
     @property
     def nproc_per_node(self) -> int:
         return self.workers[0].local_world_size if self.workers else 0

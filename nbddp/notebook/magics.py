@@ -90,7 +90,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @contextmanager
     def _stoppable(self, command: str) -> Iterator[None]:
         """Stop ends a command with one line, which says what the pool is like."""
-        before, run = self.pool.footing(), None
+        before, run = self.pool.snapshot(), None
         try:
             with stop.heard_at_checks():
                 yield
@@ -99,7 +99,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             run = e
         except KeyboardInterrupt:
             pass
-        became = snapshot.changed(before, self.pool.footing())
+        became = snapshot.changed(before, self.pool.snapshot())
         if command == "push" and run is not None:
             done = [s.rank for s in run.states if s.status == RankStatus.FINISHED]
             became = f"the names are set on {rank_words(done) if done else 'no rank'}"
@@ -108,7 +108,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @contextmanager
     def _stoppable_cell(self) -> Iterator[None]:
         """As `_stoppable`, where Stop comes before or after the run itself."""
-        before, last = self.pool.footing(), self.pool.last_run
+        before, last = self.pool.snapshot(), self.pool.last_run
         try:
             with stop.heard_at_checks():
                 yield
@@ -116,7 +116,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         except KeyboardInterrupt:
             pass
         when = "before it ran on any rank" if self.pool.last_run is last else "after it had ended on the ranks"
-        became = snapshot.changed(before, self.pool.footing())
+        became = snapshot.changed(before, self.pool.snapshot())
         raise RunStopped(f"the cell was stopped by the user {when}; {became}") from None
 
     @contextmanager

@@ -13,6 +13,7 @@ from nbddp.launch.units import lasts
 from nbddp.notebook.commands import CommandLine, overview
 from nbddp.notebook.history import Ran
 from nbddp.output import background
+from nbddp.protocol.capability import load, rows
 from nbddp.protocol.pool_parts import call_all, lines
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def start(magics: DDPMagics, line: CommandLine) -> None:
 def start_pool(magics: DDPMagics, spec: LaunchSpec) -> None:
     magics.start_workers(lambda progress: magics.pool.ensure(spec, progress))
     if not magics.pool.spec.elsewhere:
-        for line in lines(magics.pool.parts.offers):
+        for line in [line for row in rows() if row.offers for line in load(row.offers)()]:
             print(line)
     magics.tell_shortcomings()
 

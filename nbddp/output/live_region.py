@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import textwrap
@@ -87,12 +86,3 @@ def _columns(c: str) -> int:
     if unicodedata.combining(c):
         return 0
     return 2 if unicodedata.east_asian_width(c) in "WF" else 1
-
-
-def can_draw(stream: Any) -> bool:
-    """Whether rows on this stream can be drawn again: it is a terminal that knows how."""
-    try:
-        is_terminal = bool(stream.isatty())
-    except (AttributeError, ValueError):  # not a file, or closed
-        return False
-    return is_terminal and os.environ.get("TERM", "dumb") != "dumb"

@@ -55,8 +55,6 @@ class Wholes:
 
     def outcome(self, said: Outcome) -> tuple[Outcome, str]:
         """An outcome with texts of bounded size; and a digest of its exceptions, where they are not told in full."""
-        if not said.chain and not said.pages:
-            return said, ""
         chain, pages = self._chain(said.chain), tuple(map(self._page, said.pages))
         cut = chain != said.chain
         whole = hashlib.sha256(repr(said.chain).encode("utf-8", "replace")).hexdigest() if cut else ""

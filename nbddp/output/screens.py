@@ -23,7 +23,7 @@ import psutil
 from nbddp.compat import ipykernel
 from nbddp.output.buffer import LIVE_WIDTH, Display, RankOutput, Text
 from nbddp.output.layout import BAR, Piece, Print, block
-from nbddp.output.live_region import Region, can_draw
+from nbddp.output.live_region import Region
 from nbddp.output.progress import Progress
 
 LIVE_LINES = 20
@@ -314,6 +314,15 @@ def for_shell(shell: Any | None) -> Screen:
         console = of_console()
         return Notebook(shell) if console is None else Terminal(Region(size=console), reports=True)
     return Terminal(Region() if can_draw(sys.stdout) else None, reports=shell is not None)
+
+
+def can_draw(stream: Any) -> bool:
+    """Whether rows on this stream can be drawn again: it is a terminal that knows how."""
+    try:
+        is_terminal = bool(stream.isatty())
+    except (AttributeError, ValueError):  # not a file, or closed
+        return False
+    return is_terminal and os.environ.get("TERM", "dumb") != "dumb"
 
 
 @functools.cache

@@ -34,13 +34,13 @@ class EnvChange:
         """What is to be said before workers start. Raises BadInput for an interface that a node does not have."""
         named = any(name in self.wanted for name in INTERFACES)
         for node in group.hosts if named else ():
-            env_options.check_interfaces(self.wanted, node.warm["interfaces"], node.name)
+            env_options.check_interfaces(self.wanted, node.facts.interfaces, node.name)
         if not self.first:
             return [env_options.change_words(self.once, self.wanted, self.imports)] if self.once else []
         if group.added:
             return []
         try:
-            env_options.check_interfaces(os.environ, group.nodes[0].warm["interfaces"])
+            env_options.check_interfaces(os.environ, group.nodes[0].facts.interfaces)
         except BadInput as e:
             return [str(e)]
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
@@ -13,6 +13,7 @@ from nbddp.launch.topology import Topology, counted
 from nbddp.output.progress import StageText
 from nbddp.output.screens import Screen
 from nbddp.protocol.capability import load, rows
+from nbddp.protocol.codec import Json
 
 if TYPE_CHECKING:
     from nbddp.pool.change import Change
@@ -26,8 +27,11 @@ Progress = Callable[[str], None]
 class HostSource:
     """The nodes of one worker group: reached, checked between cells, changed. This one has the node of this machine.
 
-    `told`: what the next start is to say of them. pool: a proxy.
+    `told`: what the next start is to say of them. pool: a proxy. may_change: whether nodes may come and go between
+    cells; then each line is planned anew, and `check`, `need_reachable` and `watching` are called.
     """
+
+    may_change = False
 
     def __init__(self, pool: PoolState):
         self.pool = pool
@@ -108,7 +112,7 @@ class HostSource:
         """By which ipyparallel's clients find the workers."""
         return f"nbddp-{self.group.nodes[0].agent.pool_id}"
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """What `status` and `stacks` in a terminal need to know of them."""
         return {}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from nbddp.errors import AgentFailed, PoolError, RankStatus
 from nbddp.launch.topology import Topology
 from nbddp.pool import start_requests
 from nbddp.pool.node import ends_pool
+from nbddp.protocol.agent import Started, StartWorker
+from nbddp.protocol.codec import Json, from_json, to_json
+from nbddp.protocol.jsonl import Message
 
 EVENT_TIMEOUT = 2.0  # seconds; a start may fail before the agent's event comes
 LOOK_EVERY, LOOKING = 0.004, 2.0  # seconds; later as often as ipyparallel looks
@@ -50,7 +54,7 @@ class _OnAgent(BaseLauncher):  # type: ignore[misc]
         return agent
 
     @classmethod
-    def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> Any:
+    def from_dict(cls, d: Json, **kwargs: Any) -> Any:
         launcher = super().from_dict(d, **kwargs)
         try:
             launcher.agent = AgentClient.connect(Path(launcher.home))
@@ -59,7 +63,7 @@ class _OnAgent(BaseLauncher):  # type: ignore[misc]
         launcher.agent.on_event(launcher._hear)
         return launcher
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, message: Message) -> None:
         raise NotImplementedError
 
     async def join(self, timeout: float | None = None) -> None:
@@ -79,29 +83,27 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
 
     async def start(self) -> None:
         agent = self._take_agent()
-        answer = agent.request(
-            "start",
-            **start_requests.controller(
-                env=agent.env or dict(os.environ),
-                home=agent.home,
-                profile_dir=self.profile_dir,
-                cluster_id=self.cluster_id,
-                ip=self.ip,
-            ),
-            args=list(self.controller_args),
+        start = start_requests.controller(
+            env=agent.env or dict(os.environ),
+            home=agent.home,
+            profile_dir=self.profile_dir,
+            cluster_id=self.cluster_id,
+            ip=self.ip,
+            args=self.controller_args,
         )
-        self.pid = answer["pid"]
+        answer = agent.request("start", kind=start.kind, **to_json(start))
+        self.pid = from_json(Started, answer).pid
         self.notify_start(answer)
         self._note_end()  # it may have ended before its pid was known
 
-    async def get_connection_info(self, timeout: float | None = None) -> dict[str, Any]:
+    async def get_connection_info(self, timeout: float | None = None) -> Json:
         """As ipyparallel's, which looks for the files ten times a second."""
         end = asyncio.get_running_loop().time() + LOOKING
         while not all(map(os.path.exists, self.connection_files.values())) and self.state == "running":
             if asyncio.get_running_loop().time() > end:
                 break
             await asyncio.sleep(LOOK_EVERY)
-        found: dict[str, Any] = await super().get_connection_info(timeout)
+        found: Json = await super().get_connection_info(timeout)
         return found
 
     def ended(self) -> PoolError | None:
@@ -125,7 +127,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
         self.signal(signal.SIGTERM)
         await self.join(self.stop_timeout)
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, message: Message) -> None:
         if self.end is None and ends_pool(message):
             self.end = message
             self._note_end()
@@ -143,19 +145,18 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
     started = AnyTrait()
 
     async def start(self, n: int) -> None:
-        """Have the workers that were `started` (requests, answers), or start `n` that are placed on this machine."""
+        """Have the workers that were `started` (rank → pid), or start `n` that are placed on this machine."""
         agent = self._take_agent()
         if self.started:
-            self.note(*self.started)
+            self.note(self.started)
             return
-        starts = self._plan(agent, n)
-        keys = [agent.post("start", **s) for s in starts]
-        self.note(starts, [agent.take(key) for key in keys])
+        keys = [(s.rank, agent.post("start", kind=s.kind, **to_json(s))) for s in self._plan(agent, n)]
+        self.note({rank: from_json(Started, agent.take(key)).pid for rank, key in keys})
         agent.tell("note", ranks=list(range(n)), status=RankStatus.RUNNING, doing="used by ipyparallel")
 
-    def note(self, starts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
-        """These workers have been started, with the agent's answer for each; also when ranks join or are replaced."""
-        self.pids = {**self.pids, **{str(s["rank"]): a["pid"] for s, a in zip(starts, answers, strict=True)}}
+    def note(self, started: Mapping[int, int]) -> None:
+        """These workers have been started (rank → pid); also when ranks join or are replaced."""
+        self.pids = {**self.pids, **{str(rank): pid for rank, pid in started.items()}}
         self.n = len(self.pids)
         self.notify_start(dict(self.pids))
 
@@ -166,14 +167,14 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
         self.signal(signal.SIGKILL)
         await self.join(self.stop_timeout)
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _hear(self, message: Message) -> None:
         if message["ev"] == "exit" and self.pids.get(str(message["rank"])) == message["pid"]:
             self.pids = {r: p for r, p in self.pids.items() if p != message["pid"]}
             self.n = len(self.pids)
         if message["ev"] == "gone" or not self.pids:
             self.notify_stop({"exit_code": 0})
 
-    def _plan(self, agent: AgentClient, n: int) -> list[dict[str, Any]]:
+    def _plan(self, agent: AgentClient, n: int) -> list[StartWorker]:
         topology = Topology.plan([start_requests.host(agent.wait_warm())], nproc=n, oversubscribe=True)
         agent.tell("describe", info=start_requests.description(topology), files=list(self.connection_files.values()))
         return [

@@ -18,13 +18,12 @@ from nbddp.errors import AgentFailed, RankStatus
 from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology, Worker
 from nbddp.pool import start_requests
-from nbddp.protocol.codec import from_json
+from nbddp.protocol.agent import Started, StartWorker, Warm
+from nbddp.protocol.codec import Json, from_json, to_json
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.outcome import Outcome, ProcessExit
 
 RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
-
-Starts = list[dict[str, Any]]
 
 
 @dataclass
@@ -69,7 +68,7 @@ class ClusterFiles:
 class Posted:
     """Start requests that a node's agent is carrying out; `sizes`: how long the logs had been (bytes)."""
 
-    starts: Starts
+    starts: Sequence[StartWorker]
     sizes: Mapping[str, int]
     round: AgentRequests
 
@@ -91,7 +90,7 @@ class PoolNode:
         self,
         agent: AgentClient,
         died: Callable[[int, ProcessExit], None],
-        process_ended: Callable[[dict[str, Any]], None],
+        process_ended: Callable[[Message], None],
     ):
         self.agent = agent
         self.workers: dict[int, WorkerProcess] = {}
@@ -107,7 +106,7 @@ class PoolNode:
 
     @property
     def alive(self) -> bool:
-        return self.agent.alive
+        return not self.agent.closed
 
     @property
     def given(self) -> Mapping[str, str]:
@@ -115,20 +114,26 @@ class PoolNode:
         return os.environ
 
     @property
-    def warm(self) -> Mapping[str, Any]:
-        """What the agent told when it had warmed up; empty before."""
-        return self.agent.warm or {}
+    def warm(self) -> Warm | None:
+        """What the agent told when it had warmed up; None before."""
+        return self.agent.warm
+
+    @property
+    def facts(self) -> Warm:
+        """The same, where it is known to be warm."""
+        assert self.warm is not None
+        return self.warm
 
     # -- processes ------------------------------------------------------------------------------
 
     def host(self, index: int) -> Node:
         """This machine, from what its agent said when it was warm. Its processes meet over the loopback."""
-        return start_requests.host(self.warm, index, self.address)
+        return start_requests.host(self.facts, index, self.address)
 
     def prepare(self, cluster: ClusterFiles) -> None:
         """Ask for what `request` needs there; returns at once."""
 
-    def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> dict[str, Any]:
+    def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> StartWorker:
         """A start request for one worker."""
         return start_requests.worker(
             place,
@@ -141,39 +146,40 @@ class PoolNode:
             url_file=cluster.engine_file,
         )
 
-    def post_starts(self, starts: Starts) -> Posted:
+    def post_starts(self, starts: Sequence[StartWorker]) -> Posted:
         """Ask for workers; returns at once."""
-        posted = Posted(starts, self._sizes([s["log"] for s in starts]), AgentRequests())
+        posted = Posted(starts, self._sizes([s.log for s in starts]), AgentRequests())
         for start in starts:
-            posted.round.post(self.agent, "start", **start)
+            posted.round.post(self.agent, "start", kind=start.kind, **to_json(start))
         return posted
 
-    def take_starts(self, posted: Posted, launched: Callable[[Starts, Starts], None]) -> None:
-        """Note those that have been started as ours, and have `launched` do so with requests and answers, which have
-        their pids and start times. Raises AgentFailed for one that could not be, after that."""
+    def take_starts(self, posted: Posted, launched: Callable[[Mapping[int, int]], None]) -> None:
+        """Note those that have been started as ours, and have `launched` do so with rank → pid. Raises AgentFailed for
+        one that could not be, after that."""
         answers = posted.round.answers()
-        came = [(start, a) for start, a in zip(posted.starts, answers, strict=True) if not isinstance(a, AgentFailed)]
-        launched([start for start, _ in came], [answer for _, answer in came])
-        self._take(came, posted.sizes)
+        came = [
+            (start, from_json(Started, answer))
+            for start, answer in zip(posted.starts, answers, strict=True)
+            if not isinstance(answer, AgentFailed)
+        ]
+        launched({start.rank: process.pid for start, process in came})
+        for start, process in came:
+            self.workers[start.rank] = worker = WorkerProcess(
+                start.rank, start.uuid, process.pid, process.started, start.log, start.kept, posted.sizes[start.log]
+            )
+            early = self._early.pop(process.pid, None)
+            if early is not None:
+                self.exited(worker, early)
         without_errors(answers)
 
-    def _take(self, came: Sequence[tuple[dict[str, Any], Message]], sizes: Mapping[str, int]) -> None:
-        for start, answer in came:
-            rank = start["rank"]
-            self.workers[rank] = WorkerProcess(
-                rank, start["uuid"], answer["pid"], answer["started"], start["log"], start["kept"], sizes[start["log"]]
-            )
-            early = self._early.pop(answer["pid"], None)
-            if early is not None:
-                self.exited(self.workers[rank], early)
-
-    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
-        """Those of these ranks that live here are to get a signal; they have it when `asked` is answered."""
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests, *, group: bool = False) -> None:
+        """Those of these ranks that live here are to get a signal; they have it when `asked` is answered. group: also
+        the processes of their groups, as torchrun signals a program's."""
         pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
         if pids and self.alive:
-            asked.post(self.agent, "signal", pids=pids, signal=int(number))
+            asked.post(self.agent, "signal", pids=pids, signal=int(number), group=group)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _hear(self, event: Message) -> None:
         """The agent's events, in its reader thread."""
         if event["ev"] == "exit" and event["kind"] == "worker":
             exit_ = from_json(ProcessExit, event)
@@ -252,7 +258,7 @@ class PoolNode:
 
     # -- what it is told, and asked ---------------------------------------------------------------
 
-    def children(self, asked: AgentRequests) -> list[dict[str, Any]] | None:
+    def children(self, asked: AgentRequests) -> list[Json] | None:
         """Its processes, for `status`; None where `asked` is to bring them."""
         asked.post(self.agent, "status")
         return None
@@ -269,7 +275,7 @@ class PoolNode:
             self._kept = seconds
             self.agent.keep(seconds)
 
-    def describe(self, subject: tuple[object, ...], info: Callable[[], dict[str, Any]], files: list[str]) -> None:
+    def describe(self, subject: tuple[object, ...], info: Callable[[], Json], files: list[str]) -> None:
         """What `status` says of the pool, and the files that end with it, if `subject` has changed."""
         if subject != self._described:
             self._described = subject

@@ -18,7 +18,7 @@ from nbddp.protocol.run_spec import CALL
 def call(
     function: Callable[..., Any],
     args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
+    kwargs: Mapping[str, object] | None,
     ranks: Sequence[int],
     plain: bool,
     **limits: Any,

@@ -20,14 +20,16 @@ from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.output.screens import NullScreen, Screen, for_shell
-from nbddp.pool import payloads, retry
+from nbddp.pool import payloads
 from nbddp.pool.node import WorkerProcess
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import shell
+from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import json_values, pickling
 from nbddp.protocol.capability import given, pool_methods, with_options
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all
 from nbddp.protocol.program import SHUTDOWN
 from nbddp.protocol.request import HANG_AFTER, Request
@@ -183,7 +185,7 @@ class Pool(PoolMethods):
         """
         old = self.topology
         notes = self.life.ensure(spec, progress)
-        if old is not None and old.on_gpus != self.placed().on_gpus:
+        if old is not None and old is not self.topology and old.on_gpus != self.placed().on_gpus:
             self.measured = []
         return notes
 
@@ -245,7 +247,7 @@ class Pool(PoolMethods):
 
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
         """`run_cell` for one `Request`."""
-        run = retry.carry_out(self.life, request, screen or for_shell(shell()))
+        run = self.runs.carry_out(request, screen or for_shell(shell()))
         return payloads.answered(run.ended) if request.want_value else RankValues({})
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:
@@ -271,7 +273,7 @@ class Pool(PoolMethods):
         self,
         function: Callable[..., Any],
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, object] | None = None,
         *,
         ranks: Sequence[int] | None = None,
         screen: Screen | None = None,
@@ -293,7 +295,7 @@ class Pool(PoolMethods):
         run = self.runs.run(request, screen)
         return payloads.answered(run.ended, json_values.read if self.plain else pickling.unpack)
 
-    def push(self, names: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
+    def push(self, names: Mapping[str, object], ranks: Sequence[int] | None = None) -> None:
         """Copy values to names on the ranks. Raises BadInput if one cannot be pickled; then none is set."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
@@ -337,12 +339,12 @@ class Pool(PoolMethods):
             return None
         return self.group.wire.ask(rank, question, timeout)
 
-    def footing(self) -> dict[str, Any]:
-        """The pool's present state, to report later what has changed (`nbddp.pool.snapshot`)."""
-        return self.life.footing()
+    def snapshot(self) -> PoolSnapshot:
+        """The pool's present state, to report later what has changed."""
+        return self.life.snapshot()
 
     # -- what is shown -------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Message:
         """The agent's answer to `status`: the pool's description and its processes."""
         return self.life.status()

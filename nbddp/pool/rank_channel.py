@@ -43,8 +43,8 @@ class RankChannel:
             self.died(rank, gone)
         return gone is None
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
-        self.group.signal(ranks, number)
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
+        self.group.signal(ranks, number, group=group)
 
     def kill(self, ranks: Sequence[int]) -> None:
         self.group.signal(ranks, signal.SIGKILL)

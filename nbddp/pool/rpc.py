@@ -20,11 +20,12 @@ from nbddp.errors import PoolError
 from nbddp.launch.topology import rank_words
 from nbddp.pool.connection import Connect, Connection
 from nbddp.protocol import messages
-from nbddp.protocol.codec import from_json, to_json
+from nbddp.protocol.codec import Json, from_json, to_json
+from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
-Hear = Callable[[int, dict[str, Any]], None]
+Hear = Callable[[int, JupyterMessage], None]
 HearReply = Callable[[int, Reply], None]
 HearKernel = Callable[[int, str, dict[str, Any]], None]  # rank, type and content
 WORDS_EVERY = 0.1  # seconds between two words on how many ranks are registered
@@ -130,7 +131,7 @@ class RankRpc:
             number, hear = self._last[rank]
             self._hears[number] = rank, hear
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _heard(self, message: JupyterMessage) -> None:
         """What a rank has published or answered, in the client's thread."""
         number, kind = message["parent_header"].get("msg_id"), message["header"]["msg_type"]
         if kind == messages.REPLY:
@@ -159,9 +160,7 @@ class RankRpc:
         known = self._uuids or ipyparallel.engines(self.client)
         return next((rank for rank, there in known.items() if there == uuid), None)
 
-    def tell_kernel(
-        self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[bytes], hear: HearKernel
-    ) -> None:
+    def tell_kernel(self, rank: int, kind: str, content: Json, buffers: Sequence[bytes], hear: HearKernel) -> None:
         """Send a message of Jupyter's own, which the rank takes when it is idle; nothing if it has ended. `hear` gets
         what the rank publishes because of it, in the client's thread."""
         if rank not in self.engines():

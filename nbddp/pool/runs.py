@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 import uuid as uuids
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from nbddp.agent import stop
+from nbddp.agent.hardware import loopback_name
 from nbddp.agent.stop import uninterrupted
-from nbddp.errors import PoolError, RankStatus
-from nbddp.execution import exit_notes
+from nbddp.errors import PoolError, RankStatus, RunFailed, RunHung, WorkerFailed
+from nbddp.execution import exit_notes, report
 from nbddp.execution.cell_text import as_python
 from nbddp.execution.execution import Execution
 from nbddp.execution.result import UNSAID, StuckRank
@@ -23,10 +26,10 @@ from nbddp.launch import torchrun_env
 from nbddp.output import log_file
 from nbddp.output.background import BackgroundOutput
 from nbddp.output.screens import LazyScreen, NullScreen, Screen, for_shell
-from nbddp.pool import start_requests
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import outcome
+from nbddp.protocol.codec import Json
 from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import CELL, END_GROUP, Rendezvous, RunSpec
@@ -44,13 +47,38 @@ class Runs:
         self.ranks, self.parts = ranks, parts
         self.last: Execution | None = None
         self.last_cell: tuple[int, int] | None = None
-        self.between = BackgroundOutput()
+        self.between: BackgroundOutput | None = None  # made by the first text that comes when no run is on
+        self._kept_at: tuple[Path, int] | None = None  # with which logs it is kept, and how many bytes
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
 
     @property
     def group(self) -> WorkerGroup:
         return self.ranks.group
+
+    def carry_out(self, request: Request, screen: Screen) -> Execution:
+        """A run and its attempts: after a failure all processes are new, and where nodes may come and go, those there
+        are. The attempt that ended well. Raises the last one's RunFailed, with all attempts in its report."""
+        self.group.need_running()
+        self.parts.on("run")
+        for launched in self.parts.launched:
+            launched(request, self.id)
+        if request.max_restarts:
+            self.group.source.refuse_renewal(f"--max-restarts {request.max_restarts}")
+        began = time.monotonic()
+        attempts: list[str] = []
+        while True:
+            source = self.group.source
+            try:
+                with source.watching() if source.may_change else nullcontext():  # nodes that come or are to go end it
+                    return self.run(request, screen, timed_from=began, attempt=len(attempts))
+            except RunFailed as error:
+                changes = self.last.regrouped if self.last is not None else ""
+                if changes:  # no failure, so no attempt
+                    screen.say(f"{changes}; restarting all workers and the cell")
+                else:
+                    _count(error, attempts, request.max_restarts, screen)
+                self.group.source.renew(screen)
 
     def run(
         self,
@@ -92,24 +120,27 @@ class Runs:
         run.when_sent = lambda: group.nodes[0].forget_run(number)
         run.when_long = lambda: group.note(ranks, RankStatus.RUNNING, request.state)
         wire = group.wire
-        wire.late, wire.comm, wire.ended = self.between.take, self.parts.hear, self.parts.ranks_ended
+        wire.late, wire.comm, wire.ended = self._take_late, self.parts.hear, self.parts.ranks_ended
         with closing(run.events), self.parts.during(run):  # what a part has them hear is let go of in any case
             if request.is_program:  # a look at the ranks is nobody's last run
                 self.last = run
-                self.between.follow(logs, most)
+                self._kept_at = logs, most
+                if self.between is not None:
+                    self.between.follow(logs, most)
             else:
-                run.aside = self.between.take
+                run.aside = self._take_late
             if request.is_numbered:
                 self.last_cell = (number, request.cell)
             with uninterrupted():
                 self._carry_out(run, ranks, screen)
         if request.is_numbered:
             self._show_earlier(run, screen)
-        for others in filter(None, (run.unwritten(), *exit_notes.notes(list(run.ended.values())))):
-            screen.say(others)
+        remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
+        for note in filter(None, (run.unwritten(), *(exit_notes.notes(remarks) if remarks else ()))):
+            screen.say(note)
         run.raise_if_bad()
-        note = exit_notes.ended_note([e for _, e in sorted(run.ended.items())])
-        if note and not request.spends:
+        ended = [] if run.plain else [e for _, e in sorted(run.ended.items())]
+        if ended and not request.spends and (note := exit_notes.ended_note(ended)):
             screen.say(note)
         return run
 
@@ -172,7 +203,7 @@ class Runs:
         placed, visible = self.group.placed(), self.group.visible
         place = placed.workers[rank]
         env = torchrun_env.of_worker(
-            place, placed, here, visible=visible, joining=start_requests.joining(placed, place)
+            place, placed, here, visible=visible, joining=placed.joining(place) or loopback_name()
         )
         env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
         env.update(torchrun_env.of_run(meet, error_file))
@@ -183,7 +214,8 @@ class Runs:
         not."""
         stores = self.group.stores
         assert stores is not None
-        known = {"", stores.unguarded, self.group.nodes[0].warm.get("unguarded")}
+        warm = self.group.nodes[0].warm
+        known = {"", stores.unguarded, warm.more.get("unguarded") if warm is not None else ""}
         ports = stores.ports_of(number)
         if stores.unguarded not in known:
             screen.say(stores.unguarded)
@@ -201,14 +233,15 @@ class Runs:
             run.execute()
         finally:
             run.events.close()
-            self.ranks.current, ending, workers = None, run.ending(), group.workers
-            disordered = bool(run.goes_on) or (ending.disordered() and not ending.untouched())
-            group.broken |= disordered and not run.request.spends
+            self.ranks.current, workers = None, group.workers
+            ending = None if run.plain else run.ending()
+            if ending is not None and not run.request.spends:
+                group.broken |= bool(run.goes_on) or (ending.disordered() and not ending.untouched())
             for rank in run.ended.keys() & workers.keys():
                 workers[rank].hear(run.ended[rank].outcome)
             if run.noted:
                 group.note(ranks, RankStatus.IDLE)
-        broken = [] if run.request.spends else ending.broken()
+        broken = [] if run.request.spends or ending is None else ending.broken()
         if broken:  # a CUDA context, which the process never gets back; the next run starts new ones
             group.broken = True
             group.kill(broken)
@@ -218,7 +251,9 @@ class Runs:
         if self.ranks.lost:
             screen.say("the connection to the workers was lost and reestablished; names on them are kept")
         if group.stores is not None:
-            group.stores.after(ending.well, ending.groups() if len(run.specs) == group.world_size else None)
+            groups = {r: e.group for r, e in run.ended.items() if e.group is not None}
+            well = ending is None or ending.well
+            group.stores.after(well, groups if len(run.specs) == group.world_size else None)
 
     def _note_late_deaths(self, run: Execution, broken: Sequence[int]) -> None:
         """Processes that ended after their rank had left the run: gloo aborts one whose pending call does not fit.
@@ -229,9 +264,18 @@ class Runs:
             if left and worker.exit is not None:
                 run.stuck.setdefault(rank, StuckRank(worker.exit.code))
 
+    def _take_late(self, rank: int, kind: str, content: Json) -> None:
+        """What a rank prints when no program runs: in the client's thread."""
+        if self.between is None:
+            between = BackgroundOutput()
+            if self._kept_at is not None:
+                between.follow(*self._kept_at)
+            self.between = between
+        self.between.take(rank, kind, content)
+
     def _show_earlier(self, run: Execution, screen: Screen) -> None:
         """What was printed before this cell, when none ran."""
-        for later in self.between.collect(run.shown):
+        for later in self.between.collect(run.shown) if self.between is not None else ():
             for out in later.outputs:
                 run.earlier.setdefault(out.rank, []).append(out.log)
             screen.say(later.words())
@@ -278,6 +322,20 @@ class Runs:
         finally:
             self.ranks.current = None
         return run
+
+
+def _count(error: RunFailed, attempts: list[str], most: int, screen: Screen) -> None:
+    """Note a failed attempt. Raises the error if it is none, or the last one."""
+    if not isinstance(error, (WorkerFailed, RunHung)):
+        raise error
+    attempts.append(str(error))
+    if len(attempts) > most:
+        if most:
+            error.attempts = tuple(attempts)
+            error.report = report.attempts_text(attempts, error.report)
+            error.painted = report.attempts_text(attempts, error.painted)
+        raise error
+    screen.say(report.attempt_words(len(attempts), most + 1, attempts[-1]))
 
 
 def shell() -> Any:

@@ -1,14 +1,13 @@
-"""What the agent is asked to start: plain requests for a worker and for the controller."""
+"""What the agent is asked to start: requests for a worker and for the controller."""
 
 from __future__ import annotations
 
 import os
 import sys
 import uuid as uuids
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from nbddp.agent import runtime_dir
 from nbddp.agent.hardware import loopback_name
@@ -16,6 +15,8 @@ from nbddp.compat import working_dir
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Node, node_of
 from nbddp.launch.topology import Topology, Worker
+from nbddp.protocol.agent import StartController, StartWorker, Warm
+from nbddp.protocol.codec import Json
 
 
 def worker(
@@ -28,24 +29,24 @@ def worker(
     bulk: Path,
     profile_dir: str,
     url_file: str,
-) -> dict[str, Any]:
-    """A start request for one worker; `uuid` is what it will register under. home, bulk: the pool's folders there; env:
-    what is added to the environment there, or all of it."""
+) -> StartWorker:
+    """A start request for one worker. home, bulk: the pool's folders there; env: what is added to the environment
+    there, or all of it."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
-    base.update(torchrun_env.of_worker(place, topology, env, visible=visible, joining=joining(topology, place)))
-    return {
-        "kind": "worker",
-        "rank": place.rank,
-        "uuid": str(uuids.uuid4()),
-        "env": base,
-        "cwd": working_dir.here(),
-        "path": list(sys.path),
-        "log": str(home / f"worker-{place.rank}.log"),
-        "kept": str(bulk / f"worker-{place.rank}"),
-        "profile_dir": profile_dir,
-        "url_file": url_file,
-    }
+    joining = topology.joining(place) or loopback_name()
+    base.update(torchrun_env.of_worker(place, topology, env, visible=visible, joining=joining))
+    return StartWorker(
+        rank=place.rank,
+        uuid=str(uuids.uuid4()),
+        env=base,
+        cwd=working_dir.here(),
+        path=tuple(sys.path),
+        log=str(home / f"worker-{place.rank}.log"),
+        kept=str(bulk / f"worker-{place.rank}"),
+        profile_dir=profile_dir,
+        url_file=url_file,
+    )
 
 
 def here() -> dict[str, str]:
@@ -53,29 +54,24 @@ def here() -> dict[str, str]:
     return {**runtime_dir.private_caches(), **os.environ}
 
 
-def joining(topology: Topology, place: Worker) -> str:
-    """The network interface by which a worker's libraries are to meet: the one that joins its node to others, or the
-    loopback where all are on one machine."""
-    interface = topology.nodes[place.node].interface
-    return interface.name if interface is not None else loopback_name()
-
-
-def controller(*, env: Mapping[str, str], home: Path, profile_dir: str, cluster_id: str, ip: str) -> dict[str, Any]:
+def controller(
+    *, env: Mapping[str, str], home: Path, profile_dir: str, cluster_id: str, ip: str, args: Sequence[str] = ()
+) -> StartController:
     """A start request for the ipyparallel controller, which is to listen at `ip`."""
-    return {
-        "kind": "controller",
-        "env": dict(env),
-        "cwd": str(home),
-        "path": list(sys.path),
-        "log": str(home / "controller.log"),
-        "state": str(home / "engines.json"),
-        "profile_dir": profile_dir,
-        "cluster_id": cluster_id,
-        "ip": ip,
-    }
+    return StartController(
+        env=dict(env),
+        cwd=str(home),
+        path=tuple(sys.path),
+        log=str(home / "controller.log"),
+        state=str(home / "engines.json"),
+        profile_dir=profile_dir,
+        cluster_id=cluster_id,
+        ip=ip,
+        args=tuple(args),
+    )
 
 
-def description(placed: Topology | None) -> dict[str, Any]:
+def description(placed: Topology | None) -> Json:
     """What the agent tells those who ask for a pool's status."""
     hosts = {n.index: n.host for n in placed.nodes if not n.simulated} if placed and placed.nnodes > 1 else {}
     return {
@@ -96,17 +92,19 @@ def description(placed: Topology | None) -> dict[str, Any]:
     }
 
 
-def host(warm: Mapping[str, Any], index: int = 0, address: str = "") -> Node:
-    """A machine as a node, from what its agent said when it was warm. Its processes meet others over the interface that
-    has `address`, or those of the same machine over the loopback."""
-    found = warm["interfaces"]
+def host(warm: Warm, index: int = 0, address: str = "", name: str = "") -> Node:
+    """A machine as a node, from what its agent said when it was warm; name: under which it is known, if that is
+    another. Its processes meet others over the interface that has `address`, or those of the same machine over the
+    loopback."""
+    found = warm.interfaces
     joins = next((i for i in found if address in i.get("addresses", ())), None) or next(
         (i for i in found if i["loopback"]), None
     )
     return node_of(
         {
             "index": index,
+            "host": name or warm.host,
             "interface": joins and {name: joins[name] for name in ("name", "speed", "loopback")},
-            **{field: warm[field] for field in ("host", "devices", "links", "untold", "cores", "numa")},
+            **{field: getattr(warm, field) for field in ("devices", "links", "untold", "cores", "numa")},
         }
     )

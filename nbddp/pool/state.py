@@ -17,6 +17,7 @@ from nbddp.agent.client import AgentClient, ask
 from nbddp.agent.gather import AgentRequests
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat import system
+from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import check_ranks
@@ -25,14 +26,16 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
 from nbddp.output.screens import NullScreen
-from nbddp.pool import capacity, host_source
+from nbddp.pool import host_source
 from nbddp.pool.env_change import EnvChange
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import PoolNode
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
+from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 from nbddp.protocol.request import Request
 
@@ -53,6 +56,7 @@ class PoolState:
         self._connection = connection
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self._ended = ""  # that the pool before has ended by itself, until a start has told it
+        self._met: tuple[LaunchSpec, str] | None = None  # a line that was met, with nothing to say, and in which folder
         self._remains = OwnedProcesses()
         self.group = WorkerGroup(self._remains, HostSource(weakref.proxy(self)))
         self.parts = self.with_parts()
@@ -81,6 +85,16 @@ class PoolState:
         """Make the living workers match `spec`; what a user should know, in words. Raises BadInput, with nothing
         changed, if `spec` cannot be met."""
         self.ask_ahead()
+        if self._met == (spec, known()) and self.group.whole:  # nothing has happened since that line was met
+            return lines(self.parts.notes)
+        self._met = None
+        told = self._plan_and_match(spec, progress)
+        if not (told or spec.fresh or self.spec.keep_warm or self.group.source.may_change):
+            self._met = spec, known()
+        return told
+
+    def _plan_and_match(self, spec: LaunchSpec, progress: Progress) -> list[str]:
+        """`ensure`, where something may have to be done."""
         self.with_living_nodes(self.group.source.check, progress)
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
@@ -134,10 +148,7 @@ class PoolState:
         if group.running:
             group.end_spent()
         topology = source.plan(merged)
-        slow: list[str] = []
-        if not merged.oversubscribe:
-            capacity.refuse(group, topology)
-            slow = capacity.noted(group, topology)
+        slow = [] if merged.oversubscribe else group.room_for(topology)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if source is not group.source:  # nothing refuses the line any more
@@ -266,13 +277,13 @@ class PoolState:
         for stopped in self.parts.stopped:
             stopped()
 
-    def _process_ended(self, event: Mapping[str, Any]) -> None:
+    def _process_ended(self, event: Message) -> None:
         for hear in self.parts.process_ended:
             hear(event)
 
     # -- in words -------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Message:
         """The agent's answer to `status`, with the processes of all nodes."""
         group = self.group
         group.need_running()
@@ -283,21 +294,17 @@ class PoolState:
         children = [child for own in told for child in (next(answers)["children"] if own is None else own)]
         return {**first, "children": children, "info": {**first["info"], "asked_all": True}}
 
-    def footing(self) -> dict[str, Any]:
-        """What there is now, to say later what has changed (`nbddp.pool.snapshot`)."""
+    def snapshot(self) -> PoolSnapshot:
+        """What there is now, to say later what has changed."""
         group = self.group
-        return {
-            "running": group.running,
-            "workers": {r: w.pid for r, w in group.workers.items() if w.lives},
-            "world_size": group.world_size,
-            "group_broken": group.broken,
-        }
+        living = {r: w.pid for r, w in group.workers.items() if w.lives}
+        return PoolSnapshot(group.running, living, group.world_size, group.broken)
 
     def shortcomings(self) -> list[str]:
         """What does not work here, in lines."""
         group = self.group
-        warm = group.nodes[0].warm if group.nodes else {}
-        unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
+        warm = group.nodes[0].warm if group.nodes else None
+        unguarded = (warm and warm.more.get("unguarded")) or (group.stores.unguarded if group.stores else "")
         why = group.nodes[0].agent.why_not_kept() if self._keep and group.nodes else ""
         unkept = f"no process is kept warm: {why}" if why else ""
         lacks = lines(self.parts.shortcomings)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from nbddp.agent.client import START_TIMEOUT
 from nbddp.protocol.agent import KEY_BYTES, OpenedStore, OpenStore
 from nbddp.protocol.codec import from_json, to_json
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.outcome import GroupFacts
 
 
@@ -19,7 +20,7 @@ class Keeper(Protocol):
     @property
     def alive(self) -> bool: ...
     def post(self, op: str, **fields: Any) -> int: ...
-    def take(self, key: int, timeout: float = ...) -> dict[str, Any]: ...
+    def take(self, key: int, timeout: float = ...) -> Message: ...
     def tell(self, op: str, **fields: Any) -> None: ...
 
 
@@ -59,7 +60,7 @@ class RendezvousStores:
         self.unguarded = ""
         self.serves = True  # no process that held stores has ended since the last was taken
 
-    def heard(self, event: Mapping[str, Any]) -> None:
+    def heard(self, event: Message) -> None:
         """An agent's event, in its reader thread."""
         if event["ev"] == "exit" and event["kind"] == "store":
             self.serves = False
@@ -109,8 +110,6 @@ class RendezvousStores:
     def after(self, well: bool, groups: Mapping[int, GroupFacts] | None) -> None:
         """A run has ended. groups: rank → facts of its living group, if all ranks took part: then stores that neither
         the next run nor such a group needs are closed."""
-        if not self._keepers[0].alive:
-            return
         if not well:
             self._open = None
         if groups is not None:

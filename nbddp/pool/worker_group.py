@@ -10,24 +10,28 @@ import itertools
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
-from nbddp.agent.gather import AgentRequests, end_all
+from nbddp.agent.gather import AgentRequests, ask_all, end_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat.system import LOOPBACK
 from nbddp.compat.working_dir import here, known
-from nbddp.errors import AgentFailed, PoolError, PoolNotRunning, RankStatus
+from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
+from nbddp.launch.capacity import Limit, crowded, refuse_crowd
 from nbddp.launch.topology import Topology, Worker
 from nbddp.output.progress import Progress, StageText
 from nbddp.pool import start_requests
 from nbddp.pool.change import RankLayout, plan_change
 from nbddp.pool.host_source import HostSource
-from nbddp.pool.node import ClusterFiles, PoolNode, Starts, WorkerProcess, weakly
+from nbddp.pool.node import ClusterFiles, PoolNode, WorkerProcess, weakly
 from nbddp.pool.stores import RendezvousStores
+from nbddp.protocol.agent import StartWorker
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0
@@ -62,9 +66,7 @@ class WorkerGroup:
         self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
         self.hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
-    def report_to(
-        self, died: Callable[[int, ProcessExit], None], process_ended: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def report_to(self, died: Callable[[int, ProcessExit], None], process_ended: Callable[[Message], None]) -> None:
         """Who hears of what nodes tell, as `PoolNode` says it; held weakly."""
         self.hears = weakly(died), weakly(process_ended)
 
@@ -88,6 +90,13 @@ class WorkerGroup:
         return self.cluster is not None and self.alive
 
     @property
+    def whole(self) -> bool:
+        """Whether every rank has its process, and neither a process nor a node has ended."""
+        workers = self.workers.values()
+        there = len(workers) == self.world_size and all(w.registered and w.exit is None for w in workers)
+        return there and not self.spent and self.running
+
+    @property
     def world_size(self) -> int:
         return self.topology.world_size if self.topology else 0
 
@@ -98,11 +107,11 @@ class WorkerGroup:
         return self.topology
 
     def need_running(self) -> None:
-        self.source.need_reachable()
-        if self.ended:
-            raise PoolNotRunning(f"{self.ended}; the next %%ddp cell or %ddp start replaces it")
-        if not self.running or self.topology is None:
-            raise PoolNotRunning(NO_POOL)
+        if self.source.may_change:
+            self.source.need_reachable()
+        if self.running and self.topology is not None:
+            return
+        raise PoolNotRunning(f"{self.ended}; the next %%ddp cell or %ddp start replaces it" if self.ended else NO_POOL)
 
     @property
     def ended(self) -> str:
@@ -256,6 +265,23 @@ class WorkerGroup:
         progress(StageText(f"devices assigned ({topology.devices_words()})", "devices"))
         return notes
 
+    def room_for(self, topology: Topology) -> list[str]:
+        """What is to be said of machines that get many more workers than they have cores. Raises BadInput for one that
+        cannot hold them: simulated nodes share this machine; other hosts have room of their own each. What the pool
+        does not start is there already."""
+        if topology.world_size <= len(self.workers) or not self.renews:
+            return []
+        hosts, here = self.hosts, not self.added
+        wanted = Counter(self.seat(place) for place in topology.workers)
+        for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
+            limits = [Limit(**row) for row in answer["limits"]]
+            try:
+                refuse_crowd(len(hosts[i].workers), wanted[i], topology.nnodes if here else 1, limits)
+            except BadInput as e:
+                raise e if here else BadInput(f"{topology.nodes[i].host}: {e}") from None
+        told = [(node.host(i), crowded(wanted[i], node.host(i).cores)) for i, node in enumerate(hosts)]
+        return [words if here else f"{host.host}: {words}" for host, words in told if words]
+
     def need_folder(self) -> None:
         """New processes start in this one's working folder. Raises BadInput, before any has ended, if it is gone."""
         if self.sees_files:
@@ -263,10 +289,9 @@ class WorkerGroup:
 
     def end_spent(self) -> None:
         """End processes that were a script's; the next run starts new ones."""
-        spent = sorted(self.spent & self.workers.keys())
-        if spent:
+        if over := sorted(self.spent & self.workers.keys()):
             before = self.broken
-            self.end(spent)
+            self.end(over)
             self.broken = before and bool(self.workers)
         self.spent.clear()
 
@@ -292,7 +317,7 @@ class WorkerGroup:
                 self._start_some({node: own[i : i + AT_ONCE] for node, own in starts.items() if own[i:]})
         self._wait_registered(ranks, progress)
 
-    def _start_some(self, starts: Mapping[PoolNode, Starts]) -> None:
+    def _start_some(self, starts: Mapping[PoolNode, Sequence[StartWorker]]) -> None:
         """All nodes are asked before one is waited for. What a node has started is noted, also where another fails."""
         failed: list[AgentFailed] = []
         for node, posted in [(node, node.post_starts(own)) for node, own in starts.items()]:
@@ -316,7 +341,8 @@ class WorkerGroup:
     def _wait_registered(self, ranks: Sequence[int], progress: Callable[[str], None] = lambda text: None) -> None:
         """Wait until these workers can be reached. Raises EndedStarting if one has ended."""
         new = {r: w for r, w in self.workers.items() if r in ranks and not w.registered}
-        imports = any(node.warm.get("spawn") for node in self.nodes)  # each worker by itself, perhaps from a slow disk
+        # A spawned worker imports torch by itself, perhaps from a slow disk.
+        imports = any(node.warm is not None and node.warm.spawn for node in self.nodes)
         uuids = {r: w.uuid for r, w in new.items()}
         there = functools.partial(_engines_words, progress, len(uuids))
         check = functools.partial(self._check_starting, new.values())
@@ -325,13 +351,13 @@ class WorkerGroup:
             worker.registered = True
         self.note(list(new), RankStatus.IDLE)
 
-    def _launched(self, node: PoolNode, starts: Starts, answers: Starts) -> None:
+    def _launched(self, node: PoolNode, started: Mapping[int, int]) -> None:
         """Have processes in an engine set of the cluster, which `ipcluster list` counts; each node has one."""
         cluster, name = self.cluster, f"workers-{node.number}"
         if name in cluster.engines:
-            cluster.engines[name].note(starts, answers)
-        elif starts:
-            cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, started=(starts, answers))
+            cluster.engines[name].note(started)
+        elif started:
+            cluster.start_engines_sync(len(started), engine_set_id=name, agent=node.agent, started=dict(started))
 
     def _check_starting(self, workers: Collection[WorkerProcess]) -> None:
         if any(w.ended_with_pool for w in workers):
@@ -349,10 +375,10 @@ class WorkerGroup:
         if not self.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         asked = AgentRequests()
         for node in self.nodes:
-            node.signal(ranks, number, asked)
+            node.signal(ranks, number, asked, group=group)
         asked.take()
 
     def begin_logs(self, ranks: Sequence[int]) -> None:

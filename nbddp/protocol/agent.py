@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-PROTOCOL = 2  # goes up when a message gets another name or another meaning
+from nbddp.protocol.codec import Json
+
+PROTOCOL = 3  # goes up when a message gets another name or another meaning
 CONTROLS_ONLY = "--controls-only"  # to an agent on its command line: import what its own process needs, without torch
 
 
@@ -31,6 +33,71 @@ class Hello:
     versions: dict[str, str] = field(default_factory=dict)
     joining: dict[str, str] = field(default_factory=dict)
     moved: str = ""
+
+
+@dataclass(frozen=True)
+class Warm:
+    """What an agent says once workers can be started: what its host has, and how it starts them.
+
+    cores: that its processes may use. devices, links, untold: of `agent.devices`. numa, interfaces: of
+    `agent.hardware`. missing: what a worker needs and is not installed. spawn: why workers are not forked. more: what
+    capabilities add.
+    """
+
+    ev: ClassVar[str] = "warm"
+    host: str = ""
+    cores: int = 1
+    devices: tuple[Json, ...] = ()
+    links: tuple[tuple[str, ...], ...] = ()
+    untold: tuple[str, ...] = ()
+    numa: tuple[Json, ...] = ()
+    interfaces: tuple[Json, ...] = ()
+    missing: str = ""
+    spawn: str = ""
+    seconds: float = 0.0
+    more: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StartWorker:
+    """An agent is to start a worker, which registers as `uuid`. env: its whole environment, or what is added to it
+    there. kept: where it keeps what it prints (`worker.output_spool`). url_file: the controller's, for engines."""
+
+    kind: ClassVar[str] = "worker"
+    rank: int
+    uuid: str
+    env: dict[str, str]
+    cwd: str
+    path: tuple[str, ...]
+    log: str
+    kept: str
+    profile_dir: str
+    url_file: str
+
+
+@dataclass(frozen=True)
+class StartController:
+    """An agent is to start ipyparallel's controller, which listens at `ip`. state: the file in which it keeps its
+    engines. args: for its command line."""
+
+    kind: ClassVar[str] = "controller"
+    env: dict[str, str]
+    cwd: str
+    path: tuple[str, ...]
+    log: str
+    state: str
+    profile_dir: str
+    cluster_id: str
+    ip: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """The process that was asked for, by pid and start time."""
+
+    pid: int
+    started: float
 
 
 KEY_BYTES = 80  # of `OpenStore.key`: Linux signs connections by no longer key

@@ -112,11 +112,13 @@ class RankPart:
     - name: its key in `RankWorker.parts`. target: (RankWorker) -> the object, or None if it hears of no run.
     - when: it is made. "start": when the worker starts. "hosts": before the first run with ranks on several hosts.
       "option:NAME": before the first run whose `RunSpec.options` ask for it. Or when somebody asks for it.
+    - hears: an option: begin and end of those runs alone whose `RunSpec.options` ask for it.
     """
 
     name: str
     target: Target
     when: str = "start"
+    hears: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +149,13 @@ class PoolPart:
     - when: what makes it. `shell`: the magics are loaded; `start`: workers start; `run`: a program runs. Without any of
       these the first message does, or whoever asks for it.
     - messages: types of messages of ranks that it hears.
+    - asked: fields of a `Request`: it hears launch, begin and end of those runs alone that have one. None: of all.
     """
 
     target: Target
     when: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +180,7 @@ class Capability:
     - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
     - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
       pool for which the option is said. Of several the last row's is taken.
+    - offers: () -> lines on where else workers could be, once they have started on this machine.
     - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
 
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
@@ -199,6 +204,7 @@ class Capability:
     guard: Guard | None = None
     probes: Mapping[str, Target] = field(default_factory=dict)
     sources: Mapping[str, Target] = field(default_factory=dict)
+    offers: Target = ""
     waits: Target = ""
 
 

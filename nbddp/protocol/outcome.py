@@ -165,6 +165,11 @@ class Outcome:
         """Whether an error has ended the run on this rank."""
         return bool(self.chain)
 
+    @property
+    def remarks(self) -> bool:
+        """Whether it says what a user should know however the run has ended (`execution.exit_notes`)."""
+        return bool(self.parts or self.part_errors or self.nccl_handling)
+
 
 def said(outcome: Outcome) -> str:
     """What a worker's outcome says, as the table has it."""

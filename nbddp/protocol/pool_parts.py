@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.protocol.capability import Capability, load
+from nbddp.protocol.capability import Capability, PoolPart, load
 from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import MimeBundle
 
@@ -47,13 +47,13 @@ class PoolParts:
         self.given_back: Lines = []  # what `released` gives back
         self.holds: Lines = []  # what `status` says of that
         self.notes: Lines = []  # what to say when a line is met, before a cell too
-        self.offers: Lines = []  # where else workers could be, once they have started on this machine
         self.shortcomings: Lines = []  # what does not work here
         # a run, which is an `Execution`
         self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
         self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # fields of the `RunSpec` that all ranks get
         self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
         self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
+        self.run_failed: list[Callable[[Any], None]] = []  # before that, where not every rank has finished
         # what is displayed, and may change by messages of its own
         self.display_words: list[Callable[[MimeBundle], str | None]] = []  # what it says now; None: not the part's
         self.display_over: list[Callable[[MimeBundle], bool]] = []  # whether it changes no more
@@ -76,7 +76,7 @@ class PoolParts:
                 made = [(row, self._made[name]) for name, row in self._rows.items() if name in self._made]
                 for method, found in vars(self).items():
                     if isinstance(found, list):
-                        found[:] = [getattr(part, method) for _, part in made if hasattr(part, method)]
+                        found[:] = [_method(row, part, method) for row, part in made if hasattr(part, method)]
                 self._hear = {kind: [p.message for row, p in made if kind in row.messages] for kind in self.messages}
             return self._made[name]
 
@@ -96,7 +96,21 @@ class PoolParts:
                 begins(run)
             yield
         finally:
-            call_all([functools.partial(ended, run) for ended in self.run_ended])
+            failed = self.run_failed if self.run_failed and not run.plain else []
+            call_all([functools.partial(hear, run) for hear in (*failed, *self.run_ended)])
+
+
+def _method(row: PoolPart, part: Any, name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] = getattr(part, name)
+    if not row.asked or name not in ("launched", "run_begins", "run_ended"):
+        return method
+
+    def if_asked(run: Any, *more: Any) -> None:
+        request = getattr(run, "request", run)
+        if any(getattr(request, field) is not None for field in row.asked):
+            method(run, *more)
+
+    return if_asked
 
 
 def call_all(told: Iterable[Callable[[], None]]) -> None:

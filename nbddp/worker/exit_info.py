@@ -98,10 +98,7 @@ class GroupExits:
         inits: Callable[[], int] = lambda: 0,
     ) -> None:
         self._names, self._dropping, self._inits = names, dropping, inits
-        self.seen: list[GroupExit] = []
-
-    def begin(self) -> None:
-        self.seen = []
+        self.seen: list[GroupExit] = []  # a run begins with none
 
     def install(self) -> None:
         """Note every `destroy_process_group`; once, when the worker starts."""

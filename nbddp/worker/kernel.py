@@ -49,17 +49,15 @@ from nbddp.worker import (
     runnable,
 )
 from nbddp.worker.call_log import CALLS
-from nbddp.worker.cell_end import Exits, Forked, StartedProcesses
+from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.cell_text import CellText
-from nbddp.worker.cleanup import Leftovers
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.output_spool import OutputSpool
 from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
-from nbddp.worker.release import Release
-from nbddp.worker.spare_fds import Reserve
+from nbddp.worker.release import Release, Reserve
 
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
@@ -148,6 +146,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, questions.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
+        self._has_run = False
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
             *(os.path.dirname(m.__file__) for m in packages),
@@ -253,7 +252,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 left = exit_info.unworded(outcome, error, e)
                 outcome = replace(left, parts=outcome.parts, part_errors=outcome.part_errors)
                 self._error_bytes = None
-        then = self.release.then if outcome.failed and self.groups.touched else None
+        then = self.release.then if self.groups.touched and outcome.failed else None
         if then is not None:
             outcome.next_run = then.run
         self._publish(outcome, buffers, error)
@@ -291,7 +290,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.began_ns, self.known = clock.time_ns(), None
         self.text.begin(self._parent["content"]["code"], spec.as_python)
         here = spec.rendezvous
-        runnable.before_first_run()
+        if not self._has_run:
+            self._has_run = True
+            runnable.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec.op == END_GROUP)
         if self.kept is not None:
@@ -301,12 +302,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 stream.set_parent(self._parent)
         if here is not None:
             self._place(here.env)
-            self.groups.guard.begin(here)
-            self.groups.begin(spec.run, here.master, here.store)
+            self.groups.begin(spec.run, here)
         self.groups.cut = False
         self.groups.shares_gpus = here is not None and here.shares_gpus
         libraries.forget()
-        self.departures.begin()
+        self.departures.seen = []
         self.children.begin()
         if spec.cell is not None:
             self.shell.execution_count = self.execution_count = spec.cell

@@ -27,8 +27,7 @@ from nbddp.worker import failure
 from nbddp.worker.cell_end import Exits, Forked
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
-from nbddp.worker.release import Release
-from nbddp.worker.spare_fds import Reserve
+from nbddp.worker.release import Release, Reserve
 
 HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values")
 
@@ -58,6 +57,9 @@ class WorkerParts:
         self._worker, self._to_log = worker, to_log
         self._later: dict[str, RankPart] = {part.name: part for row in rows() for part in row.rank}
         self._asked = {name: part.when for name, part in self._later.items() if part.when.startswith("option:")}
+        self._hears = {name: part.hears for name, part in self._later.items() if part.hears}
+        self._deaf: set[str] = set()  # parts that do not hear of the run that goes on
+        self._once: list[tuple[str, Callable[..., Any]]] = []
         self._made: dict[str, Any] = {}
         self._hooks: dict[str, list[tuple[str, Callable[..., Any]]]] = {hook: [] for hook in HOOKS}
         self._errors: dict[str, str] = {}
@@ -70,6 +72,7 @@ class WorkerParts:
         """Raises RuntimeError if one that an option asks for cannot begin: no program runs unchecked that was to be
         checked, and no rank waits for the check of another."""
         self._make(lambda part: _is_due(part.when, spec))
+        self._deaf = {name for name, option in self._hears.items() if not spec.options.get(option)}
         self._call("begin", spec)
         for name in self._asked:
             if _is_due(self._asked[name], spec) and name in self._errors:
@@ -80,7 +83,15 @@ class WorkerParts:
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
         self._call("end", outcome, error)
+        for once in self._once:
+            self._hooks["end"].remove(once)
+        self._once = []
         outcome.part_errors, self._errors = tuple(self._errors.items()), {}
+
+    def at_end(self, name: str, end: Callable[[Outcome, BaseException | None], None]) -> None:
+        """Have this called as a part's `end` when the run that goes on ends."""
+        self._once.append((name, end))
+        self._hooks["end"].insert(0, (name, end))
 
     def of(self, hook: str) -> list[Callable[..., Any]]:
         """This method of each part that has it."""
@@ -107,7 +118,8 @@ class WorkerParts:
 
     def _call(self, hook: str, *args: Any) -> None:
         for name, method in [*self._hooks[hook]]:
-            self._surely(name, method, *args)
+            if name not in self._deaf:
+                self._surely(name, method, *args)
 
     def _surely(self, name: str, do: Callable[..., Any], *args: Any) -> None:
         try:

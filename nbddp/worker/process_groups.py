@@ -38,6 +38,7 @@ from typing import Any
 from nbddp.compat import libraries, system, torch
 from nbddp.compat.clock import clock
 from nbddp.protocol.outcome import GroupFacts
+from nbddp.protocol.run_spec import Rendezvous
 from nbddp.worker import (
     call_log,
     flight,
@@ -78,8 +79,9 @@ class Groups:
         self._made: dict[str, int] = {}  # name of each group that the last of them has made, unchecked → its size
         self._compared = False  # whether all ranks are known to be through the making of the newest group
         self._quiet = GlooSilencer()
-        self._injected: tuple[str, int] = ("", 0)
-        self._connect = ("", 0)
+        self._where: tuple[object, ...] | None = None  # where the ranks of the last run met
+        self._injected: tuple[str, int] = ("", 0)  # MASTER_ADDR and MASTER_PORT
+        self._connect = ("", 0)  # where this node reaches the store
         self._gives_store = False
         self._clients: dict[tuple[str, int], Any] = {}
         self._left: list[dict[str, call_log.ProcessGroup]] = []
@@ -112,11 +114,14 @@ class Groups:
             destroy = self._wrap_destroy(dist.destroy_process_group)
             dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy
 
-    def begin(self, run: int, injected: tuple[str, int], connect: tuple[str, int]) -> None:
-        """Enter run number `run`. injected: MASTER_ADDR and MASTER_PORT; connect: where this node reaches the store."""
-        self.run, self._injected, self._connect, self._process = run, injected, connect, os.getpid()
+    def begin(self, run: int, here: Rendezvous) -> None:
+        """Enter run number `run`, whose ranks meet there."""
+        if (where := (here.listen, here.master, here.store)) != self._where:
+            self._where, self._injected, self._connect = where, here.master, here.store
+            self.guard.begin(here)
+            store_client.programs_have(here.master[1])
+        self.run, self._process = run, os.getpid()
         self.inits, self._met, self._prefixes, self._made = 0, {}, {}, {}
-        store_client.programs_have(injected[1])
         self.touched = _is_initialized()
         self.handling = ""
 
@@ -124,7 +129,7 @@ class Groups:
         """No pool has this process from here on: its group is ended, and programs meet where torch has them meet."""
         self.drop(broken=False)
         self.released()
-        self.run, self._injected, self._connect, self._process = 0, ("", 0), ("", 0), 0
+        self.run, self._where, self._injected, self._connect, self._process = 0, None, ("", 0), ("", 0), 0
         self.shares_gpus = False
         store_client.programs_have(None)
 

@@ -34,8 +34,8 @@ from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import call_log, own_stores, store_client, threads
-from nbddp.worker.spare_fds import Reserve
 
+KEPT = 8  # descriptors in reserve: two new pipes, and some files in /proc
 AGAIN = 0.05  # seconds between two shuts
 LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
 STALL = 1.0  # seconds of these in which its bytes may wait to be read: a peer may be short of memory, or stopped
@@ -44,6 +44,25 @@ ABORTS = 2  # round from which on transfers are aborted that have outlasted thei
 RDHUP = getattr(select, "POLLRDHUP", 0)  # Linux alone
 CUT = RDHUP | select.POLLHUP  # what poll says of a connection that a peer has shut
 QUEUES = (termios.FIONREAD, termios.TIOCOUTQ)  # bytes that came and are unread; that were sent and have not arrived
+
+
+class Reserve:
+    """Descriptors kept for what a worker does at the end of a run, and to free it: a program may have used up all.
+    `begin` takes them, as far as there are any, and `free` gives them back; both may be called in any thread."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def begin(self) -> None:
+        while len(self._held) < KEPT:
+            try:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:  # a run before has left none
+                return
+
+    def free(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
 
 
 class BorrowedSocket(socket.socket):

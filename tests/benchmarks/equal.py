@@ -3,32 +3,38 @@
 Run by hand, on a quiet machine and beside other work: `python tests/benchmarks/equal.py [--runs 300] [--planted 40]
 [--nproc 2]`. Equal ranks train one of several small models for 3 to 100 steps; a run counts as wrong if `%ddp timings`
 names a rank, and, counted by itself, if `%ddp timings --collectives` does (must be 1 % at most). Then one rank works
-longer in one part of each step, by 10 % of a step for 30 steps and by 5 % for 100: the step is measured in the same
-cell, with equal ranks, before the model that is recorded. It is right if that rank is named with that part.
+longer in one part of each step, by 10 % of a step for 30 steps and by 5 % for 100. How long a step lasts depends on
+what else runs, so the delay follows the last steps. It is right if that rank is named with that part.
+
+`--keep FILE` keeps what was recorded, and `--judge FILE…` judges that again, after a change of the test.
 """
 
 from __future__ import annotations
 
 import argparse
+import pickle
 import random
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.analysis.cause import BACKWARD, FORWARD, OPTIMIZER
-from nbddp.capabilities.timings.rank_time import BETWEEN, verdict
+from nbddp.analysis.steps import Recording
+from nbddp.capabilities.timings.analysis import BETWEEN, verdict
 from nbddp.output.screens import NullScreen
 from tests import warm
 
 CELL = """
-import statistics, time, torch, torch.distributed as dist
+import collections, statistics, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
 def burn(where):
     if where == {where!r} and dist.get_rank() == {rank}:
-        end = time.thread_time() + more
+        end = time.thread_time() + {share} * step
         while time.thread_time() < end: pass
 class Burn(torch.autograd.Function):
     @staticmethod
@@ -46,28 +52,37 @@ class Net(torch.nn.Module):
         burn("forward")
         return Burn.apply(self.layers(x))
 def train(steps):
+    global step
     model = DDP(Net())
     optimizer = {optimizer}(model.parameters(), lr=0.001)
     optimizer.register_step_pre_hook(lambda *_: burn("optimizer"))
-    times = []
+    began = time.perf_counter()
     for _ in range(steps):
-        began = time.perf_counter()
         burn("between steps")
         optimizer.zero_grad()
         model(torch.randn({batch}, {width})).square().mean().backward()
         optimizer.step()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[2:] or times)
-more = 0.0
-if {share}:
-    step = torch.tensor(train(30))
-    dist.all_reduce(step, op=dist.ReduceOp.MAX)
-    more = {share} * step.item()
+        began, before = time.perf_counter(), began
+        times.append((began - before) / (1 + {share}))
+        step = statistics.median(times)
+step, times = 0.0, collections.deque(maxlen=10)
+if {share}: train(12)
 train({steps})
 dist.destroy_process_group()
 """
 MODELS = [(64, 3, 16, "SGD"), (256, 4, 32, "SGD"), (200, 4, 32, "Adam"), (500, 3, 32, "SGD")]
 PARTS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER, "between steps": BETWEEN}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was recorded, and the delay planted in it: a share of a step, in one part, on one rank."""
+
+    steps: int
+    share: float
+    where: str
+    rank: int
+    recording: Recording
 
 
 def main() -> None:
@@ -76,61 +91,69 @@ def main() -> None:
     parser.add_argument("--planted", type=int, default=40, help="runs of each size of a planted delay")
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="file for what is recorded")
+    parser.add_argument("--judge", type=Path, nargs="+", default=(), help="files of --keep")
     asked = parser.parse_args()
+    kept = [run for file in asked.judge for run in pickle.loads(file.read_bytes())] or record(asked)
+    if asked.keep:
+        asked.keep.write_bytes(pickle.dumps(kept))
+    judge(kept)
+
+
+def record(asked: argparse.Namespace) -> list[Run]:
     dice = random.Random(asked.seed)
     with warm.pool(asked.nproc) as pool:
-        equal(pool, dice, asked.runs)
+        kept = equal(pool, dice, asked.runs)
         for share, steps in ((0.1, 32), (0.05, 102)):
-            planted(pool, dice, asked.planted, share, steps)
+            kept += planted(pool, dice, asked.planted, share, steps)
     warm.end()
+    return kept
 
 
-def run(pool: nbddp.Pool, dice: random.Random, steps: int, share: float = 0.0, where: str = "", rank: int = -1) -> None:
+def run(pool: nbddp.Pool, dice: random.Random, steps: int, share: float = 0.0, where: str = "", rank: int = -1) -> Run:
     width, depth, batch, optimizer = dice.choice(MODELS)
     pool.run_cell(
         CELL.format(width=width, depth=depth, batch=batch, optimizer=f"torch.optim.{optimizer}", steps=steps,
                     share=share, where=where, rank=rank),
         screen=NullScreen(),
     )  # fmt: skip
+    return Run(steps, share, where, rank, pool.timings())
 
 
-def equal(pool: nbddp.Pool, dice: random.Random, runs: int) -> None:
-    named, late, of = Counter[int](), Counter[int](), Counter[int]()
-    for number in range(runs):
-        steps = dice.choice([3, 10, 20, 32, 102])
-        run(pool, dice, steps)
-        of[steps] += 1
-        found, met = verdict(pool.timings()), pool.collectives()
-        if found is not None and found.slow is not None:
-            named[steps] += 1
-            print(f"  {steps} steps of equal ranks: {'; '.join(found.words())}", flush=True)
-        if met.late is not None:
-            late[steps] += 1
-            print(f"  {steps} steps of equal ranks: {met.late} {met.why}", flush=True)
-        if (number + 1) % 50 == 0 or number + 1 == runs:
-            by = ", ".join(f"{named[s]} and {late[s]} of {of[s]} with {s} steps" for s in sorted(of))
-            print(
-                f"{number + 1} runs of equal ranks: timings named a rank in {named.total()}, collectives in "
-                f"{late.total()} ({by})", flush=True,
-            )  # fmt: skip
-
-
-def planted(pool: nbddp.Pool, dice: random.Random, runs: int, share: float, steps: int) -> None:
-    found, causes = Counter[str](), Counter[str]()
+def equal(pool: nbddp.Pool, dice: random.Random, runs: int) -> list[Run]:
+    kept, late = [], 0
     for _ in range(runs):
-        where, rank = dice.choice(list(PARTS)), dice.randrange(pool.placed().world_size)
-        run(pool, dice, steps, share, where, rank)
-        judged = verdict(pool.timings())
-        slow = judged.slow if judged is not None else None
-        if slow is None:
-            found["missed"] += 1
-        elif slow.rank != rank:
-            found["another rank"] += 1
-        else:
-            found["named"] += 1
-            right = slow.cause.what == PARTS[where]
-            causes["right" if right else f"{slow.cause.what} for {where}"] += 1
-    print(f"a rank that works {share:.0%} of a step longer, {steps} steps: {dict(found)}; causes: {dict(causes)}")
+        kept.append(run(pool, dice, dice.choice([3, 10, 20, 32, 102])))
+        met = pool.collectives()
+        if met.late is not None:
+            late += 1
+            print(f"  {kept[-1].steps} steps of equal ranks: {met.late} {met.why}", flush=True)
+    print(f"collectives named a rank in {late} of {runs} runs of equal ranks")
+    return kept
+
+
+def planted(pool: nbddp.Pool, dice: random.Random, runs: int, share: float, steps: int) -> list[Run]:
+    ranks = pool.placed().world_size
+    return [run(pool, dice, steps, share, dice.choice(list(PARTS)), dice.randrange(ranks)) for _ in range(runs)]
+
+
+def judge(kept: Sequence[Run]) -> None:
+    """What `%ddp timings` says of these runs."""
+    for share, steps in sorted({(run.share, run.steps) for run in kept}):
+        found, causes = Counter[str](), Counter[str]()
+        for one in (run for run in kept if (run.share, run.steps) == (share, steps)):
+            judged = verdict(one.recording)
+            slow = judged.slow if judged is not None else None
+            if slow is None:
+                found["no rank"] += 1
+            elif slow.rank == one.rank:
+                found["the rank"] += 1
+                right = slow.cause.what == PARTS[one.where]
+                causes["right" if right else f"{slow.cause.what} for {one.where}"] += 1
+            else:
+                found["another rank" if share else "a rank"] += 1
+                print(f"  {share:.0%} {one.where}, {steps} steps: {'; '.join(slow.words())}")
+        print(f"{share:.0%} of a step planted, {steps} steps: named {dict(found)}, causes {dict(causes)}")
 
 
 if __name__ == "__main__":

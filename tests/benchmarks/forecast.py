@@ -28,8 +28,8 @@ import nbddp
 from nbddp.analysis.quantities import duration, percent
 from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.forecast.cost import LinkFit, better, fit, seconds
+from nbddp.capabilities.forecast.figure import link
 from nbddp.capabilities.forecast.scale import Predicted, Profile, predict
-from nbddp.capabilities.forecast.text import link
 from nbddp.output.screens import NullScreen
 from nbddp.output.table import Table
 

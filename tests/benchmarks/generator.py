@@ -25,6 +25,7 @@ import nbddp
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from tests.pool.faults import StopWhenReady
+from tests.processes import still_running
 
 TOO_LONG = 15.0  # seconds a cell may take
 HANGS = 60.0  # seconds after which it is not waited for
@@ -363,7 +364,7 @@ def main() -> int:
                 print(f"{number} cells, {failures} wrong, slowest {slowest:.1f} s", flush=True)
         open_after = descriptors(pool)
         family = agent.children(recursive=True)
-    left = sum(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in [agent, *family])
+    left = len(still_running([agent, *family]))
     print(", ".join(f"{fault}: {count}" for fault, count in sorted(tally.items())))
     print(
         f"{asked.cells} cells: {failures} wrong verdicts, slowest {slowest:.1f} s, {names.lost} names lost beyond the "

@@ -28,6 +28,7 @@ from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from tests.pool.faults import CALLS, SET_UP, StopWhenReady, cases
+from tests.processes import still_running
 
 COUNT = (
     "import os; kept = globals().get('kept', 0) + 1; print('cell', {number}, 'rank', os.environ['RANK'], flush=True)\n"
@@ -98,7 +99,7 @@ def main() -> None:
                 )
         family = agent.children(recursive=True)
         home = pool.agent.home
-    left = sum(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in [agent, *family]) + home.exists()
+    left = len(still_running([agent, *family])) + home.exists()
     print(", ".join(f"{how}: {count}" for how, count in sorted(tally.items())), f"slowest {slowest:.1f} s")
     growth = [in_use[-1][i] - in_use[0][i] for i in (0, 1)]
     print(

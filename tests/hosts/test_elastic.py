@@ -211,6 +211,6 @@ def test_slurm_is_asked_for_a_second_job(tmp_path_factory: pytest.TempPathFactor
         with nbddp.Pool(nproc=1, nnodes=(1, 2), slurm=nbddp.Slurm(nodes=1)) as pool:
             assert pool.world_size == 1
             assert pool.scale(2)[0].startswith("the pool has 2 nodes (n")
-            assert len(pool.parts.of("slurm").jobs.allocations) == 2
+            assert len(pool.parts.of("slurm").allocations) == 2
             code = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.get_world_size()"
             assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [2, 2]

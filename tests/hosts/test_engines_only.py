@@ -24,7 +24,7 @@ from ipyparallel.error import RemoteError
 
 import nbddp
 from nbddp.capabilities.attached import clusters, nodes
-from nbddp.capabilities.attached.nodes import AttachedCluster, Engine
+from nbddp.capabilities.attached.nodes import AttachedCluster, AttachedNode, Engine
 from nbddp.capabilities.stacks import command
 from nbddp.errors import PoolError, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
@@ -32,6 +32,7 @@ from nbddp.notebook.status import status_table
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.run_spec import Question
 from tests.pool.faults import needs_recorder
+from tests.processes import still_running
 
 ENGINES = 3
 INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
@@ -283,7 +284,7 @@ def test_stop_leaves_engines_that_can_be_taken_again(
         assert value(again, "kept") == ["still here"] * 2
         gates = [p for pid in pids for p in psutil.Process(pid).children() if "store_host" in " ".join(p.cmdline())]
         assert len(gates) == 1
-    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in gates)
+    assert not still_running(gates)
 
 
 def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> None:
@@ -377,8 +378,15 @@ def test_a_task_of_an_engine_that_is_one_again_is_interrupted(client: ipyparalle
         task.get(20)
 
 
-def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(client: ipyparallel.Client, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
+@pytest.mark.parametrize("late", [False, True], ids=["told at once", "told late"])
+def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(
+    client: ipyparallel.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """late: Stop comes before the thread that has noticed the end tells the engines of it."""
+    begun, stopped = tmp_path / "begun", threading.Event()
+    if late:
+        clear_up = AttachedNode._clear_up
+        monkeypatch.setattr(AttachedNode, "_clear_up", lambda node: stopped.wait(30) and clear_up(node))
     code = f"import pathlib, time\nkept = 3\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)"
     with nbddp.Pool(cluster="stock") as pool:
         assert pool.agent is not None
@@ -393,6 +401,7 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(client: ipypar
         with pytest.raises(PoolNotRunning, match="names stay on its engines, and %ddp start --cluster stock uses them"):
             pool.run_cell(code, screen=NullScreen())
         pool.stop()
+        stopped.set()
         pool.start()
         assert value(pool, "kept") == [3] * ENGINES
 

@@ -63,8 +63,8 @@ def far(hosts: Hosts, tmp_path: Path) -> Iterator[RemoteAgentClient]:
 
 def test_a_far_agent_warms_up_serves_and_ends_with_its_owner(far: RemoteAgentClient) -> None:
     warm = far.wait_warm()
-    assert warm["cores"] >= 1
-    assert not warm["missing"]
+    assert warm.cores >= 1
+    assert not warm.missing
     assert far.far_home.is_dir(), "on this machine it can be seen"
     assert far.far_home.stat().st_mode & 0o777 == 0o700
     placed = far.request("put", name="../../keys.json", text="{}")["path"]

@@ -36,6 +36,7 @@ from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.pool.faults import needs_recorder
 from tests.ports import connections
+from tests.processes import still_running
 
 pytestmark = pytest.mark.skipif(not HERE, reason=MISSING)
 ROOT = places.ROOT
@@ -250,8 +251,8 @@ def test_no_secret_is_on_a_command_line(far: nbddp.Pool) -> None:
 def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Pool) -> None:
     placed, node = far.placed(), far.group.added[0]
     asked = node.request(placed.workers[0], placed, "all", ClusterFiles("", far.group.files[-1]))
-    assert "TORCHINDUCTOR_CACHE_DIR" not in asked["env"]
-    assert "PATH" not in asked["env"]
+    assert "TORCHINDUCTOR_CACHE_DIR" not in asked.env
+    assert "PATH" not in asked.env
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has mapped")
@@ -263,7 +264,7 @@ def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: 
     assert any(c["kind"] == "controller" for c in home.request("status")["children"]), "it serves all the same"
     seen = far.run_cell("open('/proc/self/maps').read().count('libtorch') > 0", want_value=True, screen=NullScreen())
     assert list(seen) == [True] * 4
-    assert home.wait_warm()["unkept"] == "the pool's workers are on other hosts"
+    assert home.wait_warm().more["unkept"] == "the pool's workers are on other hosts"
 
 
 def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) -> None:
@@ -344,7 +345,7 @@ def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts)
         PoolNotRunning, match=r"nodeb is gone .*; names on its workers are gone, and %ddp start --hosts"
     ):
         pool.ensure(LaunchSpec())
-    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    until(lambda: not still_running(family))
     assert not first.far_home.exists()
     until(lambda: not second.far_home.exists())
     assert not pool.running
@@ -363,7 +364,7 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
     ):
         pool.run_cell("import time\ntime.sleep(30)", screen=NullScreen())
     pool.close()
-    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
+    until(lambda: not still_running(mine))
 
 
 def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.agent.version_diff import CUDA, DRIVER, differing, otherwise
-from nbddp.agent.versions import OF_CUDA, driver
+from nbddp.agent.versions import CUDA, DRIVER, OF_CUDA, differing, driver, otherwise
 from nbddp.capabilities.hosts.names import Host, host_of, hosts_of
 from nbddp.capabilities.hosts.transports import SshTransport
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts

@@ -158,13 +158,13 @@ def until(done: Callable[[], object], seconds: float = 20) -> None:
 
 @real
 def test_ranks_are_on_the_nodes_that_slurm_gives(far: nbddp.Pool) -> None:
-    assert queue() == {far.parts.of("slurm").jobs.allocations[0].job: "RUNNING"}
+    assert queue() == {far.parts.of("slurm").allocations[0].job: "RUNNING"}
     code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nos.environ['SLURMD_NODENAME'], t.item()"
     found = far.run_cell(code, want_value=True, screen=NullScreen())
     assert list(found) == [("n1", 4.0), ("n1", 4.0), ("n2", 4.0), ("n2", 4.0)]
     misleading = "[k for k in os.environ if k.startswith(('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP', 'PMI'))]"
     assert list(far.run_cell(misleading, want_value=True, screen=NullScreen())) == [[]] * 4
-    (words,) = far.parts.of("slurm").jobs.words()
+    (words,) = far.parts.of("slurm").holds()
     assert "on n[1-2], 59m " in words
 
 
@@ -221,9 +221,9 @@ def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: 
     try:
         monkeypatch.setenv("SLURM_JOB_ID", str(job))
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-        assert held_jobs.offer().startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
+        assert held_jobs.offers()[0].startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
         with nbddp.Pool(nproc=1, slurm=True) as pool:
-            assert pool.parts.of("slurm").jobs.allocations[0].job == job
+            assert pool.parts.of("slurm").allocations[0].job == job
             assert list(pool.run_cell("1 + 1", want_value=True, screen=NullScreen())) == [2]
         assert queue()[job] == "RUNNING"
     finally:
@@ -245,10 +245,10 @@ def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Pat
         AgentFailed, match=r"n\d has no /no/such/python: .*; Slurm job \d+ is still allocated: the next"
     ):
         pool.start()
-    (held,) = pool.parts.of("slurm").jobs.allocations
+    (held,) = pool.parts.of("slurm").allocations
     assert held.job in queue()
     pool.ensure(LaunchSpec(nproc=1, slurm=Slurm(nodes=1), python=sys.executable))
-    assert pool.parts.of("slurm").jobs.allocations == [held]
+    assert pool.parts.of("slurm").allocations == [held]
     pool.stop()
     until(lambda: held.job not in queue())
 
@@ -258,7 +258,7 @@ def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Pat
 @pytest.mark.parametrize("how", ["cancelled", "preempted"])
 def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None:
     with nbddp.Pool(nproc=1, slurm=Slurm(nodes=1)) as pool:
-        (held,) = pool.parts.of("slurm").jobs.allocations
+        (held,) = pool.parts.of("slurm").allocations
         node = held.hosts[0].name
         take = {
             "cancelled": ["scancel", str(held.job)],
@@ -284,7 +284,7 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.capabilities.slurm.commands import Slurm
 pool = nbddp.Pool()
 pool.ensure(LaunchSpec(nproc=1, slurm=Slurm(nodes=1), keep_alive=float(sys.argv[1]) or None))
-print(pool.parts.of("slurm").jobs.allocations[0].job, flush=True)
+print(pool.parts.of("slurm").allocations[0].job, flush=True)
 sys.stdin.read()
 """
 
@@ -317,7 +317,7 @@ def test_nodes_that_are_kept_are_taken_by_the_next_kernel(conf: Path) -> None:
     pool = nbddp.Pool()
     pool.attach()
     assert pool.world_size == 1
-    assert pool.parts.of("slurm").jobs.allocations[0].job == job
+    assert pool.parts.of("slurm").allocations[0].job == job
     assert allocation.kept() == []
     with pytest.raises(nbddp.BadInput, match="no Slurm job is kept for a kernel of this machine"):
         held_jobs.to_attach(None)
@@ -349,16 +349,16 @@ def test_the_end_of_a_job_is_told_before_it_comes(conf: Path, capsys: pytest.Cap
     try:
         here = held_jobs.HeldJobs()
         here.hold(held)
-        assert here.reminder() == "", "five minutes and more are left"
+        assert here.notes() == [], "five minutes and more are left"
         here._ends[held] = time.monotonic() + 1.0
-        assert here.reminder() == "", "it was given more time"
+        assert here.notes() == [], "it was given more time"
         subprocess.run(["scontrol", "update", f"JobId={held.job}", "TimeLimit=4"], check=True)
         here._ends[held] = time.monotonic() + commands.LONG_BEFORE + 0.3
         told: list[str] = []
         here.remind(told.append)
         until(lambda: told)
         assert told[0].startswith(f"Slurm job {held.job} ends in ")
-        assert here.reminder() == "", "once"
+        assert here.notes() == [], "once"
     finally:
         held.release()
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from nbddp.agent import stop
-from nbddp.capabilities.slurm import allocation, submit
-from nbddp.capabilities.slurm.job_states import look
+from nbddp.capabilities.slurm import allocation, command
+from nbddp.capabilities.slurm.command import look
 from nbddp.errors import BadInput, CommandStopped, PoolError
 from nbddp.export import Job, Launch, sbatch_script
 from tests.hosts import slurm_hosts
@@ -59,7 +59,7 @@ class Shown:
 
 def follow(job: int, shown: Shown, cancels: bool = True) -> str:
     with stop.heard_at_checks():
-        return submit.follow(job, shown.show, shown.progress, cancels)
+        return command.follow(job, shown.show, shown.progress, cancels)
 
 
 @pytest.mark.more
@@ -73,7 +73,7 @@ def test_a_script_that_was_exported_is_followed_to_its_end(here: Path) -> None:
         Launch("train.py", ("a b",), nproc=2, gpus_per_proc=0), Job(cpus_per_proc=1, output="my %j.out")
     )
     (here / "job.sbatch").write_text(text)
-    job, shown = submit.submit("job.sbatch", []), Shown()
+    job, shown = command.submit("job.sbatch", []), Shown()
     assert follow(job, shown) == f"Slurm job {job} completed; its log is {here}/my {job}.out"
     assert "ranks 2 ['a b']\n" in shown.text
     assert shown.text == (here / f"my {job}.out").read_text()
@@ -82,7 +82,7 @@ def test_a_script_that_was_exported_is_followed_to_its_end(here: Path) -> None:
 
 def test_a_job_that_fails_is_an_error_with_its_log(here: Path) -> None:
     (here / "bad.sh").write_text('#!/bin/bash\n#SBATCH --output=bad.out\necho "got $1"; exit 3\n')
-    job, shown = submit.submit("bad.sh", ["x y"]), Shown()
+    job, shown = command.submit("bad.sh", ["x y"]), Shown()
     with pytest.raises(PoolError) as e:
         follow(job, shown)
     assert str(e.value) == f"Slurm job {job} has failed with exit code 3; its log is {here}/bad.out"
@@ -94,7 +94,7 @@ def test_a_file_of_its_own_for_stderr_is_followed_and_named(here: Path) -> None:
         "#!/bin/bash\n#SBATCH --output=bad.out\n#SBATCH --error='bad x.err'\necho begun\n"
         "python -c 'raise ValueError(\"broken\")'\n"
     )
-    job, shown = submit.submit("bad.sh", []), Shown()
+    job, shown = command.submit("bad.sh", []), Shown()
     with pytest.raises(PoolError) as e:
         follow(job, shown)
     assert str(e.value) == (
@@ -107,13 +107,13 @@ def test_a_file_of_its_own_for_stderr_is_followed_and_named(here: Path) -> None:
 def test_sbatchs_refusal_is_told_in_its_own_words(here: Path) -> None:
     (here / "no.sh").write_text("#!/bin/bash\n#SBATCH --partition=nowhere\n")
     with pytest.raises(BadInput, match=r"^sbatch refused no.sh: Batch job submission failed: Invalid partition name"):
-        submit.submit("no.sh", [])
+        command.submit("no.sh", [])
 
 
 @pytest.mark.parametrize("cancels", [True, False])
 def test_stop_says_what_it_did_to_the_job(here: Path, cancels: bool) -> None:
     (here / "long.sh").write_text("#!/bin/bash\n#SBATCH --output=long.out\necho begun; sleep 600\n")
-    job = submit.submit("long.sh", [])
+    job = command.submit("long.sh", [])
     pressed = threading.Event()
 
     def press(text: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import nbddp
 from nbddp.capabilities.hosts import pairwise_probe
-from nbddp.capabilities.hosts.listeners import Listeners
+from nbddp.capabilities.hosts.on_agent import Listeners
 from nbddp.capabilities.hosts.reachability import ANOTHER, SILENCE, Endpoint, chosen, home_words, offers, why_not
 from nbddp.errors import PoolError
 from nbddp.launch.options import LaunchSpec

@@ -10,12 +10,16 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import io
+import json
+import operator
 import os
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -128,17 +132,46 @@ def long_functions(tree: ast.Module) -> Iterator[str]:
 
 
 class Trace:
-    """Calls of functions of the package by file, in every thread that starts after it."""
+    """Calls of functions of the package by file, in every thread that starts after it; `came`: file → who led there
+    first."""
 
     def __init__(self, root: str) -> None:
         self.root, self.on, self.calls = root, False, Counter[tuple[str, str]]()
+        self.came: dict[str, str] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if self.on and event == "call" and frame.f_code.co_filename.startswith(self.root):
-            self.calls[frame.f_code.co_filename[len(self.root) :], frame.f_code.co_name] += 1
+            file, name = frame.f_code.co_filename[len(self.root) :], frame.f_code.co_name
+            self.calls[file, name] += 1
+            if file not in self.came:
+                self.came[file] = f"{name}, called by {self._caller(frame)}"
+
+    def _caller(self, frame: FrameType) -> str:
+        back = frame.f_back
+        while back is not None and not back.f_code.co_filename.startswith(self.root):
+            back = back.f_back
+        return "no file of the package" if back is None else (
+            f"{back.f_code.co_name} in {back.f_code.co_filename[len(self.root) :]}"
+        )  # fmt: skip
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self.came.clear()
+
+
+@dataclass(frozen=True)
+class Entered:
+    """What each of several equal cells has entered, on one side. came: file → the function that led there."""
+
+    calls: Counter[tuple[str, str]]
+    came: Mapping[str, str]
+
+    @property
+    def files(self) -> set[str]:
+        return {file for file, _ in self.calls}
 
     def words(self) -> str:
-        return f"{len({file for file, _ in self.calls})} files, {len(self.calls)} functions, {self.calls.total()} calls"
+        return f"{len(self.files)} files, {len(self.calls)} functions, {self.calls.total()} calls"
 
 
 ON_RANK = """
@@ -147,10 +180,14 @@ from tests.house.measures import Trace as _Trace
 _trace = _Trace({root!r})
 _sys.setprofile(_trace)
 """
+TIMES = 4  # what a busy machine adds to one of so many cells is no part of their way
+NOTEBOOK, RANK = "notebook", "rank 0"
+CELL, FAILURE, FIGURE = "a warm cell `x = 2`", "a failure's report, `1/0`", "a step's figure, `%ddp timings`"
+TRIPS = {CELL: ("", "x = 2"), FAILURE: ("", "1/0"), FIGURE: (TRAINING, "%ddp timings")}
 
 
-def paths(files: bool) -> None:
-    """Prints what a warm cell, a failure and the figure of a step enter, in the notebook's process and on rank 0."""
+def trips() -> Iterator[tuple[str, dict[str, Entered]]]:
+    """What a warm cell, a failure and the figure of a step enter, in the notebook's process and on rank 0."""
     import nbddp
 
     root = os.path.dirname(nbddp.__file__) + os.sep
@@ -158,6 +195,10 @@ def paths(files: bool) -> None:
     threading.setprofile(trace)
     from IPython.core.interactiveshell import InteractiveShell
 
+    from nbddp.execution import execution, watch
+
+    # seconds: on a slow machine too a cell is a short one, and the others' failures come before a look at them
+    execution.EARLIEST = execution.LONG = watch.START_EACH = 60.0
     shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "nbddp")
 
@@ -169,41 +210,60 @@ def paths(files: bool) -> None:
     run(ON_RANK.format(root=root))
     for _ in range(3):
         run("x = 1")
-    for title, before, cell in (
-        ("a warm cell `x = 2`", "", "x = 2"), ("a failure's report, `1/0`", "", "1/0"),
-        ("a step's figure, `%ddp timings`", TRAINING, "%ddp timings"),
-    ):  # fmt: skip
+    for title, (before, cell) in TRIPS.items():
         run(before or "x = 1")
-        run("_trace.calls.clear(); _trace.on = True")
-        _count(trace, shell, run, title, cell, files)
+        yield title, _together([_one(trace, shell, run, cell) for _ in range(TIMES)])
     run("%ddp stop")
 
 
-def _count(trace: Trace, shell: Any, run: Callable[[str], None], title: str, cell: str, files: bool) -> None:
-    trace.calls.clear()
+def _one(trace: Trace, shell: Any, run: Callable[[str], None], cell: str) -> dict[str, Entered]:
+    run("_trace.clear(); _trace.on = True")
+    trace.clear()
     sys.setprofile(trace)
     trace.on = True
     run(cell)
     trace.on = False
     sys.setprofile(None)
-    run("_calls, _trace.on = dict(_trace.calls), False")
-    run("%ddp pull _calls")
-    rank = Trace("")
-    rank.calls = Counter(shell.user_ns["_calls"][0])
-    both = len({file for file, _ in {*trace.calls, *rank.calls}})
-    print(f"{title}\n  notebook: {trace.words()}\n  rank 0:   {rank.words()}\n  together: {both} files")
-    for where, one in (("notebook", trace), ("rank 0", rank)) if files else ():
-        print(*(f"    {where} {file}" for file in sorted({file for file, _ in one.calls})), sep="\n")
+    run("_trace.on = False; _calls, _came = dict(_trace.calls), dict(_trace.came)")
+    run("%ddp pull _calls _came")
+    calls, came = (shell.user_ns[name][0] for name in ("_calls", "_came"))
+    return {NOTEBOOK: Entered(Counter(trace.calls), dict(trace.came)), RANK: Entered(Counter(calls), came)}
+
+
+def _together(found: list[dict[str, Entered]]) -> dict[str, Entered]:
+    """What is in all of them."""
+    return {
+        side: Entered(functools.reduce(operator.and_, [one[side].calls for one in found]), found[-1][side].came)
+        for side in found[0]
+    }
+
+
+def paths(files: bool) -> None:
+    """Prints `trips`. files: and the files, each with the function that led there."""
+    for title, found in trips():
+        print(title, *(f"  {side + ':':9} {entered.words()}" for side, entered in found.items()), sep="\n")
+        print(f"  together: {len(set().union(*(entered.files for entered in found.values())))} files")
+        for side, entered in found.items() if files else ():
+            print(*(f"    {side} {file}: {entered.came[file]}" for file in sorted(entered.files)), sep="\n")
+
+
+def as_json() -> str:
+    """`trips`: trip → side → file → the function that led there."""
+    return json.dumps({
+        title: {side: {file: entered.came[file] for file in sorted(entered.files)} for side, entered in found.items()}
+        for title, found in trips()
+    })  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--paths", action="store_true", help="start a pool, and count the files that a cell enters")
     parser.add_argument("--files", action="store_true", help="with --paths: name the files")
+    parser.add_argument("--json", action="store_true", help="with --paths: the files as JSON")
     parser.add_argument("--list", metavar="NAME", help="the places of the measures whose names begin so")
     asked = parser.parse_args()
     if asked.paths:
-        paths(asked.files)
+        print(as_json()) if asked.json else paths(asked.files)
         return
     for what, places in static().items():
         print(f"{len(places):6} {what}")

@@ -797,7 +797,7 @@ def test_the_command_line_writes_table_and_csv(folder: Path, tmp_path: Path) -> 
     done = subprocess.run([*command[:3], "empty"], capture_output=True, text=True, env=env, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "give the folder of the submissions" in done.stderr
-    command = [*command[:4], "--sandbox", "no-such-program --unshare-all"]
+    command = [*command[:4], "--sandbox", f"{tmp_path}/no-such-program --unshare-all"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no-such-program could not be started: [Errno 2]" in done.stderr

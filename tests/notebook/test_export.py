@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.capabilities.export.notebook_file import cells_of
-from nbddp.capabilities.export.program import ExportedCell, program
-from nbddp.capabilities.export.statements import indented
+from nbddp.capabilities.export.cells import cells_of
+from nbddp.capabilities.export.program import ExportedCell, indented, program
 from nbddp.errors import BadInput
 from nbddp.export import script
 from nbddp.notebook import terminal

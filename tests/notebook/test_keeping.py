@@ -28,7 +28,8 @@ from nbddp.notebook import terminal
 from nbddp.pool.pool import Pool
 from tests import places
 from tests.kernels import Kernel
-from tests.notebook.test_orphans import AGENT, gone, until
+from tests.notebook.test_orphans import AGENT, until
+from tests.processes import still_running
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nothing is kept here")
 ROOT = places.ROOT
@@ -116,7 +117,7 @@ def test_a_restarted_kernel_finds_torch_imported_and_nothing_else(kernel: Kernel
     kernel.send("%%ddp\nimport time; time.sleep(600)")
     restart(kernel, kill=True)
     one = only()
-    until(lambda: gone(before))
+    until(lambda: not still_running(before))
     process = psutil.Process(one.identity.pid)
     assert process.children(recursive=True) == []
     ends = {os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir()}
@@ -134,7 +135,7 @@ def test_a_restarted_kernel_finds_torch_imported_and_nothing_else(kernel: Kernel
     assert "stays for 4m" in kernel.run("%ddp status").text()
     before = family(kernel)
     restart(kernel, kill=False)
-    until(lambda: gone(before))
+    until(lambda: not still_running(before))
     assert 200 < only().left <= 240
 
     assert kernel.run("%load_ext nbddp").ok
@@ -142,7 +143,7 @@ def test_a_restarted_kernel_finds_torch_imported_and_nothing_else(kernel: Kernel
     before = family(kernel)
     assert psutil.Process(kernel.pid) not in before[0].parents()
     assert kernel.run("%ddp stop").ok
-    until(lambda: gone(before))
+    until(lambda: not still_running(before))
     assert warm_client.waiting() == []
 
 
@@ -151,13 +152,13 @@ def test_nothing_is_kept_unasked_nor_before_it_is_warm(kernel: Kernel) -> None:
     assert kernel.run("%ddp start --nproc 1").ok
     before = family(kernel)
     restart(kernel, kill=False)
-    until(lambda: gone(before))
+    until(lambda: not still_running(before))
     assert warm_client.waiting() == []
     kernel.run("%load_ext nbddp\n%config DDPMagics.keep_warm = '4m'")
     until(lambda: len(runtime_dir.running()) == 1)  # it imports
     importing = psutil.Process(json.loads((runtime_dir.running()[0] / runtime_dir.RECORD).read_text())["pid"])
     psutil.Process(kernel.pid).kill()
-    until(lambda: gone([importing]))
+    until(lambda: not still_running([importing]))
     until(lambda: not runtime_dir.running())
     assert warm_client.waiting() == []
 
@@ -182,7 +183,7 @@ def test_of_two_kernels_one_takes_it(warm: WaitingProcess) -> None:
 def test_the_next_owner_has_a_folder_and_a_log_of_its_own(warm: WaitingProcess) -> None:
     agent = taken({**os.environ, "JPY_PARENT_PID": "7"})
     try:
-        assert agent.wait_warm()["unkept"] == ""
+        assert agent.wait_warm().more["unkept"] == ""
         assert agent.home in runtime_dir.running()
         assert agent.request("status")["keep"] == 600
         own = Path(f"/proc/{agent.hello.pid}/fd")

@@ -12,6 +12,7 @@ import pytest
 
 from nbddp.agent import runtime_dir
 from tests.kernels import Kernel
+from tests.processes import still_running
 
 BUSY = (
     "%%ddp\nimport torch, torch.distributed as dist, os, time\ndist.init_process_group('gloo')\nkept = 5\n"
@@ -50,10 +51,6 @@ def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
     while not done():
         assert time.monotonic() < end, "not in time"
         time.sleep(0.02)
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
 class Pool:
@@ -96,7 +93,7 @@ def pool(cold_kernel: Kernel) -> Pool:
 def test_kernel_killed_while_a_cell_runs(pool: Pool) -> None:
     pool.busy()
     psutil.Process(pool.kernel.pid).kill()
-    until(lambda: gone(pool.family), 3)
+    until(lambda: not still_running(pool.family), 3)
     until(lambda: not pool.home.exists())
 
 
@@ -115,7 +112,7 @@ def test_what_ranks_have_started_ends_with_the_pool_whoever_is_killed(
         victims[name].suspend()  # none sees another's end
     for name in whom:
         victims[name].kill()
-    until(lambda: gone([*started, *pool.family]), 5)
+    until(lambda: not still_running([*started, *pool.family]), 5)
     until(lambda: not pool.home.exists(), 5)
 
 
@@ -123,14 +120,14 @@ def test_kernel_restarted_while_a_cell_runs(pool: Pool) -> None:
     pool.busy()
     pool.kernel.manager.restart_kernel(now=True)
     pool.kernel.client.wait_for_ready(timeout=60)
-    until(lambda: gone(pool.family), 3)
+    until(lambda: not still_running(pool.family), 3)
     assert pool.kernel.run("%load_ext nbddp").ok
     assert pool.kernel.run("%%ddp --nproc 2\nprint('new')").text() == "ranks 0–1 │ new\n"
 
 
 def test_notebook_closed(pool: Pool) -> None:
     pool.kernel.manager.shutdown_kernel(now=False)
-    until(lambda: gone(pool.family), 3)
+    until(lambda: not still_running(pool.family), 3)
     assert not pool.home.exists()
 
 
@@ -143,7 +140,7 @@ def test_agent_or_controller_killed_while_a_cell_runs(pool: Pool, whom: str) -> 
     shown = pool.kernel.collect(cell)
     assert shown.reply["ename"] == "PoolNotRunning"
     assert "the next %%ddp cell starts a new pool" in shown.evalue
-    until(lambda: gone(pool.family), 3)
+    until(lambda: not still_running(pool.family), 3)
     again = pool.kernel.run("%%ddp --nproc 2\nprint('kept' in globals())")
     told = f"the pool has ended with its {'node agent' if whom == 'agent' else whom}; ranks 0–1 are new and empty"
     assert again.text() == f"{told}\nranks 0–1 │ False\n", again.error

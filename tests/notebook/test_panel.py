@@ -190,9 +190,10 @@ def test_start_keeps_a_pool_that_a_cell_has_made_with_options(shown: Kernel) -> 
     assert done.ok, done.error
 
 
-BROKEN = """from nbddp.pool import start_requests
+BROKEN = """from dataclasses import replace
+from nbddp.pool import start_requests
 real = start_requests.worker
-start_requests.worker = lambda *args, **more: {**real(*args, **more), "url_file": "/nowhere"}
+start_requests.worker = lambda *args, **more: replace(real(*args, **more), url_file="/nowhere")
 view.controls["nproc"].value = 3
 view.start.click()
 start_requests.worker = real"""

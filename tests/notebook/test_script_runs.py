@@ -24,6 +24,7 @@ from nbddp.errors import BadInput, WorkerFailed
 from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.kernels import Kernel, loaded
+from tests.processes import still_running
 
 LAUNCHED = """
 import argparse, os, sys
@@ -286,10 +287,6 @@ def until_up(process: subprocess.Popen[str], ranks: int) -> None:
         assert process.stdout.readline().endswith("up\n")
 
 
-def all_gone(processes: list[psutil.Process]) -> bool:
-    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("number", "word", "line"),
@@ -308,7 +305,33 @@ def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
     assert process.returncode == 1, "as torchrun"
     assert sum(text.endswith(line) for text in (out + err).splitlines() if text.startswith("rank ")) >= 2 * bool(line)
     assert ("stopped by the user" if number == signal.SIGINT else "the run was ended by SIGTERM") in err
-    assert all_gone(children)
+    assert not still_running(children)
+
+
+SPAWNS = """
+import sys, time, torch.multiprocessing as mp
+def child(i):
+    print("up", flush=True)
+    try:
+        time.sleep(600)
+    finally:
+        print("child", i, "saved", flush=True)
+if __name__ == "__main__":
+    mp.spawn(child, nprocs=2)
+"""
+
+
+def test_a_signal_reaches_what_a_script_has_started_as_under_torchrun(tmp_path: Path) -> None:
+    """mp.spawn waits for its children, which would hear of nothing before they are killed, 30 s later."""
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    process = launch(tmp_path, "torchrun", "--nproc-per-node", "1", "spawns.py", cold=True)
+    until_up(process, 2)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20, out + err
+    assert process.returncode == 1
+    assert [f"child {i} saved" in out for i in (0, 1)] == [True, True], out + err
 
 
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
@@ -320,9 +343,9 @@ def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     process.kill()
     process.communicate(timeout=60)
     end = time.monotonic() + 20
-    while not all_gone(children) and time.monotonic() < end:
+    while still_running(children) and time.monotonic() < end:
         time.sleep(0.05)
-    assert all_gone(children)
+    assert not still_running(children)
 
 
 def test_a_terminal_names_the_first_failure_and_has_torchruns_exit_status(tmp_path: Path) -> None:

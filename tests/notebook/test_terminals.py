@@ -21,8 +21,8 @@ import pytest
 import nbddp
 from nbddp.errors import RunTimedOut
 from nbddp.output import screens
-from nbddp.output.live_region import Region, can_draw, fit
-from nbddp.output.screens import size_of
+from nbddp.output.live_region import Region, fit
+from nbddp.output.screens import can_draw, size_of
 from tests.kernels import FROM_BREAKPOINT
 from tests.lessons.answers import NOTEBOOKS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -317,6 +318,14 @@ def made(rank: int, kind: str = HEAP, points: int = 400) -> RankAllocations:
     )
     code = {("cell", line): f"line_{line}()" for line in range(1, 13)}
     return RankAllocations(rank, kind, found, phases, samples[-1][0], code)
+
+
+def test_a_few_samples_do_not_tell_which_line_memory_grew_at() -> None:
+    for kind, samples, told in ((HEAP, 4, False), (HEAP, 5, True), (CUDA, 0, True)):
+        one = made(0, kind)
+        words = sentences(Allocations([replace(one, window=replace(one.window, samples=samples))], 3, [3], "Net"))
+        assert ("line" in words[1]) == told
+        assert told or words[1] == "where memory grew most is not known: the samples are too few"
 
 
 @pytest.mark.every(4)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.agent import log_rotation, runtime_dir, spool_files
+from nbddp.agent import runtime_dir, spool_files
 from nbddp.agent.process_id import ProcessId
 from nbddp.errors import AgentFailed
 from nbddp.output import log_file
@@ -156,22 +156,22 @@ def test_a_log_that_grows_is_cut_and_its_writer_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "controller.log"
     writer = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(writer, b"first\n" + b"x" * 100_000 + b"\nlast\n")
-    assert not log_rotation.cut(str(path), 1 << 20)
-    assert log_rotation.cut(str(path), 1000)
+    assert not spool_files.cut_log(str(path), 1 << 20)
+    assert spool_files.cut_log(str(path), 1000)
     os.write(writer, b"and on\n")
     os.close(writer)
     found = path.read_bytes()
     assert len(found) < 700
     assert found.startswith(b"first\n")
     assert found.endswith(b"last\nand on\n")
-    assert not log_rotation.cut(str(tmp_path / "none.log"))
+    assert not spool_files.cut_log(str(tmp_path / "none.log"))
 
 
 def test_the_agent_cuts_the_logs_of_its_processes(pool: nbddp.Pool) -> None:
     log = Path(pool.log_of(0))
     with open(log, "ab") as file:
-        file.write(b"x" * (log_rotation.MOST + 1))
-    until(lambda: log.stat().st_size < log_rotation.MOST, "the log is cut")
+        file.write(b"x" * (spool_files.MOST + 1))
+    until(lambda: log.stat().st_size < spool_files.MOST, "the log is cut")
     with pytest.raises(nbddp.WorkerFailed, match="SIGABRT"):
         pool.run_cell("import os; os.abort()", ranks=[0], screen=NullScreen())
 

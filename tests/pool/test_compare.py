@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import nbddp
 from nbddp.capabilities.compare import command as compare_command
 from nbddp.capabilities.compare import on_rank as compare_on_rank
-from nbddp.capabilities.compare.exchange import Wanted, pieces, within
+from nbddp.capabilities.compare.command import Wanted, pieces, within
 from nbddp.capabilities.compare.replicas import Compared, HeldValue, Leaf
 from nbddp.output.screens import NullScreen
 from tests import warm

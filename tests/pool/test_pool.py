@@ -16,9 +16,11 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import ipyparallel
 import psutil
@@ -34,9 +36,11 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
 from nbddp.output.screens import NullScreen
 from nbddp.pool import start_requests
+from nbddp.protocol.agent import StartWorker
 from tests import places, warm
 from tests.kernels import Kernel
 from tests.ports import connections
+from tests.processes import still_running
 from tests.versions import hidden
 
 
@@ -354,7 +358,7 @@ def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
     with nbddp.Pool(nproc=2) as pool:
         assert pool.agent is not None
-        assert pool.agent.wait_warm()["spawn"] == "NBDDP_START_METHOD=spawn"
+        assert pool.agent.wait_warm().spawn == "NBDDP_START_METHOD=spawn"
         assert list(pool.run(rank_times, 3)) == [0, 3]
         values = pool.run_cell(
             "import torch, torch.distributed as dist\ndist.init_process_group()\nt = torch.ones(1)\n"
@@ -512,7 +516,7 @@ def test_ipcluster_starts_and_stops_a_pool_of_its_own() -> None:
         client.close()
         ipcluster("stop")
         process.wait(20)
-    _until(lambda: not any(p.is_running() for p in family), 10)
+    _until(lambda: not still_running(family), 10)
 
 
 def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
@@ -528,7 +532,7 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
         .strip()
     )
     psutil.Process(k.pid).kill()
-    _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 10)
+    _until(lambda: not still_running(family), 10)
     _until(lambda: not Path(home).exists(), 10)
     k.close()
 
@@ -574,7 +578,7 @@ def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_starte
             agent, home, bulk = psutil.Process(pool.agent.hello.pid), pool.agent.home, pool.agent.bulk
             family = family_of(agent)
             agent.kill()
-            _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5)  # noqa: B023
+            _until(lambda: not still_running(family), 5)  # noqa: B023
             _until(lambda: not home.exists() and not bulk.exists(), 5)  # noqa: B023
 
 
@@ -588,7 +592,7 @@ def test_what_a_rank_has_started_ends_with_it_whoever_is_killed(whom: str) -> No
         controller = next(c["pid"] for c in pool.agent.request("status")["children"] if c["kind"] == "controller")
         ended = family if whom == "controller" else [rank, *rank.children(recursive=True)]
         (psutil.Process(controller) if whom == "controller" else rank).kill()
-        _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ended), 5)
+        _until(lambda: not still_running(ended), 5)
         if whom == "controller":
             _until(lambda: not home.exists(), 5)
 
@@ -629,8 +633,8 @@ def _until(done: object, timeout: float = 30.0) -> None:
 def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: pytest.MonkeyPatch) -> None:
     real = start_requests.worker
 
-    def broken(*args: object, **kwargs: object) -> dict[str, object]:
-        return {**real(*args, **kwargs), "url_file": "/nowhere"}  # type: ignore[arg-type]
+    def broken(*args: Any, **kwargs: Any) -> StartWorker:
+        return replace(real(*args, **kwargs), url_file="/nowhere")
 
     with warm.pool(1) as pool:
         monkeypatch.setattr(start_requests, "worker", broken)
@@ -646,9 +650,9 @@ def test_a_start_does_not_raise_what_the_one_before_has_said(monkeypatch: pytest
     real, slow = start_requests.worker, tmp_path / "slow"
     os.mkfifo(slow)
 
-    def broken(*args: object, **kwargs: object) -> dict[str, object]:
-        one = real(*args, **kwargs)  # type: ignore[arg-type]
-        return {**one, "url_file": "/nowhere" if one["rank"] == 1 else str(slow)}
+    def broken(*args: Any, **kwargs: Any) -> StartWorker:
+        one = real(*args, **kwargs)
+        return replace(one, url_file="/nowhere" if one.rank == 1 else str(slow))
 
     with warm.pool(1) as pool:
         monkeypatch.setattr(start_requests, "worker", broken)

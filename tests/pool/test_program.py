@@ -540,6 +540,18 @@ def test_values_of_several_ranks_are_equal_where_their_classes_have_one_definiti
     assert anew[0] == two.run_cell(KINDS, want_value=True, screen=NullScreen())[1], "defined anew in the same words"
 
 
+def test_values_that_come_back_are_of_the_ranks_own_classes_also_after_the_cell_ran_again(two: nbddp.Pool) -> None:
+    for _ in range(2):
+        sent = two.run_cell(KINDS, want_value=True, screen=NullScreen())
+        two.run_cell("name = Point.name", screen=NullScreen())
+        two.push({"back": sent[1]})
+        same = "[type(a) is type(b) for a, b in zip(values, back)], Point.name is name"
+        assert list(two.run_cell(same, want_value=True, screen=NullScreen())) == [([True] * 4, True)] * 2
+        two.run_cell("values = back", screen=NullScreen())
+        again = two.pull(["values"])["values"]
+        assert sent[0] == again[0] == again[1]
+
+
 def test_a_class_that_differs_between_ranks_stays_one_of_each(two: nbddp.Pool) -> None:
     two.run_cell(KINDS, screen=NullScreen())
     assert [kind.rank for kind in two.pull(["Own"])["Own"]] == [0, 1]

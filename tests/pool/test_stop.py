@@ -318,9 +318,40 @@ def test_no_finalizer_of_what_a_program_leaves_delays_its_report_or_ends_a_rank(
     assert took < 4
 
 
+SLOW_START = """
+start = threading.Thread.start
+def slow(self):
+    start(self)
+    if self.name == "nbddp-ending": threading.Thread.start = start; self.join()
+threading.Thread.start = slow
+"""  # who starts the thread that lets go goes on when that one has ended
+
+
+def test_what_a_program_leaves_dies_in_no_thread_that_a_cell_waits_for(pools: dict[int, nbddp.Pool]) -> None:
+    code = (
+        f"import threading\n{SLOW_START}class Slow:\n    def __del__(self):\n        global died\n"
+        "        died = threading.current_thread().name\n"
+        "def f():\n    slow = Slow()\n    raise ValueError('mine')\nf()"
+    )
+    with pytest.raises(WorkerFailed, match="mine"):
+        pools[2].run_cell(code, screen=NullScreen())
+    died = pools[2].run_cell("died", want_value=True, screen=NullScreen())
+    assert list(died) == ["nbddp-ending"] * 2
+
+
+LATE = """
+import threading
+run, failed = threading.Thread.run, threading.Event()
+def late(self):
+    if self.name == "nbddp-loader": failed.wait(30)
+    if self.name == "nbddp-ending": threading.Thread.run = run; failed.set()
+    run(self)
+threading.Thread.run = late
+"""  # the thread that ends a loader comes to it when the program has failed
 LEFT = {  # an iterator that dies while the program's own thread goes on: its process is in the middle of an item
     "the body raises": "for x in loader: raise ValueError('body')",
     "by break": "for x in loader: break\nraise ValueError('body')",
+    "by break, late": f"{LATE}for x in loader: break\nraise ValueError('body')",
     "in a function": "def load():\n    for x in loader: dist.all_reduce(t); raise ValueError('body')\nload()",
 }
 
@@ -362,7 +393,7 @@ class Interrupted(NullScreen):
             else:
                 self.signal([int(event)], signal.SIGINT)
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         for rank in ranks:
             outcome = Outcome(1, "interrupt", chain=(Raised("KeyboardInterrupt", ""),))
             self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": outcome})

@@ -16,12 +16,12 @@ import torch
 import nbddp
 from nbddp.analysis.cause import BACKWARD, BATCH, COPY, FORWARD, INPUT, MACHINE, OPTIMIZER
 from nbddp.analysis.wait_time import typical
-from nbddp.capabilities.collectives.from_flight_recorder import OWN
+from nbddp.capabilities.collectives.command import OWN
 from nbddp.capabilities.collectives.program import program
 from nbddp.capabilities.panel.rows import merged, slowest
-from nbddp.capabilities.timings import on_rank, on_rank_contention
+from nbddp.capabilities.timings import on_rank, on_rank_marks
+from nbddp.capabilities.timings.analysis import AFTER, Slow, slow, verdict
 from nbddp.capabilities.timings.figure import draw_timings
-from nbddp.capabilities.timings.rank_time import AFTER, Slow, slow, verdict
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.run_spec import Question
 from tests import warm
@@ -31,7 +31,7 @@ NPROC = 4
 
 
 def test_a_thread_that_could_run_and_did_not_has_waited() -> None:
-    if on_rank_contention.waited() is None:
+    if on_rank_marks.core_wait() is None:
         pytest.skip("this system counts no waits for a core")
     cores = os.sched_getaffinity(0)
     busy = [sys.executable, "-c", "while True: pass"]
@@ -39,10 +39,10 @@ def test_a_thread_that_could_run_and_did_not_has_waited() -> None:
     try:
         os.sched_setaffinity(rival.pid, {min(cores)})
         os.sched_setaffinity(0, {min(cores)})
-        before, ran = on_rank_contention.waited() or 0, time.thread_time()
+        before, ran = on_rank_marks.core_wait() or 0, time.thread_time()
         while time.thread_time() < ran + 0.2:
             pass
-        assert (on_rank_contention.waited() or 0) - before > 0.05e9
+        assert (on_rank_marks.core_wait() or 0) - before > 0.05e9
     finally:
         os.sched_setaffinity(0, cores)
         rival.kill()
@@ -179,7 +179,7 @@ dist.destroy_process_group()
 @needs_recorder
 def test_a_rank_that_shares_its_core_for_a_moment_is_not_called_slow() -> None:
     """Two processes take two thirds of it, so that each of its steps is three times as long."""
-    if on_rank_contention.waited() is None or len(os.sched_getaffinity(0)) < 2:
+    if on_rank_marks.core_wait() is None or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is one core, or this system counts no waits for it")
     with warm.pool(2) as made:
         made.run_cell(SHARES, screen=NullScreen())

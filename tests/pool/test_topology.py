@@ -29,6 +29,8 @@ from nbddp.figures.figure import DPI
 from nbddp.launch.machine import PATHS, Device, Interface, Node, Numa
 from nbddp.launch.topology import Topology, planned, topology_of
 from nbddp.pool import start_requests
+from nbddp.protocol.agent import Warm
+from nbddp.protocol.codec import from_json
 from tests.kernels import Kernel
 from tests.machines import Gpu, Recorded, mesh_machine, nvswitch_machine, pcie_machine, refused
 from tests.unit.test_topology import cpu
@@ -52,7 +54,7 @@ def host_of(machine: Recorded, env: dict[str, str] | None = None) -> Node:
         **facts_of(machine, env), "cores": 96, "numa": TWO_NUMA, "host": "h",
         "interfaces": [{"name": "eth0", "speed": 25_000, "loopback": False}, LOOPBACK],
     }  # fmt: skip
-    return start_requests.host(json.loads(json.dumps(warm)))
+    return start_requests.host(from_json(Warm, json.loads(json.dumps(warm))))
 
 
 def cluster(count: int, **asked: Any) -> Topology:

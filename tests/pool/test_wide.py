@@ -19,6 +19,7 @@ from nbddp.errors import AgentFailed, RankStatus
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool.node import Posted
+from nbddp.protocol.agent import StartWorker, Warm
 from tests.benchmarks.wide import many
 
 AGENTS, LATE = 5, 0.3  # late: seconds by which all that an agent says comes later
@@ -129,9 +130,9 @@ def test_what_a_node_has_started_is_known_where_it_cannot_start_all(tmp_path: Pa
         Host("h"), TemplateTransport("sleep {host} {command}"), tmp_path / "log", {}, ["sleep", "100"]
     )
     node = RemoteNode(agent, lambda rank, event: None, lambda event: None)
-    starts = [{"rank": r, "uuid": f"{r}", "log": f"{r}.log", "kept": f"{r}"} for r in range(2)]
+    starts = [StartWorker(r, f"{r}", {}, "", (), f"{r}.log", f"{r}", "", "") for r in range(2)]
     with pytest.raises(AgentFailed, match="no room"):
-        node.take_starts(Posted(starts, {"0.log": 0, "1.log": 0}, Answered()), lambda starts, answers: None)
+        node.take_starts(Posted(starts, {"0.log": 0, "1.log": 0}, Answered()), lambda started: None)
     end_all([agent], timeout=0.0)
     assert sorted(node.workers) == [0]
 
@@ -140,7 +141,7 @@ def test_agents_that_do_not_end_have_their_time_together(tmp_path: Path) -> None
     way = TemplateTransport("sleep {host} {command}")
     agents = [RemoteAgentClient(Host(f"h{i}"), way, tmp_path / f"{i}.log", {}, ["sleep", "100"]) for i in range(4)]
     for agent in agents:
-        agent.warm = {}  # one that is not has nothing to end, and is not waited for
+        agent.warm = Warm()  # one that is not has nothing to end, and is not waited for
     began = time.monotonic()
     end_all(agents, timeout=0.5)
     assert time.monotonic() - began < 1.5

@@ -15,8 +15,7 @@ from nbddp.analysis.steps import Span
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.figure import draw_program
 from nbddp.capabilities.collectives.instances import kinds, meetings
-from nbddp.capabilities.collectives.longest import longest, shortened
-from nbddp.capabilities.collectives.program import Breakdown, program
+from nbddp.capabilities.collectives.program import Breakdown, longest, program, shortened
 from nbddp.capabilities.trace.merge import Merged
 from nbddp.output.table import Table
 from tests.handmade import ENGINE, GLOO, NCCL_STREAM, Made, merged

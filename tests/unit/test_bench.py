@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench.command import own_gpus, sizes_between
-from nbddp.capabilities.bench.figure import draw_bench
+from nbddp.capabilities.bench.figure import draw_bench, table
 from nbddp.capabilities.bench.result import Measured
-from nbddp.capabilities.bench.text import table
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.topology import Topology
 from nbddp.launch.units import amount

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.agent.version_diff import CUDA, DRIVER
+from nbddp.agent.versions import CUDA, DRIVER
 from nbddp.capabilities.doctor.findings import Findings, Together
 from nbddp.capabilities.hosts.reachability import Endpoint
 from nbddp.capabilities.hosts.report import HostReport, HostsReport

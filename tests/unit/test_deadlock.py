@@ -339,7 +339,7 @@ class Busy:
             hear(0, Reply(to_json(seen(recv=True))))
             hear(1, Reply(to_json(IDLE)))
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         self.ends(0, Outcome(1, "raised"))
 
     def ends(self, rank: int, outcome: Outcome) -> None:
@@ -461,8 +461,10 @@ def test_after_a_failure_ranks_are_asked_when_all_can_have_begun() -> None:
     def waits(ranks: int) -> float:
         ended = {0: RankExit(0, RankStatus.FAILED, 0.0)}
         come = range(ranks)
-        watcher = RankWatcher(Asks(), come, ended, lambda *came: None, run=1, world_size=ranks, hang_after=5.0)
-        watcher.begin(time.monotonic())
+        now = time.monotonic()
+        watcher = RankWatcher(
+            Asks(), come, ended, lambda *came: None, run=1, world_size=ranks, hang_after=5.0, began=now
+        )
         watcher.soon()
         return watcher.look_if_due()
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbddp.capabilities.export.program import ExportedCell, program
-from nbddp.capabilities.export.statements import indented, python
-from nbddp.capabilities.export.values import code_of
+from nbddp.capabilities.export.command import code_of
+from nbddp.capabilities.export.program import ExportedCell, indented, program, python
 from nbddp.errors import BadInput
 from nbddp.notebook.commands import complete_command
 from nbddp.notebook.history import CellHistory, Ran

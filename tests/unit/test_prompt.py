@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from nbddp.capabilities.debugger import prompt as debugger_prompt
-from nbddp.capabilities.debugger.postmortem import PostMortem
+from nbddp.capabilities.debugger.command import PostMortem
 from nbddp.capabilities.debugger.transcript import Transcripts, TypedLine, chosen, folded, read
 from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
 from nbddp.execution.positions import Position

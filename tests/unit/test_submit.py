@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.capabilities.slurm import submit
-from nbddp.capabilities.slurm.job_states import JobStatus, look, number_of
-from nbddp.capabilities.slurm.submit import JobLog
+from nbddp.capabilities.slurm import command
+from nbddp.capabilities.slurm.command import JobLog, JobStatus, look, number_of
 from nbddp.errors import BadInput
 from nbddp.notebook.commands import complete_command, parse_command
 
@@ -86,14 +85,14 @@ def test_a_log_is_read_piece_by_piece(tmp_path: Path) -> None:
 def test_what_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=r"^there is no file a.sbatch; %ddp export train.py --to slurm -o job.sbatch"):
-        submit.submit("a.sbatch", [])
+        command.submit("a.sbatch", [])
     (tmp_path / "job.sbatch").write_text("#!/bin/sh\n")
     with pytest.raises(BadInput, match=r"^there is no file a.sbatch; there is job.sbatch"):
-        submit.submit("a.sbatch", [])
+        command.submit("a.sbatch", [])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match=r"^sbatch is not on PATH, so this is not a Slurm login node"):
-        submit.submit("job.sbatch", [])
+        command.submit("job.sbatch", [])
     assert complete_command("submit j") == ["job.sbatch"]
-    command = parse_command("submit --on-stop leave job.sbatch --lr 0.1")
-    assert command.args == {"script": "job.sbatch", "words": ["--lr", "0.1"], "follow": None, "detach": False,
+    line = parse_command("submit --on-stop leave job.sbatch --lr 0.1")
+    assert line.args == {"script": "job.sbatch", "words": ["--lr", "0.1"], "follow": None, "detach": False,
                             "on_stop": "leave"}  # fmt: skip

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from nbddp.capabilities.export import targets
-from nbddp.capabilities.export.command import write
+from nbddp.capabilities.export.command import code_of, write
 from nbddp.capabilities.export.program import ExportedCell
 from nbddp.capabilities.export.targets import LONGEST_COMMAND, LONGEST_FUNCTION, NONE, TARGETS, Files, seconds
-from nbddp.capabilities.export.values import code_of
 from nbddp.errors import BadInput
 from nbddp.export import SRUN, STATIC, Job, Launch
 from nbddp.notebook import terminal

@@ -9,8 +9,9 @@ import pytest
 
 from nbddp.analysis import significance
 from nbddp.analysis.activity import Activity, CollectivePart, Key
-from nbddp.analysis.significance import enough, judged, slower, waits
-from nbddp.capabilities.collectives.instances import latest, meetings
+from nbddp.analysis.significance import enough, judged, slower, slower_part, waits
+from nbddp.capabilities.collectives.instances import latest, meetings, stretches
+from nbddp.capabilities.collectives.program import shown
 
 STEP = 10.0
 
@@ -147,3 +148,99 @@ def test_the_bound_is_that_of_the_sign_test() -> None:
     assert significance._rare(28, 0.5, 0.0005) - 1 == 5
     assert significance._rare(98, 0.5, 0.0005) - 1 == 32
     assert significance._rare(10, 0.5, 0.0005) == 0
+
+
+def test_one_disturbance_is_not_the_cause_of_a_rank_that_is_late_each_time() -> None:
+    """Rank 1 takes three times as long, in its optimizer, between 40 all-reduces; once it loses 20 s in forward."""
+    for lost, what in ((0, "optimizer"), (20_000_000_000, "not known")):
+        parts: list[dict[Key, CollectivePart]] = [{}, {}]
+        phases: list[dict[str, list[tuple[int, int]]]] = [{"forward": [], "optimizer": []} for _ in range(2)]
+        spans, at = [list[tuple[int, int]]() for _ in range(2)], 0
+        for n in range(40):
+            arrived = []
+            for rank in range(2):
+                forward = at + 50_000_000 + lost * (rank == 1 and n == 20)
+                arrived.append(forward + (250_000_000 if rank else 50_000_000))
+                phases[rank]["forward"].append((at, forward))
+                phases[rank]["optimizer"].append((forward, arrived[rank]))
+            at = max(arrived) + 100_000
+            for rank, since in enumerate(arrived):
+                spans[rank].append((since, at))
+                parts[rank]["0", n, 0] = CollectivePart("all_reduce", since, at, (0, 1))
+        made = {r: Activity(False, [], spans[r], [], phases[r], parts[r]) for r in range(2)}
+        found = shown(made, [], meetings(made))
+        assert found.late is not None
+        assert found.why is not None
+        assert (found.late.rank, found.why.what) == (1, what)
+        cut = stretches(meetings(made), 0)
+        assert (len(cut), cut[0][1], stretches(meetings(made)[:1], 7)[0][0]) == (5, cut[1][0], 7)
+
+
+# -- part by part ------------------------------------------------------------------------------------
+
+PARTS = {"forward": 2.0, "backward": 5.0, "optimizer": 1.0, "between steps": 0.5}
+
+
+def by_part(
+    dice: random.Random, steps: int, ranks: int = 2, more: float = 0.0, where: str = "", times: float = 1.0
+) -> tuple[dict[int, list[float]], dict[str, dict[int, list[float]]]]:
+    """The last rank takes `more` of a step longer in one part, and all of its parts `times` as long; backward, as on a
+    shared core, is longer in half of the steps by up to a step."""
+    found: dict[str, dict[int, list[float]]] = {part: {} for part in PARTS}
+    for r in range(ranks):
+        last = r == ranks - 1
+        for part, usual in PARTS.items():
+            took = [usual * (times if last else 1) * (1 + dice.gauss(0, 0.03)) for _ in range(steps)]
+            found[part][r] = [t + more * STEP * (last and part == where) for t in took]
+        found["backward"][r] = [t + dice.choice((0, 0, 1, 3, 10)) for t in found["backward"][r]]
+    own = {r: [sum(at) for at in zip(*(found[part][r] for part in PARTS), strict=True)] for r in range(ranks)}
+    return own, found
+
+
+@pytest.mark.parametrize("where", ["forward", "optimizer", "between steps"])
+def test_a_small_delay_in_one_part_is_found_though_another_part_hides_it_in_the_whole(where: str) -> None:
+    dice, parts, whole = random.Random(4), 0, 0
+    for _ in range(20):
+        own, found = by_part(dice, 100, more=0.05, where=where)
+        own = {r: [t - b for t, b in zip(own[r], found["backward"][r], strict=True)] for r in own}  # mostly waits
+        judged_ = slower_part(own, found, STEP)
+        parts += judged_ is not None and (judged_[0].rank, judged_[1]) == (1, where)
+        summed = {r: [sum(at) for at in zip(*(found[p][r] for p in PARTS), strict=True)] for r in own}
+        of_sums = slower(summed, STEP)
+        whole += of_sums is not None and of_sums.rank == 1
+    assert (parts, whole < 10) == (20, True)
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 30), (2, 100), (4, 30), (8, 100)])
+@pytest.mark.parametrize("times", [1.0, 1.3])
+def test_of_equal_ranks_no_part_stands_out_also_where_one_is_slower_in_all(
+    ranks: int, steps: int, times: float
+) -> None:
+    dice = random.Random(5)
+    found = [slower_part(*by_part(dice, steps, ranks, times=times), STEP) for _ in range(40)]
+    assert [f for f in found if f is not None] == []
+
+
+def test_each_part_of_each_rank_is_a_comparison() -> None:
+    """Of two ranks with four parts chance has eight tries: twelve steps of one kind are rare in one of them alone."""
+    assert enough(8) == 13
+    for steps, known in ((12, False), (13, True)):
+        times = {part: {0: [2.0] * steps, 1: [3.0 if part == "forward" else 2.0] * steps} for part in PARTS}
+        own = {0: [8.0] * steps, 1: [9.0] * steps}
+        assert (slower_part(own, times, STEP) is not None) == known
+    times["forward"][1][3] = 1.0
+    assert slower_part(own, times, STEP) is None, "one of thirteen is the other way round"
+
+
+@pytest.mark.parametrize(
+    ("more", "whole", "named"),
+    [
+        (0.3, 0.3, True),
+        (0.19, 0.19, False),  # too little to matter
+        (0.3, 0.1, False),  # the rank gains elsewhere what it loses here
+    ],
+)
+def test_a_part_counts_that_matters_to_the_whole_step(more: float, whole: float, named: bool) -> None:
+    own = {0: [8.0] * 30, 1: [8.0 + whole] * 30}
+    times = {part: {0: [2.0] * 30, 1: [2.0 + more if part == "forward" else 2.0] * 30} for part in PARTS}
+    assert (slower_part(own, times, STEP) is not None) == named

@@ -25,7 +25,8 @@ from nbddp.compat import system
 from nbddp.execution.positions import Position, position_of
 from nbddp.notebook import status
 from tests.kernels import Kernel, loaded
-from tests.notebook.test_orphans import AGENT, gone, until
+from tests.notebook.test_orphans import AGENT, until
+from tests.processes import still_running
 from tests.unit.test_deadlock import FACTS
 from tests.versions import elsewhere, refused
 
@@ -183,7 +184,7 @@ def test_the_first_cell_says_once_what_is_lost(mac: Kernel, first_words: list[st
     assert mac.run("%%ddp --nproc 2\n2.0").text().endswith("ranks 0–1 Out │ 2.0\n")
     assert LOST not in mac.run("%%ddp\n2.0").text()
     assert LOST in mac.run("%ddp status").text()
-    spawned = mac.run(AGENT + "print(agent.warm['spawn'])").text()
+    spawned = mac.run(AGENT + "print(agent.warm.spawn)").text()
     assert spawned == "fork is not safe on macOS\n"
 
 
@@ -235,7 +236,7 @@ def test_stopping_the_pool_leaves_no_process(two: Kernel) -> None:
     assert len(str(folder / runtime_dir.SOCKET)) > runtime_dir.LONGEST_SOCKET
     assert runtime_dir.socket_of(folder).is_socket()
     assert two.run("%ddp stop").ok
-    until(lambda: gone(processes))
+    until(lambda: not still_running(processes))
     assert not folder.exists()
     assert not runtime_dir.socket_of(folder).exists()
 
@@ -248,7 +249,7 @@ def test_the_owners_death_leaves_no_process(two: Kernel) -> None:
     try:
         processes, folder = family(two)
         psutil.Process(two.pid).kill()
-        until(lambda: gone(processes))
+        until(lambda: not still_running(processes))
         until(lambda: not folder.exists())
     finally:
         fork.kill()

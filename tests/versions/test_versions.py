@@ -14,6 +14,7 @@ import torch.distributed as dist
 from nbddp.agent import store_host
 from nbddp.capabilities.private import store_guard
 from nbddp.compat import torch
+from nbddp.protocol.run_spec import Rendezvous
 from nbddp.worker import gloo_log
 from nbddp.worker.gloo_log import GlooSilencer
 from nbddp.worker.process_groups import Groups
@@ -60,7 +61,7 @@ def test_a_store_that_refuses_our_socket_is_made_by_torchs_older_server(
     assert first.port != second.port
     first.store.set("it", "is")
     client = Groups()
-    client.begin(1, ("localhost", second.port), (store_host.HOST, second.port))
+    client.begin(1, Rendezvous(("localhost", second.port), (store_host.HOST, second.port)))
     client.store("x").set("it", "is too")
     assert first.store.get("it") == b"is"
     assert second.store.get("nbddp/run1/x/it") == b"is too"
@@ -89,7 +90,7 @@ def test_only_a_client_is_made_for_the_pools_store(monkeypatch: pytest.MonkeyPat
     served = store_guard.open_store(os.getpid())
     port = served.port
     groups = Groups()
-    groups.begin(1, ("localhost", port), (store_host.HOST, port))
+    groups.begin(1, Rendezvous(("localhost", port), (store_host.HOST, port)))
     create = groups._wrap_create(torchs_own)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in (0, 1):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import BadInput
+from nbddp.launch.options import LaunchSpec
 
 CLIENT_FILE = re.compile(r"ipcontroller(?:-(?P<id>.+))?-client\.json")
 OUR_OWN = "nbddp-"  # ids of pools' clusters begin so
@@ -112,3 +113,11 @@ def _others(ipython: Path) -> str:
     if names:
         return f"there {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
     return "there is none; ipcluster start -n 4 starts one"
+
+
+# -- how it goes on in a pool that runs ------------------------------------------------------------
+
+
+def merged(spec: LaunchSpec, running: LaunchSpec) -> str | None:
+    """The cluster of the pool that runs, unless the line names another place."""
+    return spec.cluster or (None if spec.on_hosts else running.cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.agent.client import START_TIMEOUT
 from nbddp.agent.stop import uninterrupted
@@ -21,11 +21,12 @@ from nbddp.capabilities.attached.nodes import (
 from nbddp.compat.system import LOOPBACK
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
-from nbddp.launch.topology import Topology, counted, rank_words
+from nbddp.launch.topology import Topology, Worker, counted, rank_words
 from nbddp.output.progress import StageText
 from nbddp.pool.host_source import HostSource, Progress
-from nbddp.pool.node import ClusterFiles, Starts
 from nbddp.pool.stores import Keeper, RendezvousStores
+from nbddp.protocol.agent import Warm
+from nbddp.protocol.codec import Json, from_json
 
 if TYPE_CHECKING:
     from nbddp.pool.change import Change
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 class ClusterEngines(HostSource):
     """`joined`: our client of the cluster, and `nodes` its engines, once they are the pool's."""
+
+    may_change = True
 
     def __init__(self, pool: PoolState):
         super().__init__(pool)
@@ -118,11 +121,11 @@ class ClusterEngines(HostSource):
         if isinstance(spec.nproc, int):
             hosts = [own[: spec.nproc] for own in hosts]
         facts = joined.evaluate({own[0].id: "facts()" for own in hosts}, LOOK_SECONDS)
-        self._take(joined, [(own, facts[own[0].id]) for own in hosts])
+        self._take(joined, [(own, from_json(Warm, facts[own[0].id])) for own in hosts])
         chosen = [engine for own in hosts for engine in own]
         return [*joined.differences(chosen), *joined.promises(chosen)]
 
-    def _take(self, joined: AttachedCluster, hosts: Sequence[tuple[Sequence[Engine], dict[str, Any]]]) -> None:
+    def _take(self, joined: AttachedCluster, hosts: Sequence[tuple[Sequence[Engine], Warm]]) -> None:
         """Have the engines for nodes, and ways between them. hosts: the engines of each, and what it has."""
         group = self.group
         died, _ = group.hears
@@ -164,17 +167,18 @@ class ClusterEngines(HostSource):
         joined, group = self.joined, self.group
         assert joined is not None
         progress(StageText(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
-        starts: dict[AttachedNode, Starts] = {}
+        places: dict[AttachedNode, list[Worker]] = {}
         for place in (topology.workers[r] for r in change.start):
-            node = self.nodes[group.seat(place)]
-            starts.setdefault(node, []).append(node.request(place, topology, visible, ClusterFiles("", "")))
-        asked = {engine: text for node, own in starts.items() for engine, text in node.take(own).items()}
+            places.setdefault(self.nodes[group.seat(place)], []).append(place)
+        asked = {
+            engine: text for node, own in places.items() for engine, text in node.take(own, topology, visible).items()
+        }
         try:
             answers = joined.evaluate(asked, START_TIMEOUT)
         except BaseException:
             joined.give_back([*asked])
             raise
-        notes = [line for node in starts for line in node.taken(answers)]
+        notes = [line for node in places for line in node.taken(answers)]
         group.wire.name_ranks({r: w.uuid for r, w in group.workers.items()})
         joined.begin()
         self._keep_stores()
@@ -196,7 +200,7 @@ class ClusterEngines(HostSource):
     def cluster_name(self) -> str:
         return str(self.pool.spec.cluster)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         return self.joined.description() if self.joined is not None else {}
 
     # -- the end -----------------------------------------------------------------------------------

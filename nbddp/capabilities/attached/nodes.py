@@ -28,6 +28,7 @@ from typing import Any
 from nbddp.agent import spool_files, stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests
+from nbddp.agent.hardware import loopback_name
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.versions import versions
 from nbddp.capabilities.attached.clusters import Cluster
@@ -38,9 +39,11 @@ from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Node, several
 from nbddp.launch.topology import Topology, Worker, counted
 from nbddp.pool import start_requests
-from nbddp.pool.node import ClusterFiles, PoolNode, Starts, WorkerProcess
+from nbddp.pool.node import PoolNode, WorkerProcess
 from nbddp.pool.rpc import RankRpc
 from nbddp.protocol import messages
+from nbddp.protocol.agent import Warm
+from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import ProcessExit
 from nbddp.protocol.run_spec import Question, Reply, RunSpec
 
@@ -337,7 +340,7 @@ class AttachedCluster:
         done: queue.SimpleQueue[int] = queue.SimpleQueue()
         left = {w.rank for _, w in self._living()} if not self.lost else set()
 
-        def hear(rank: int, message: dict[str, Any]) -> None:
+        def hear(rank: int, message: JupyterMessage) -> None:
             if message["header"]["msg_type"] == messages.OUTCOME:
                 done.put(rank)
 
@@ -348,11 +351,14 @@ class AttachedCluster:
             while left and time.monotonic() < end:
                 with suppress(queue.Empty):
                     left.discard(done.get(timeout=max(0.0, end - time.monotonic())))
+            if not self.lost:  # of an agent that has ended `_clear_up` may not have told them yet
+                left |= {w.rank for node in self.nodes for w in node.workers.values() if w.ended_with_pool}
             abandoned: queue.SimpleQueue[int] = queue.SimpleQueue()
             self.wire.question([*left], _to_engine("abandon", pool=self.owner["pool"]), lambda r, _: abandoned.put(r))
-            for _ in left:
-                with suppress(queue.Empty):
-                    abandoned.get(timeout=0.2)
+            end = time.monotonic() + GIVE_BACK_SECONDS
+            with suppress(queue.Empty):
+                for _ in left:
+                    abandoned.get(timeout=max(0.0, end - time.monotonic()))
         self._close_pipe()
 
     def _close_pipe(self) -> None:
@@ -381,7 +387,7 @@ class AttachedNode(PoolNode):
     renews = False
 
     def __init__(
-        self, joined: AttachedCluster, engines: Sequence[Engine], facts: Mapping[str, Any], agent: AgentClient,
+        self, joined: AttachedCluster, engines: Sequence[Engine], facts: Warm, agent: AgentClient,
         died: Callable[[int, ProcessExit], None],
     ):  # fmt: skip
         super().__init__(agent, died, lambda event: None)
@@ -390,14 +396,15 @@ class AttachedNode(PoolNode):
         self._ended_by_us: set[str] = set()  # uuids
         self._states: dict[int, tuple[RankStatus, str]] = {}
         self._bulk: dict[int, str] = {}
-        self._asked: Starts = []
+        self._asked: dict[int, Engine] = {}  # rank → which is to become it
+        self._cwd = ""  # where they are to start
 
     @property
     def alive(self) -> bool:
         return not self.joined.lost and self.agent.alive
 
     @property
-    def warm(self) -> Mapping[str, Any]:
+    def warm(self) -> Warm:
         return self._facts
 
     @property
@@ -413,7 +420,7 @@ class AttachedNode(PoolNode):
 
     def addresses(self) -> list[str]:
         """Those of the host that others may reach, IPv4 first."""
-        found = [a for i in self._facts["interfaces"] if not i["loopback"] for a in i["addresses"]]
+        found = [a for i in self._facts.interfaces if not i["loopback"] for a in i["addresses"]]
         return sorted((a for a in found if not a.startswith("fe80")), key=lambda a: ":" in a)
 
     @property
@@ -439,46 +446,39 @@ class AttachedNode(PoolNode):
     # -- processes ------------------------------------------------------------------------------------
 
     def host(self, index: int) -> Node:
-        return start_requests.host({**self._facts, "host": self.name}, index, self.address)
+        return start_requests.host(self._facts, index, self.address, self.name)
 
-    def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> dict[str, Any]:
-        """What the engine is asked to become."""
-        engine = self.engines[place.local_rank]
-        chosen = self.engines[: place.local_world_size]
-        joining = start_requests.joining(topology, place)
-        return {
-            "rank": place.rank,
-            "engine": engine,
-            "env": torchrun_env.of_worker(place, topology, engine.told["env"], visible=visible, joining=joining),
-            "cwd": here(),
-            "owner": self.joined.owner,
-            "roots": [e.told["pid"] for e in chosen],
-        }
-
-    def take(self, starts: Starts) -> dict[int, str]:
-        """What the engines are to evaluate for it, by id."""
-        self._asked = starts
-        asked = {s["engine"].id: {name: s[name] for name in ("rank", "env", "cwd", "owner", "roots")} for s in starts}
-        return {engine: f"take({request!r})" for engine, request in asked.items()}
+    def take(self, places: Sequence[Worker], topology: Topology, visible: str) -> dict[int, str]:
+        """What its engines are to evaluate to become these workers, by id."""
+        self._cwd = here()
+        self._asked = {place.rank: self.engines[place.local_rank] for place in places}
+        asked = {}
+        for place in places:
+            engine, joining = self._asked[place.rank], topology.joining(place) or loopback_name()
+            env = torchrun_env.of_worker(place, topology, engine.told["env"], visible=visible, joining=joining)
+            roots = [e.told["pid"] for e in self.engines[: place.local_world_size]]
+            request = {"env": env, "cwd": self._cwd, "owner": self.joined.owner, "roots": roots}
+            asked[engine.id] = f"take({request!r})"
+        return asked
 
     def taken(self, answers: Mapping[int, Mapping[str, Any]]) -> list[str]:
         """They have become ranks; what a user should know, in words."""
         moved = {}
-        for start in self._asked:
-            engine, rank = start["engine"], start["rank"]
+        for rank, engine in self._asked.items():
             answer = answers[engine.id]
             self._bulk[rank] = answer["bulk"]
-            if answer["cwd"] != start["cwd"]:
-                moved[answer["cwd"]] = start["cwd"]
+            if answer["cwd"] != self._cwd:
+                moved[answer["cwd"]] = self._cwd
             told = engine.told
             self.workers[rank] = WorkerProcess(rank, engine.uuid, told["pid"], told["started"], "", "", registered=True)
             self._states[rank] = RankStatus.IDLE, ""
-        self._asked = []
+        self._asked = {}
         return [f"{self.name} has no folder {asked}; its ranks start in {there}" for there, asked in moved.items()]
 
-    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests, *, group: bool = False) -> None:
         """An interrupt goes through the engine's control channel, to its program alone; what ends a process is a signal
-        of this machine's, or of ipyparallel's nanny. One that nobody can end counts as ended."""
+        of this machine's, or of ipyparallel's nanny. One that nobody can end counts as ended. group: makes no
+        difference, since an engine may share its own with others."""
         living = [self.workers[r] for r in ranks if r in self.workers and self.workers[r].lives]
         if number == signal.SIGINT:
             self.joined.wire.question([w.rank for w in living], Question.of("interrupt"), lambda rank, answer: None)

@@ -92,7 +92,7 @@ def bench(
             open_group(worker.groups.store("bench"), rank, world_size, devices[rank])
         return [pickling.pack_or_words(None)]
     if part == "close":
-        close_group()
+        _open.clear()
         return [pickling.pack_or_words(None)]
     found = measure(collective, size, repeat, warmup)
     return [pickling.pack_or_words(found)]
@@ -104,7 +104,7 @@ def open_group(store: Any, rank: int, size: int, device: int | None) -> None:
     import torch
     import torch.distributed as dist
 
-    close_group()
+    _open.clear()
     on_gpu = device is not None and (not dist.is_initialized() or _on_cuda(dist))
     place = torch.device("cuda", device) if on_gpu else torch.device("cpu")
     with flight.making_room(), _on(place):
@@ -115,11 +115,6 @@ def open_group(store: Any, rank: int, size: int, device: int | None) -> None:
             group = dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
         _open.append(BenchGroup(group, place))
         _open[0].reduced(torch.zeros(1, device=place), dist.ReduceOp.SUM)
-
-
-def close_group() -> None:
-    """End the group that `open_group` made, if there is one."""
-    _open.clear()
 
 
 def measure(collective: str, size: int, repeat: int, warmup: int) -> dict[str, Any]:

@@ -90,6 +90,16 @@ def waits(found: Sequence[CollectiveInstance], rank: int, last: int | None = Non
     return union(m.wait(rank) for m in found if rank in m.parts and last in (None, m.last))
 
 
+def stretches(found: Sequence[CollectiveInstance], start: int) -> list[Span]:
+    """The time from the first meeting to the last, in at most FEW parts of as many meetings; up to the only one from
+    `start`, where there is one."""
+    if len(found) < 2:
+        return [(start, m.begins) for m in found]
+    count = min(FEW, len(found) - 1)
+    cuts = [found[i * (len(found) - 1) // count].begins for i in range(count + 1)]
+    return list(pairwise(cuts))
+
+
 @dataclass(frozen=True)
 class Kind:
     """The collectives of one operation in one group. last: rank → in how many it was the last. late: nanoseconds, the

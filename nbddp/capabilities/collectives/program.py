@@ -1,5 +1,10 @@
 """What a trace shows of any program: where each rank's time goes, who comes last to collectives and why, what takes
-longest. Words and tables, the same for a figure, a console and a test."""
+longest. Words and tables, the same for a figure, a console and a test.
+
+Of a rank with GPUs the longest kernels and copies count with their durations, as in Holistic Trace Analysis' "Kernel
+Breakdown"; of one without, operations with their own time, without that of operations inside them ("host self
+duration" in TensorBoard's profiler plugin), and collectives with the time of their transfer.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbddp.analysis.activity import Activity, activities
-from nbddp.analysis.cause import SlowRankCause, cause
+from nbddp.analysis.cause import SlowRankCause, steady
 from nbddp.analysis.overlap import common, length
 from nbddp.analysis.quantities import duration, percent
 from nbddp.analysis.row_limit import drawn, note
-from nbddp.analysis.steps import Span
 from nbddp.capabilities.collectives.breakdown import Split, split, whole
 from nbddp.capabilities.collectives.instances import (
     LATE,
@@ -23,19 +27,29 @@ from nbddp.capabilities.collectives.instances import (
     kinds,
     latest,
     meetings,
+    stretches,
     waits,
 )
-from nbddp.capabilities.collectives.longest import Longest, longest
 from nbddp.launch.topology import counted, rank_words
 from nbddp.output.table import Table
 
 if TYPE_CHECKING:  # it imports matplotlib
     from nbddp.figures.figure import DescribedFigure
 
+
+import re
+
+from nbddp.analysis.activity import TRANSFER, communicates, on_gpu, span
+from nbddp.capabilities.trace.merge import PROCESSES, WAIT
+
 MOST_KINDS = 8  # of collectives
 RANKS = ("rank", "compute", "communication", "exposed", "of it waiting", "copies", "idle", "overlapped")
 KINDS = ("collective", "ranks", "calls", "last to arrive", "waits for it", "moves")
 CALLS = ("kernel or call", "kind", "calls", "in all", "longest", "most on")
+MOST = 10
+Event = Mapping[str, Any]
+TEMPLATE = re.compile(r"<[^<>]*>|\([^()]*\)")
+LETTERS = 60
 
 
 @dataclass(frozen=True)
@@ -146,15 +160,17 @@ def shown(ranks: Mapping[int, Activity], calls: Sequence[Longest], met: Sequence
     window = whole(ranks)
     splits = {r: split(a, window, waits(met, r)) for r, a in ranks.items()}
     late = latest(ranks, met, window)
-    why = cause(_times(ranks, met), late.rank) if late is not None else None
+    why = steady(_times(ranks, met), late.rank) if late is not None else None
     return Breakdown(splits, any(a.gpu for a in ranks.values()), kinds(met), calls, late, why, _notes(ranks, met))
 
 
-def _times(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> dict[int, dict[str, int]]:
-    """Rank → phase → nanoseconds between the first meeting and the last; up to the only one, where there is one."""
-    start = met[0].begins if len(met) > 1 else min((a.window[0] for a in ranks.values() if a.window), default=0)
-    between: list[Span] = [(start, met[-1].begins)]
-    return {r: {name: length(common(some, between)) for name, some in a.phases.items()} for r, a in ranks.items()}
+def _times(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> list[dict[int, dict[str, int]]]:
+    """For each stretch of the time, rank → phase → nanoseconds."""
+    start = min((a.window[0] for a in ranks.values() if a.window), default=0)
+    return [
+        {r: {name: length(common(some, [span])) for name, some in a.phases.items()} for r, a in ranks.items()}
+        for span in stretches(met, start)
+    ]
 
 
 def _notes(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> list[str]:
@@ -164,3 +180,89 @@ def _notes(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> 
     if not met and len(ranks) > 1:
         found.append("no collective is known on more than one rank, so the last rank to arrive is not known")
     return found
+
+
+# -- the longest kernels and calls -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Longest:
+    """kind: `compute`, `communication` or `copy`. total: nanoseconds on all ranks; most: rank → the largest of them."""
+
+    name: str
+    kind: str
+    count: int
+    total: int
+    longest: int
+    rank: int
+
+
+def longest(events: Iterable[Event], most: int = MOST) -> list[Longest]:
+    """Those with the most time in all, at most `most`."""
+    times: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for rank, own in _by_rank(events).items():
+        for name, kind, took in _durations(own):
+            times.setdefault((name, kind), {}).setdefault(rank, []).append(took)
+    found = [
+        Longest(name, kind, sum(map(len, by.values())), sum(map(sum, by.values())), max(map(max, by.values())),
+                max(by, key=lambda r: (sum(by[r]), -r)))
+        for (name, kind), by in times.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda f: (-f.total, f.name))[:most]
+
+
+def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
+    found: dict[int, list[Event]] = {}
+    for e in events:
+        if e.get("ph") == "X":
+            found.setdefault(e["pid"] // PROCESSES, []).append(e)
+    return found
+
+
+def _durations(own: Sequence[Event]) -> list[tuple[str, str, int]]:
+    device = [e for e in own if on_gpu(e)]
+    if device:
+        return [(shortened(e["name"]), _kind(e), _took(e)) for e in device]
+    moved = [(e["name"], "communication", _took(e)) for e in own if TRANSFER.match(e["name"])]
+    return [*moved, *((e["name"], "compute", took) for e, took in _own_times(own))]
+
+
+def _kind(event: Event) -> str:
+    return "communication" if communicates(event) else "compute" if event["cat"] == "kernel" else "copy"
+
+
+def _took(event: Event) -> int:
+    start, end = span(event)
+    return end - start
+
+
+def _own_times(own: Iterable[Event]) -> list[tuple[Event, int]]:
+    """Each operation that is no part of a collective, with its time less that of what is directly inside it."""
+    by_thread: dict[Any, list[Event]] = {}
+    for e in own:
+        if e.get("cat") in ("cpu_op", WAIT) or communicates(e):
+            by_thread.setdefault((e["pid"], e["tid"]), []).append(e)
+    found: list[tuple[Event, int]] = []
+    for events in by_thread.values():
+        left: dict[int, int] = {}
+        ops: list[Event] = []
+        around: list[Event] = []
+        for e in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+            while around and span(around[-1])[1] <= span(e)[0]:
+                around.pop()
+            if around:
+                left[id(around[-1])] -= _took(e)
+            left[id(e)] = _took(e)
+            if e["cat"] == "cpu_op" and not any(map(communicates, (*around, e))):
+                ops.append(e)
+            around.append(e)
+        found += [(e, max(0, left[id(e)])) for e in ops]
+    return found
+
+
+def shortened(name: str) -> str:
+    """A kernel's name without `void` and without the arguments of its template and of its function."""
+    while (shorter := TEMPLATE.sub("", name)) != name and shorter.strip():
+        name = shorter
+    name = name.strip().removeprefix("void ").strip()
+    return name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"

@@ -4,23 +4,40 @@ What travels: per leaf of a name a digest, norm, shape and dtype (a number trave
 differ, the reference rank's bytes in pieces of 16 MiB, through the pool's own connections, to one rank of each
 class that differs; at most 256 MiB per comparison, what is beyond is told as not measured. No
 collective is called: a process group that a cell has left stays as it is, sequence numbers included.
+
+Only tensors that are known to differ take part, and of equal ranks only the lowest. The reference
+rank's bytes are read in pieces of at most PIECE bytes, and each is given to the ranks that
+differ; they answer with one number per tensor. All in all at most LIMIT bytes are read: what does not
+fit is left out whole, so that no difference is told that was measured on a part only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any, Protocol
 
-from nbddp.capabilities.compare.exchange import ByteRange, Wanted, pieces, within
-from nbddp.capabilities.compare.replicas import Compared, HeldValue, Leaf
-from nbddp.capabilities.compare.report import Report, report
+from nbddp.capabilities.compare.replicas import (
+    Compared,
+    Difference,
+    HeldValue,
+    Leaf,
+    agreeing_words,
+    largest_words,
+    shown_words,
+)
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
 from nbddp.execution.values import check_ranks
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
+from nbddp.output.table import Table
 from nbddp.protocol import pickling
+
+PIECE = 1 << 24  # bytes; a multiple of every dtype's size
+LIMIT = 1 << 28  # bytes per comparison
+MOST_ROWS = 20
 
 
 class Ask(Protocol):
@@ -103,3 +120,120 @@ def _note(found: dict[tuple[str, int], float], span: ByteRange, apart: float) ->
     key = span.wanted.path, span.wanted.reference
     before = found.get(key, 0.0)
     found[key] = before if before != before else apart if apart != apart else max(before, apart)
+
+
+# -- a plan of what travels ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor to be measured: `bytes` of `reference` are to be seen by the ranks `others`."""
+
+    name: str
+    path: str
+    reference: int
+    others: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Bytes `start` to `stop` of one tensor."""
+
+    wanted: Wanted
+    start: int
+    stop: int
+
+
+def within(wanted: Iterable[Wanted], limit: int = LIMIT) -> list[Wanted]:
+    """Those that fit into `limit` bytes one after the other; one that does not is passed over."""
+    found, left = [], limit
+    for w in wanted:
+        if 0 < w.bytes <= left:
+            found.append(w)
+            left -= w.bytes
+    return found
+
+
+def pieces(wanted: Sequence[Wanted], piece: int = PIECE) -> Iterator[list[ByteRange]]:
+    """Batches of spans of at most `piece` bytes, in each the same reference and others: every byte of each tensor
+    once."""
+    batch: list[ByteRange] = []
+    room = piece
+    for w in sorted(wanted, key=_meeting):  # stable: the given order within those that meet
+        if batch and _meeting(batch[0].wanted) != _meeting(w):
+            yield batch
+            batch, room = [], piece
+        for span in _spans(w, piece):
+            if span.stop - span.start > room:
+                yield batch
+                batch, room = [], piece
+            batch.append(span)
+            room -= span.stop - span.start
+    if batch:
+        yield batch
+
+
+def _meeting(w: Wanted) -> tuple[int, tuple[int, ...]]:
+    return w.reference, w.others
+
+
+def _spans(w: Wanted, piece: int) -> Iterator[ByteRange]:
+    for start in range(0, w.bytes, piece):
+        yield ByteRange(w, start, min(start + piece, w.bytes))
+
+
+# -- the answer ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Table):
+    """`equal`: True if all names are equal on all ranks. `compared` has each name's details.
+
+    `rows` are those of the first 20 differences; `title` is the words above them, `more` those below.
+    """
+
+    compared: Sequence[Compared] = field(default_factory=tuple)
+    more: str = ""
+
+    @property
+    def equal(self) -> bool:
+        return all(c.equal for c in self.compared)
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return self.title
+        return "\n".join([self.title, "", repr(Table(self.columns, self.rows)), *([self.more] if self.more else [])])
+
+    def _repr_html_(self) -> str:
+        words = "<br>".join(escape(line) for line in self.title.splitlines())
+        if not self.rows:
+            return f"<div>{words}</div>"
+        return f"<div>{words}</div>{Table(self.columns, self.rows)._repr_html_()}<div>{escape(self.more)}</div>"
+
+
+def report(compared: Sequence[Compared]) -> Report:
+    """The report on some names."""
+    found = [(c, d) for c in compared for d in c.differences()]
+    references = {d.reference for _, d in found}
+    columns, rows = _columns(found, references), [_row(c, d, len(compared), references) for c, d in found[:MOST_ROWS]]
+    left = len(found) - len(rows)
+    words = "\n".join(c.words() for c in compared)
+    return Report(columns, rows, words, compared=tuple(compared), more=f"and {left} more" if left else "")
+
+
+def _columns(found: Sequence[tuple[Compared, Difference]], references: set[int]) -> list[str]:
+    agree = f"agree with rank {min(references)}" if len(references) == 1 else "agree"
+    tensors = all(d.leaf.norm is not None for _, d in found)
+    return ["name", "shape", agree, "largest difference", "norms" if tensors else "norms or values"]
+
+
+def _row(compared: Compared, d: Difference, names: int, references: set[int]) -> list[str]:
+    """One difference under `_columns`. Parts of sharded tensors have references of their own, which are told."""
+    name = f"{compared.name}{'.' * (not d.path.startswith('['))}{d.path}" if d.path and names > 1 else d.path
+    agree = agreeing_words(d) if len(references) == 1 else f"with rank {d.reference}: {agreeing_words(d)}"
+    if d.why:
+        return [name or compared.name, d.why, agree, "", ""]
+    measured = d.leaf.norm is not None or d.largest is not None
+    apart = largest_words(d.largest) if measured else ""
+    return [name or compared.name, d.leaf.words, agree, apart, shown_words(d.shown)]

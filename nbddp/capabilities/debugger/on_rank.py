@@ -18,6 +18,7 @@ import re
 import rlcompleter
 import sys
 import threading
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType, TracebackType
@@ -25,40 +26,44 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
-from nbddp.capabilities.debugger import frame_locals
 from nbddp.protocol.codec import to_json
 from nbddp.protocol.messages import STOPPED, Stopped
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import Place, Whereabouts
-from nbddp.protocol.run_spec import RunSpec
+from nbddp.protocol.surrogates import plain
 from nbddp.worker import failure
 from nbddp.worker.parts import RankWorker
 
 WORD = re.compile(r"[^\W\d][\w.]*\Z")
 MOST = 200  # names that are offered
 Publish = Callable[[Stopped], None]
+MOST_NAMES = 20  # of a frame
+LENGTH = 60  # characters of a text
+IDENTIFIER = re.compile(r"[^\W\d]\w*")
+NOT_TOLD = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 
 
 class Debugger:
     """One rank's. `stopped`: whether it waits for a line. is_users: whether a file is the user's own; named: what it is
-    called."""
+    called. worker: whose runs say whether lines may come."""
 
-    def __init__(self, publish: Publish, is_users: Callable[[str], bool], named: Callable[[str], str]):
-        self.is_users, self.named = is_users, named
+    def __init__(
+        self,
+        publish: Publish,
+        is_users: Callable[[str], bool],
+        named: Callable[[str], str],
+        worker: RankWorker | None = None,
+    ):
+        self.is_users, self.named, self._worker = is_users, named, worker
         self.stopped = False
-        self.on = False
         self._publish = publish
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._pdb: _Pdb | None = None
 
-    def begin(self, spec: RunSpec) -> None:
-        self.on, self.stopped = spec.debug, False
-
-    def end(self, outcome: Outcome, error: BaseException | None) -> None:
-        """The run has ended: nothing is traced any more."""
-        if self._pdb is not None:
-            sys.settrace(None)
-            self._pdb = None
+    def over(self, outcome: Outcome, error: BaseException | None) -> None:
+        """A run has ended in which the rank has stopped: nothing is traced any more."""
+        sys.settrace(None)
+        self._pdb = None
         self.stopped = False
         while not self._lines.empty():
             self._lines.get_nowait()
@@ -69,7 +74,7 @@ class Debugger:
 
     def values(self, frame: FrameType, line: str) -> list[tuple[str, str]]:
         """What the names of a failing frame held."""
-        return frame_locals.values(frame, line)
+        return values(frame, line)
 
     def breakpoint(self, *args: Any, **kwargs: Any) -> None:
         """`sys.breakpointhook`. Python's own would wait for a front end, or do nothing where ipykernel has put debugpy
@@ -84,12 +89,15 @@ class Debugger:
 
     def may_stop(self) -> bool:
         """Whether a breakpoint may wait here: a thread of the program's own may not, as Stop would not reach it."""
-        return self.on and threading.current_thread() is threading.main_thread()
+        spec = self._worker.spec if self._worker is not None else None
+        return spec is not None and spec.debug and threading.current_thread() is threading.main_thread()
 
     def stop(self, frame: FrameType) -> None:
         """Wait for lines at the next line of this frame."""
         if self._pdb is None:
             self._pdb = _Pdb(self)
+            if self._worker is not None:
+                self._worker.parts.at_end("debugger", self.over)
         self._pdb.set_trace(frame)
 
     def line(self, text: str) -> bool:
@@ -234,7 +242,7 @@ def part(worker: RankWorker) -> Debugger:
         worker.publish(STOPPED, to_json(replace(said, place=place)))
 
     debugger = Debugger(
-        publish, lambda file: failure.is_user(file, {}), lambda file: worker.files.shown.get(file, file)
+        publish, lambda file: failure.is_user(file, {}), lambda file: worker.files.shown.get(file, file), worker
     )
     sys.breakpointhook = debugger.breakpoint
     worker.shell.register_magic_function(_where_debug_is, "line", "debug")
@@ -264,3 +272,47 @@ def debug_names(worker: RankWorker, text: str) -> list[str]:
     """What may complete a line for the rank's debugger."""
     found: list[str] = worker.parts["debugger"].names(text)
     return found
+
+
+# -- what the names of a failing frame held --------------------------------------------------------
+
+
+def values(frame: types.FrameType, line: str) -> list[tuple[str, str]]:
+    """Names and what they held: of a function all its own, of a cell those on the failing line.
+
+    No code of the program's is called for it: its `__repr__` may raise, take long, or wait for other ranks.
+    """
+    held = frame.f_locals
+    own_level = frame.f_code.co_name.startswith(("<module>", "<cell line"))
+    names = list(dict.fromkeys(IDENTIFIER.findall(line))) if own_level else list(held)
+    told = [n for n in names if n in held and not n.startswith("__") and not issubclass(type(held[n]), NOT_TOLD)]
+    found = [(name, _told(held[name])) for name in told[:MOST_NAMES]]
+    return found if len(told) <= MOST_NAMES else [*found, ("…", f"{len(told) - MOST_NAMES} more names")]
+
+
+def words(value: Any) -> str:
+    """A value in a line."""
+    kind = type(value)  # a class may have its own idea of equality: identity alone counts
+    if any(kind is k for k in (bool, int, float, complex, type(None), range)):
+        return _short(repr(value))
+    if kind is str or kind is bytes:
+        return repr(value) if len(value) <= LENGTH else f"{value[:LENGTH]!r}… ({len(value)} long)"
+    if any(kind is k for k in (list, tuple, set, frozenset, dict)):
+        return _short(repr(value)) if not value else f"{kind.__name__} of {len(value)}"
+    torch = sys.modules.get("torch")
+    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
+        what = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
+        number = f" = {value.item()!r}" if value.device.type == "cpu" and value.dim() == 0 else ""
+        return f"{'parameter' if kind is torch.nn.Parameter else 'tensor'} {what}{number}"
+    return f"{type.__getattribute__(kind, '__qualname__')} object"
+
+
+def _told(value: Any) -> str:
+    try:
+        return plain(words(value))
+    except Exception as e:  # a tensor whose memory is gone, say
+        return f"(cannot be read: {type(e).__name__})"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LENGTH else text[:LENGTH] + "…"

@@ -6,31 +6,161 @@ trial that ends the process takes no other along. A pool has a copy of its warm 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import faulthandler
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from nbddp.agent import hardware
-from nbddp.capabilities.doctor import (
-    probes_ddp,
-    probes_ipykernel,
-    probes_torch,
-)
+from nbddp.capabilities.doctor import probes_torch
 from nbddp.compat import ipykernel, ipyparallel
 from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import SEAMS, Failed, ProbeResult, Untried, absent
+from nbddp.compat.probes import SEAMS, Failed, ProbeResult, Seam, Untried, absent, expect
 from nbddp.protocol.capability import load, rows
 from nbddp.worker import flight
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
-TRIALS: dict[str, Callable[[], None]] = {
-    **{key: load(target) for row in rows() for key, target in row.probes.items()},
-    **probes_torch.TRIALS, **probes_ddp.TRIALS, **probes_ipykernel.TRIALS,
-}  # fmt: skip
-
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
+
+
+# -- trials of ipykernel, IPython and ipyparallel ----------------------------------------------------
+# There is no cluster to try them on: what only a connected client or a running kernel has is looked for in the code of
+# its class.
+
+
+def _takes(method: str, *wanted: str) -> None:
+    taken = ipykernel.parameters(method)
+    expect(tuple(taken[: len(wanted)]) == wanted, f"it takes ({', '.join(taken)})")
+
+
+def status_messages() -> None:
+    _takes(ipykernel.OVERRIDES[0], "status", "channel")
+
+
+def interrupt_of_an_await() -> None:
+    _takes(ipykernel.OVERRIDES[1], "future")
+
+
+def event_loop() -> None:
+    async def held() -> ipykernel.EventLoopContents | None:
+        asyncio.get_running_loop().call_later(60, print, "it")
+        return ipykernel.held_by(asyncio.get_running_loop())
+
+    found = asyncio.run(held())
+    expect(found is not None and (print, "it") in found.calls, "an event loop keeps what it will call in another way")
+
+
+def messages_during_a_cell() -> None:
+    from ipykernel.ipkernel import IPythonKernel
+
+    lacking = ipykernel.lacks_of_shell(IPythonKernel)
+    expect(not lacking, f"a kernel has no {', '.join(lacking)}")
+
+
+def questions_of_a_cell() -> None:
+    from ipykernel.ipkernel import IPythonKernel
+
+    lacking = ipykernel.lacks_of_stdin(IPythonKernel)
+    expect(not lacking, f"a kernel has no {', '.join(lacking)}")
+
+
+def flush_before_a_display() -> None:
+    import zmq
+    from ipykernel.iostream import IOPubThread, OutStream
+
+    sends = IOPubThread(zmq.Context.instance().socket(zmq.PUB))  # it is not started, and so never comes to it
+    stream = OutStream(None, sends, "stdout", watchfd=False)
+    expect(ipykernel.knows_nothing_to_flush(stream), "a stream does not know that it has sent everything")
+    stream.write("x")
+    expect(not ipykernel.knows_nothing_to_flush(stream), "a stream does not know what it has to send")
+    sends.close()
+
+
+def topics_of_messages() -> None:
+    from ipyparallel.engine.kernel import IPythonParallelKernel
+
+    class Named(IPythonParallelKernel):  # type: ignore[misc]
+        def __init__(self) -> None:  # without a shell, sockets and threads
+            return
+
+    expect(isinstance(ipykernel.topic(Named(), "nbddp"), bytes), "topics are not bytes")
+
+
+@contextlib.contextmanager
+def shell() -> Iterator[Any]:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    made = InteractiveShell.instance()
+    made.history_manager.enabled = False
+    made.showtraceback = lambda *args, **kwargs: None
+    yield made
+
+
+def history_of_errors() -> None:
+    with shell() as made:
+        if not ipykernel.words_history(made):
+            raise Untried("this IPython does not keep errors in its history")
+        worded: list[Any] = []
+
+        def word(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            worded.append(error)
+            return {"ename": "", "evalue": "", "traceback": []}
+
+        ipykernel.word_history_by(made, word)
+        made.run_cell("1 / 0", store_history=True)
+        expect(worded, "errors are kept in another way")
+
+
+def traceback_of_a_reply() -> None:
+    expect(ipykernel.reads_traceback(), "ipykernel's reply takes its traceback from elsewhere")
+
+
+def files_of_autoreload() -> None:
+    with shell() as made:
+        try:
+            made.run_line_magic("load_ext", "autoreload")
+        except ModuleNotFoundError as e:
+            if e.name == "imp":  # IPython 7's imports it, and Python 3.12 has it no more
+                raise Untried("this Python cannot load this IPython's %autoreload") from None
+            raise
+        times, failed = ipykernel.autoreload(made)
+        expect(times.get("nbddp") and isinstance(failed, dict), "%autoreload keeps the times of files in another way")
+
+
+def clients_connection() -> None:
+    from ipyparallel import Client
+
+    lacking = ipyparallel.unsent(Client)
+    expect(not lacking, f"a client has no {', '.join(lacking)}")
+
+
+def engines_kernel() -> None:
+    from ipyparallel.engine.app import IPEngine
+
+    expect("Kernel" in ipyparallel.used_by(IPEngine), "an engine creates its kernel in another way")
+
+
+def controllers_processes() -> None:
+    from ipyparallel.controller.app import IPController
+
+    expect("Process" in ipyparallel.used_by(IPController), "a controller starts processes in another way")
+
+
+# -- all of them -------------------------------------------------------------------------------------
+
+
+def _named(seam: Seam) -> str:
+    """The function that tries a seam has the seam's name: `cs_log_level` of "C++'s log level"."""
+    return re.sub(r"[^a-z0-9 ]", "", seam.key.lower()).replace(" ", "_")
+
+
+FUNCTIONS: dict[str, Callable[[], None]] = {**vars(probes_torch), **globals()}
+TRIALS = {seam.key: FUNCTIONS[_named(seam)] for seam in SEAMS if _named(seam) in FUNCTIONS}
+TRIALS |= {key: load(target) for row in rows() for key, target in row.probes.items()}
 
 
 def tried(key: str) -> ProbeResult:

@@ -1,4 +1,4 @@
-"""Trials of torch's seams in process groups and stores.
+"""Trials of torch's seams: in process groups and stores, in DDP, autograd and tensors.
 
 Each does with a seam what nbddp does with it, in a world of one rank without a network, and raises if that fails. They
 run in a process that is thrown away (`capabilities.doctor.probe_runner`).
@@ -6,10 +6,13 @@ run in a process that is thrown away (`capabilities.doctor.probe_runner`).
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +20,7 @@ from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import Failed, Untried, alone, expect
 from nbddp.worker import call_log, flight, torch_debug_detail
+from nbddp.worker.call_log import COLLECTIVES
 
 SOON = 5.0  # seconds that a wait which was ended has to return
 
@@ -36,7 +40,7 @@ def flight_recorder() -> None:
     _recorded()
 
 
-def nccl_recorder() -> None:
+def nccls_flight_recorder() -> None:
     import torch.distributed as dist
 
     if not dist.is_nccl_available():
@@ -44,7 +48,7 @@ def nccl_recorder() -> None:
     expect(torch_compat.has_nccl_recorder(), "NCCL's collectives are not recorded")
 
 
-def entry_keys() -> None:
+def flight_recorders_keys() -> None:
     lacking = [key for key in torch_compat.ENTRY_KEYS if key not in _recorded()[-1]]
     expect(not lacking, f"an entry has no {', '.join(lacking)}")
 
@@ -140,7 +144,7 @@ def sockets_of_a_new_group() -> None:
         expect(groups.sockets.torchs(), "making a group shows no sockets of torch's")
 
 
-def store_on_a_socket() -> None:
+def store_on_a_given_socket() -> None:
     from nbddp.agent import store_host
 
     served = store_host.in_the_open("")
@@ -149,7 +153,7 @@ def store_on_a_socket() -> None:
     served.close()
 
 
-def marks() -> None:
+def marks_on_work_and_store() -> None:
     call_log.install()
     with alone() as (dist, one):
         dist.all_reduce(one, async_op=True).wait()
@@ -158,7 +162,7 @@ def marks() -> None:
         expect(store.get("key") == b"value", "a store returns something else")
 
 
-def log_level() -> None:
+def cs_log_level() -> None:
     found = []
     before = os.environ.get(torch_compat.LOG_LEVEL)
     for level in ("ERROR", "INFO"):
@@ -207,21 +211,167 @@ def _both(make: Callable[[int], None]) -> None:
         thread.join(SOON)
 
 
-TRIALS: dict[str, Callable[[], None]] = {
-    "flight recorder": flight_recorder,
-    "NCCL's flight recorder": nccl_recorder,
-    "abort of transfers": abort_of_transfers,
-    "flight recorder's keys": entry_keys,
-    "tables of groups": tables_of_groups,
-    "default group": default_group,
-    "another default group": another_default_group,
-    "sequence numbers": sequence_numbers,
-    "clearing of groups": clearing_of_groups,
-    "abort of groups": abort_of_groups,
-    "store of env://": store_of_env,
-    "sockets of a new group": sockets_of_a_new_group,
-    "store on a given socket": store_on_a_socket,
-    "marks on Work and Store": marks,
-    "checks of DETAIL": checks_of_detail,
-    "C++'s log level": log_level,
-}
+# -- DDP, autograd and tensors ---------------------------------------------------------------------
+
+
+def frames_of_backward() -> None:
+    import torch
+
+    names: list[str] = []
+
+    def hook(gradient: Any) -> None:
+        frame: Any = sys._getframe()
+        while frame is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(hook)
+    leaf.sum().backward()
+    expect(torch_compat.BACKWARD in names, f"backward runs without {torch_compat.BACKWARD}")
+
+
+def backends_of_a_group() -> None:
+    with alone() as (dist, _):
+        group = dist.group.WORLD
+        other = dist.ProcessGroup(0, 1)
+        expect(torch_compat.share_backends(group, other) == group.name(), "one group cannot have another's backends")
+        del other
+
+
+def end_of_backward() -> None:
+    import torch
+
+    called: list[int] = []
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(lambda gradient: torch_compat.autograd_engine().queue_callback(lambda: called.append(1)))
+    leaf.sum().backward()
+    expect(called, "the engine does not call back")
+
+
+def data_loaders() -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    owner = torch_compat.loader_iterator()
+    expect(owner is not None and "__next__" in vars(owner), "iterators over data loaders have no common __next__")
+    batches = iter(DataLoader(torch.arange(2)))
+    expect(isinstance(batches, owner), "an iterator over a data loader is of another class")
+    del batches
+
+
+def end_of_data_loaders() -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    asked: list[int] = []
+
+    def hurries() -> Callable[[], bool]:
+        asked.append(1)
+        return lambda: False
+
+    torch_compat.hurry_loaders(hurries, 60)
+    batches = iter(DataLoader(torch.arange(2), num_workers=1))
+    del batches
+    expect(asked, "an iterator over a data loader ends its processes in another way")
+
+
+def ddps_list_of_hooks() -> None:
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    with alone():
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        model.register_comm_hook(None, allreduce_hook)
+        expect(torch_compat.replace_last_hook(model, allreduce_hook, None), "DDP keeps no list of hooks")
+        del model
+
+
+def methods_of_collectives() -> None:
+    with alone() as (dist, one), _called(COLLECTIVES) as called:
+        dist.all_gather_into_tensor(one, one)
+        dist.reduce_scatter_tensor(one, one)
+    names = [COLLECTIVES[method][0] for method in called]
+    expect(names == ["all_gather_into_tensor", "reduce_scatter_tensor"], "they go by another method")
+
+
+@contextmanager
+def _called(methods: Iterable[str]) -> Iterator[list[str]]:
+    """The names of these methods of a process group, as they are called while the block lasts."""
+    import torch.distributed as dist
+
+    called: list[str] = []
+    originals = {name: vars(dist.ProcessGroup)[name] for name in methods if name in vars(dist.ProcessGroup)}
+
+    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in originals:
+        setattr(dist.ProcessGroup, name, noting(name, getattr(dist.ProcessGroup, name)))
+    try:
+        yield called
+    finally:
+        for name, original in originals.items():
+            setattr(dist.ProcessGroup, name, original)
+
+
+def compiled_modules() -> None:
+    import torch
+
+    module = torch.nn.Linear(1, 1)
+    made = torch.compile(module)
+    expect(torch_compat.is_compiled(made), "a compiled module does not keep the module")
+    expect(torch_compat.compiled_from(made) is module, "it keeps another one")
+
+
+def shards_of_dtensors() -> None:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    with alone():
+        made = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)))
+        expect(type(torch_compat.shard(made)) is torch.Tensor, "a DTensor does not keep its shard")
+
+
+def parts_of_sparse_tensors() -> None:
+    import torch
+
+    indices, values = torch_compat.sparse_parts(
+        torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,), check_invariants=False)
+    )
+    expect((indices.shape[1], len(values)) == (2, 2), "the tensor was coalesced")
+
+
+def profilers_of_a_program() -> None:
+    from torch import profiler
+
+    seen: list[str] = []
+    torch_compat.watch_profilers(lambda: seen.append("begins"), lambda: seen.append("on"), lambda: seen.append("off"))
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU]):
+        expect("on" in seen and seen[0] == "begins", "that a profiler starts is not noticed before it does")
+    expect(seen[-1] == "off", "that a profiler has stopped is not noticed")
+
+
+def history_of_gpu_memory() -> None:
+    import torch
+
+    if not torch_compat.begin_memory_history(100):
+        raise Untried("torch sees no GPU here")
+    tensor = torch.ones(1, device="cuda")
+    found = torch_compat.end_memory_history()
+    entries = [e for some in found["device_traces"] for e in some if e["action"] == "alloc"]
+    expect(any(e["addr"] == tensor.untyped_storage().data_ptr() for e in entries), "an allocation is not recorded")
+    lacking = [key for key in ("size", "time_us", "frames") if key not in entries[-1]]
+    expect(not lacking, f"an allocation has no {', '.join(lacking)}")
+    expect(all("allocated_size" in segment for segment in found["segments"]), "segments do not say what is allocated")
+    expect(entries[-1]["frames"], "an allocation has no Python frames")
+
+
+def import_of_the_compiler() -> None:
+    importlib.import_module(torch_compat.COMPILER)

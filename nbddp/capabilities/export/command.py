@@ -5,19 +5,23 @@ The texts are `nbddp.export`'s; here is what reads and writes files.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import pickle
+import pickletools
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbddp.capabilities.export import options, target_support, targets, values
-from nbddp.capabilities.export.notebook_file import cells_of
+from nbddp.capabilities.export import options, target_support, targets
+from nbddp.capabilities.export.cells import cells_of
 from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.sbatch import Job
 from nbddp.errors import BadInput
@@ -27,6 +31,14 @@ from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.notebook.history import CellHistory, Ran
 
 WIDTH = 120
+LONGEST = 2000  # characters of a literal
+FILE = "-values.pkl"  # how the name of a script's file of values ends
+LOAD = """\
+import os
+import pickle
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), {file!r}), "rb") as file:
+    {names} = pickle.load(file)[{label!r}]
+"""
 
 
 def cells_of_history(ran: Sequence[Ran], file: str) -> tuple[list[ExportedCell], dict[str, tuple[bytes, ...]]]:
@@ -37,7 +49,7 @@ def cells_of_history(ran: Sequence[Ran], file: str) -> tuple[list[ExportedCell],
         if one.pushed is None:
             found.append(ExportedCell(label, one.line, one.body))
             continue
-        code, kept = values.code_of(one.pushed, label, file)
+        code, kept = code_of(one.pushed, label, file)
         saved.update(kept)
         found.append(ExportedCell(label, None, code, one.ranks))
     return found, saved
@@ -83,7 +95,7 @@ def refuse_existing(target: Path, force: bool) -> None:
 
 
 def values_file(target: Path) -> Path:
-    return target.with_name(f"{target.stem}{values.FILE}")
+    return target.with_name(f"{target.stem}{FILE}")
 
 
 def formatted(text: str) -> str | None:
@@ -201,10 +213,67 @@ def files_of(script: Path) -> tuple[targets.Files, list[str]]:
     if not script.is_file():
         return targets.NONE, [f"{script} does not exist yet; {again} writes it"]
     source = script.read_text(encoding="utf-8")
-    name = next(iter(values.files_read(source)), "")
+    name = next(iter(files_read(source)), "")
     beside = script.with_name(name) if name else None
     if beside is None:
         return targets.Files(source), []
     if not beside.is_file():
         return targets.Files(source, name), [f"{script} reads {beside}, which is missing; {again} --force writes it"]
     return targets.Files(source, name, beside.read_bytes()), []
+
+
+# -- values that were pushed -----------------------------------------------------------------------
+# A literal becomes itself, a function or class its source, anything else is pickled.
+
+
+def code_of(values: Mapping[str, Any], label: str, file: str) -> tuple[str, dict[str, tuple[bytes, ...]]]:
+    """Code that sets these names, and label → pickles that `file` is to have, one per value. Raises BadInput for a
+    value that a script cannot have."""
+    lines, saved = [], {}
+    for name, value in values.items():
+        text = _source(name, value)
+        if text is None:
+            saved[name] = _pickled(name, value)
+        else:
+            lines.append(text)
+    if saved:
+        lines.append(LOAD.format(file=file, label=label, names="".join(f"{name}, " for name in saved).rstrip(" ")))
+    return "\n".join(lines) + "\n", {label: tuple(saved.values())} if saved else {}
+
+
+def files_read(source: str) -> list[str]:
+    """The files of values that a script names; the script may have been renamed since it was written."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # as whoever runs it will say
+        return []
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return list(dict.fromkeys(text for text in texts if text.endswith(FILE)))
+
+
+def _source(name: str, value: Any) -> str | None:
+    if inspect.isfunction(value) or inspect.isclass(value):
+        try:
+            text = textwrap.dedent(inspect.getsource(value))
+        except (OSError, TypeError):
+            return None
+        return text if value.__name__ == name and text.lstrip().startswith(("def ", "class ", "async ", "@")) else None
+    if inspect.ismodule(value):
+        return f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
+    text = repr(value)
+    try:
+        same = len(text) <= LONGEST and type(ast.literal_eval(text)) is type(value) and ast.literal_eval(text) == value
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return f"{name} = {text}" if same else None
+
+
+def _pickled(name: str, value: Any) -> bytes:
+    advice = f"create {name!r} in a %%ddp cell instead of pushing it"
+    try:
+        data = pickle.dumps(value)
+    except Exception as e:
+        raise BadInput(f"{name!r} cannot be saved for the script: {type(e).__name__}: {e}; {advice}") from None
+    if any(argument in ("__main__", "__main__ ") for _, argument, _ in pickletools.genops(data)):
+        raise BadInput(f"{name!r} uses a class or function of the notebook, which the script does not have; {advice}")
+    return data

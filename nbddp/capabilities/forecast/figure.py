@@ -13,12 +13,14 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from nbddp.analysis.quantities import duration, percent
+from nbddp.analysis.quantities import duration, percent, speed
+from nbddp.capabilities.forecast.cost import Link, LinkFit
 from nbddp.capabilities.forecast.scale import Forecast, Predicted
-from nbddp.capabilities.forecast.text import knee, sentences, table
 from nbddp.figures.axes import WIDTH, key, powers_of_two
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MOVES, MUTED, PAPER, RC
+from nbddp.launch.topology import counted
+from nbddp.output.table import Table
 
 COMPUTE = "#c9dccd"
 WEAK, STRONG = FILLS[0], FILLS[1]
@@ -26,6 +28,9 @@ HEIGHT = 3.5
 SOLID, WEAK_DASHES, STRONG_DASHES = "-", (0, (5, 2)), (0, (1.2, 1.6))
 MOST_TICKS = 8
 LONG = 1.0  # seconds: a step from here on is drawn in seconds
+COLUMNS = (
+    "nodes", "ranks", "weak: step", "exposed", "efficiency", "strong: step", "exposed", "efficiency", "known by",
+)  # fmt: skip
 
 
 @remade
@@ -125,3 +130,94 @@ def _ranks(axes: Any, some: Forecast) -> None:
         axes.annotate("extrapolated →", (some.extrapolated_from, 0.795), (4, 0), xycoords=("data", "axes fraction"),
                       textcoords="offset points", size=7.5, color=INK, va="center")  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
+
+
+# -- the same in words and rows --------------------------------------------------------------------
+
+
+def link(some: Link) -> str:
+    """`latency 52.0 µs, bandwidth 1.20 GB/s`."""
+    return f"latency {duration(some.latency)}, bandwidth {speed(some.bandwidth)}"
+
+
+def table(some: Forecast) -> Table:
+    """One row per number of nodes."""
+    pairs = zip(some.whole_nodes(some.weak), some.whole_nodes(some.strong), strict=True)
+    return Table(COLUMNS, [
+        (
+            weak.nodes, weak.ranks, duration(weak.step), duration(weak.exposed), percent(weak.efficiency),
+            duration(strong.step), duration(strong.exposed), percent(strong.efficiency),
+            "extrapolated" if weak.ranks > some.extrapolated_from else "fitted",
+        )
+        for weak, strong in pairs
+    ])  # fmt: skip
+
+
+def sentences(some: Forecast) -> list[str]:
+    """What the forecast rests on and what it finds; the assumptions last."""
+    return [
+        f"forecast from step {some.number} of {some.model}",
+        _recorded(some),
+        _fitted(some),
+        *(f"  {_fit(f)}" for f in some.fits),
+        _choice(some),
+        f"within a node: {link(some.intra)}; between nodes: {link(some.inter)}",
+        knee(some),
+        _beyond(some),
+        "",
+        "Assumed:",
+        *some.assumed,
+    ]
+
+
+def _recorded(some: Forecast) -> str:
+    what = some.profile
+    off = round(100 * (some.here.step / what.measured - 1))
+    error = f"{abs(off)} % {'more' if off > 0 else 'less'}" if off else "the same"
+    return (
+        f"recorded on {counted(what.ranks, 'rank')}: {duration(what.measured)}; the model gives "
+        f"{duration(some.here.step)} for it, {error}"
+    )
+
+
+def _fitted(some: Forecast) -> str:
+    said = f"fitted to {counted(some.chosen.points, 'measured all-reduce')} on {_worlds(some.chosen.ranks)} ranks"
+    if some.left_out:
+        said += f"; those on {_worlds(some.left_out)} ranks do not fit them and are left out"
+    return f"{said}:"
+
+
+def _worlds(ranks: Sequence[int]) -> str:
+    """`2, 4 and 8`."""
+    *first, last = map(str, ranks)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _fit(fit: LinkFit) -> str:
+    return f"{fit.algorithm}: {link(fit.link)} (error {percent(fit.error)}, at most {percent(fit.worst)})"
+
+
+def _choice(some: Forecast) -> str:
+    if some.decided:
+        return f"forecast with {some.algorithm}, {some.why}"
+    return (
+        f"forecast with {some.algorithm}; the measurements fit several algorithms: measure on another number of ranks "
+        "too, or choose one with --algorithm"
+    )
+
+
+def knee(some: Forecast) -> str:
+    """From how many nodes on waiting for the network is most of the step."""
+    found, nodes = some.knee(), some.whole_nodes(some.told)
+    most = "more than half of the step is exposed communication"
+    if found is None:
+        end = f"up to {counted(nodes[-1].nodes, 'node')}"
+        return f"{end} no more than half of the step is exposed communication ({some.about} scaling)"
+    if found is nodes[0]:
+        return f"already on 1 node {most} ({some.about} scaling)"
+    before = nodes[nodes.index(found) - 1].nodes
+    return f"beyond {counted(before, 'node')} {most} ({some.about} scaling)"
+
+
+def _beyond(some: Forecast) -> str:
+    return f"everything beyond {counted(some.extrapolated_from, 'rank')} is extrapolated"

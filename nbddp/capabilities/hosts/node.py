@@ -14,6 +14,9 @@ from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology, Worker
 from nbddp.pool import start_requests
 from nbddp.pool.node import ClusterFiles, PoolNode, ends_pool
+from nbddp.protocol.agent import StartWorker
+from nbddp.protocol.codec import Json
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.outcome import ProcessExit
 
 
@@ -30,16 +33,16 @@ class RemoteNode(PoolNode):
         self,
         agent: RemoteAgentClient,
         died: Callable[[int, ProcessExit], None],
-        process_ended: Callable[[dict[str, Any]], None],
+        process_ended: Callable[[Message], None],
     ):
         super().__init__(agent, died, process_ended)
         self.name = str(agent.host)
 
     def host(self, index: int) -> Node:
         """That machine; its name is the one under which it is reached."""
-        return start_requests.host({**self.warm, "host": self.agent.host.name}, index, self.address)
+        return start_requests.host(self.facts, index, self.address, self.agent.host.name)
 
-    def describe(self, subject: tuple[object, ...], info: Callable[[], dict[str, Any]], files: list[str]) -> None:
+    def describe(self, subject: tuple[object, ...], info: Callable[[], Json], files: list[str]) -> None:
         """The files are this machine's; over there the same names may lie in a home folder that both share."""
         super().describe(subject, info, [])
 
@@ -62,7 +65,7 @@ class RemoteNode(PoolNode):
                 raise AgentFailed("the pool's controller ended while workers were starting") from None
             self._putting = self.agent.post("put", name=here.name, text=text)
 
-    def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> dict[str, Any]:
+    def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> StartWorker:
         """The agent adds its own environment, folder and path; it has got the controller's file (`prepare`)."""
         if self._putting is not None:
             self._engine_file, self._putting = self.agent.take(self._putting)["path"], None
@@ -80,12 +83,12 @@ class RemoteNode(PoolNode):
     def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(logs, 0)  # the agent counts for itself
 
-    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests, *, group: bool = False) -> None:
         """Not waited for: beyond a cut cable nobody answers, and the others are to be told at once."""
         pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
         if pids:
             with suppress(AgentFailed):  # it has just gone, which is told as the end of its ranks
-                self.agent.tell("signal", pids=pids, signal=int(number))
+                self.agent.tell("signal", pids=pids, signal=int(number), group=group)
 
     def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
         own = [r for r in ranks if r in self.workers]

@@ -74,7 +74,7 @@ def find(home: PoolNode, hosts: Sequence[RemoteNode], interface: str | None) -> 
     machine.
     """
     wanted = [_wanted(node, interface) for node in hosts]
-    stands = [reachability.offer_at(home.address, home.warm["interfaces"])] if home.address else None
+    stands = [reachability.offer_at(home.address, home.facts.interfaces)] if home.address else None
     probe = tried(home, hosts, [[own] if own else None for own in wanted], stands)
     if probe.chosen() is None or probe.home_offer() is None:
         probe.add(tried(home, hosts, *probe.left(home, hosts, wanted)))
@@ -89,7 +89,7 @@ def find(home: PoolNode, hosts: Sequence[RemoteNode], interface: str | None) -> 
 
 
 def _all(node: PoolNode) -> list[Endpoint]:
-    return reachability.offers(node.warm["interfaces"])
+    return reachability.offers(node.facts.interfaces)
 
 
 def _wanted(node: RemoteNode, interface: str | None) -> Endpoint | None:
@@ -151,7 +151,7 @@ def _other(reached: Sequence[str], i: int) -> str:
 
 
 def _told(node: PoolNode, doors: Sequence[Sequence[Any]]) -> Told:
-    interfaces = node.warm["interfaces"]
+    interfaces = node.facts.interfaces
     return [(reachability.offer_at(address, interfaces), (port, why)) for address, port, why in doors]
 
 

@@ -1,7 +1,7 @@
 """By which interface hosts meet: from what was tried to an address of each, or to a sentence that says which pair does
 not reach each other, at which address, and what to do.
 
-Pure: the connections are tried by `capabilities.hosts.listeners`, and `capabilities.hosts.pairwise_probe` asks for
+Pure: the connections are tried by `capabilities.hosts.on_agent`, and `capabilities.hosts.pairwise_probe` asks for
 them.
 """
 

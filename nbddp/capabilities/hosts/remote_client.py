@@ -18,7 +18,7 @@ from typing import Any
 
 from nbddp.agent.client import START_TIMEOUT, AgentClient, without_stop
 from nbddp.agent.last_error import last_line
-from nbddp.agent.version_diff import otherwise
+from nbddp.agent.versions import otherwise
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.rejoin import GONE
@@ -26,7 +26,7 @@ from nbddp.capabilities.hosts.transports import Transport
 from nbddp.compat.working_dir import here
 from nbddp.errors import AgentFailed
 from nbddp.launch.units import lasts
-from nbddp.protocol.agent import PROTOCOL
+from nbddp.protocol.agent import PROTOCOL, Warm
 from nbddp.protocol.jsonl import MARK, PING_EVERY, LineBuffer, Message, encode
 
 SILENT = 8.0  # seconds
@@ -124,7 +124,7 @@ class RemoteAgentClient(AgentClient):
         """The address at which the host is reached, for those who ask the kernel for the way to it."""
         return self.hello.reached
 
-    def wait_warm(self, timeout: float = START_TIMEOUT) -> Message:
+    def wait_warm(self, timeout: float = START_TIMEOUT) -> Warm:
         """As an agent's here; AgentFailed says what connects to it says, and what to do."""
         self.wait_until(lambda: self.warm is not None or self.closed, timeout)
         if self.warm is None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.agent import stop
 from nbddp.agent.stop import uninterrupted
-from nbddp.agent.version_diff import differing
-from nbddp.agent.versions import versions
+from nbddp.agent.versions import differing, versions
 from nbddp.capabilities.hosts import pairwise_probe, sync
 from nbddp.capabilities.hosts.elastic import JOIN_TIMEOUT, LOOK_EVERY, Members, NodePlace
 from nbddp.capabilities.hosts.names import Host, hosts_of
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
 class RemoteNodes(HostSource):
     """Nodes of other hosts, and simulated ones that may come and go. `members`: which nodes there may be, where they
     may come and go (`--nnodes MIN:MAX`)."""
+
+    may_change = True
 
     def __init__(self, pool: PoolState):
         super().__init__(pool)

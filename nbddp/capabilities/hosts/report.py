@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from nbddp.agent.version_diff import CUDA, DRIVER, NONE, differing
+from nbddp.agent.versions import CUDA, DRIVER, NONE, differing
 from nbddp.capabilities.hosts.reachability import ADVICE, NO_ROUTE, Endpoint, Tried, joined
 from nbddp.launch.machine import counted
 from nbddp.output.table import Table

@@ -25,13 +25,13 @@ def examine(group: WorkerGroup, progress: Callable[[str], None]) -> HostsReport 
     keys = [node.agent.post("facts") for node in hosts]
     clocks = [skew(node.agent) for node in hosts]
     home = group.nodes[0]
-    every = [_with(reachability.offers(node.warm["interfaces"]), node) for node in hosts]
-    probe = tried(home, hosts, every, [reachability.offer_at(home.address, home.warm["interfaces"])])
+    every = [_with(reachability.offers(node.facts.interfaces), node) for node in hosts]
+    probe = tried(home, hosts, every, [reachability.offer_at(home.address, home.facts.interfaces)])
     facts = [node.agent.take(key, PATIENCE)["facts"] for node, key in zip(hosts, keys, strict=True)]
     checked = {
         str(node.agent.host): HostReport(
-            found, [device.get("name", "GPU") for device in node.warm["devices"]], node.warm["untold"],
-            reachability.offer_at(node.address, node.warm["interfaces"]), *clock,
+            found, [device.get("name", "GPU") for device in node.facts.devices], node.facts.untold,
+            reachability.offer_at(node.address, node.facts.interfaces), *clock,
         )
         for node, found, clock in zip(hosts, facts, clocks, strict=True)
     }  # fmt: skip
@@ -41,7 +41,7 @@ def examine(group: WorkerGroup, progress: Callable[[str], None]) -> HostsReport 
 
 def _with(offers: Sequence[reachability.Endpoint], node: RemoteNode) -> list[reachability.Endpoint]:
     """The offers, and the address in use if it is none of them."""
-    now = reachability.offer_at(node.address, node.warm["interfaces"])
+    now = reachability.offer_at(node.address, node.facts.interfaces)
     return [*offers, *([now] if now not in offers else [])]
 
 

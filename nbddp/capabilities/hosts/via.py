@@ -1,9 +1,10 @@
-"""`--via`: a command that starts a node's agent, with {host} and {command} in it."""
+"""`--via`: a command that starts a node's agent, with {host} and {command} in it; and what such options come to."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nbddp.capabilities.hosts.names import Host
 from nbddp.errors import BadInput
@@ -13,6 +14,20 @@ EXAMPLE = "'kubectl exec -i {host} -- {command}'"
 # -bind-to none: Open MPI would give a single process one core
 NAMED = {"mpiexec": "mpiexec -n 1 -host {host} -bind-to none {command}"}
 FIELDS = ("{host}", "{command}")
+
+
+def via(typed: Mapping[str, Any]) -> str:
+    if not typed.get("hosts"):
+        raise BadInput(f"--via {typed['via']} needs --hosts; name the hosts, as in --hosts nodea,nodeb")
+    return via_of(typed["via"])
+
+
+def keep_alive(typed: Mapping[str, Any]) -> float:
+    """In seconds."""
+    if "slurm" not in typed and not typed.get("hosts"):
+        raise BadInput("--keep-alive needs --hosts or --slurm; add one of them, or use --keep-warm")
+    seconds: float = typed["keep_alive"]
+    return seconds
 
 
 def via_of(text: str) -> str:

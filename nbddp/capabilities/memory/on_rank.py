@@ -42,14 +42,11 @@ DEEPEST = 4  # containers and objects within each other
 
 
 class Memory:
-    """This worker's peaks. `started` once when the worker starts."""
+    """This worker's peaks, made when it starts."""
 
     def __init__(self) -> None:
-        self.start = 0
+        self.start = resident()
         self.since_start = True
-
-    def started(self) -> None:
-        self.start = _resident()
 
     def begin(self, spec: RunSpec) -> None:
         """A program begins: peaks are taken from here on. Costs some microseconds."""
@@ -157,14 +154,17 @@ def _living(namespace: Mapping[str, Any], recorder: Any) -> tuple[list[Any], lis
     import torch
 
     seen: dict[int, Any] = {}
-    names = [v for n, v in list(namespace.items()) if not n.startswith("_") and n not in ("In", "Out")]
-    for thing in [*names, *recorder.models(), *list(recorder.optimizers)]:
+    for thing in [*map(namespace.get, user_names(namespace)), *recorder.models(), *list(recorder.optimizers)]:
         for found in _within(thing, DEEPEST):
             seen[id(found)] = found
     return (
         [x for x in seen.values() if isinstance(x, torch.nn.Module)],
         [x for x in seen.values() if isinstance(x, torch.optim.Optimizer)],
     )
+
+
+def user_names(namespace: Mapping[str, Any]) -> list[str]:
+    return [n for n in list(namespace) if not n.startswith("_") and n not in ("In", "Out")]
 
 
 def _within(thing: Any, depth: int) -> Iterator[Any]:
@@ -204,7 +204,7 @@ def _each_device(name: str) -> list[Any] | None:
         return None
 
 
-def _resident() -> int:
+def resident() -> int:
     """Resident memory now."""
     import psutil
 
@@ -225,9 +225,7 @@ def _peak_resident(since_start: bool) -> int:
 
 def part(worker: RankWorker) -> Memory:
     """The worker's own."""
-    memory = Memory()
-    memory.started()
-    return memory
+    return Memory()
 
 
 def memory(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbddp.analysis import on_rank_walk
-from nbddp.capabilities.memory.on_rank import storages
+from nbddp.capabilities.memory.on_rank import storages, user_names
 from nbddp.compat import torch as torch_compat
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
@@ -18,13 +18,9 @@ Storage = tuple[str, int, int]  # device, address, bytes
 
 
 def sizes(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-    """Name → what it holds (`nbddp.capabilities.memory.sizes.NameSize`); None if there is no such name."""
-    others = {n: set(_storages(namespace, n)) for n in _user_names(namespace)}
+    """Name → what it holds (`nbddp.capabilities.memory.command.NameSize`); None if there is no such name."""
+    others = {n: set(_storages(namespace, n)) for n in user_names(namespace)}
     return {n: _size(namespace, n, others) if n in namespace else None for n in names}
-
-
-def _user_names(namespace: Mapping[str, Any]) -> list[str]:
-    return [n for n in list(namespace) if not n.startswith("_") and n not in ("In", "Out")]
 
 
 def _size(namespace: Mapping[str, Any], name: str, others: Mapping[str, set[Storage]]) -> dict[str, Any]:

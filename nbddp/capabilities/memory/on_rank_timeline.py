@@ -29,6 +29,7 @@ from nbddp.capabilities.memory.history import (
     steps,
     window,
 )
+from nbddp.capabilities.memory.on_rank import resident
 from nbddp.capabilities.timings.on_rank import Recorder, now
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
@@ -50,7 +51,8 @@ class AllocationRecorder:
 
     def __init__(self, worker: RankWorker) -> None:
         self._worker = worker
-        self.start = 0  # in use when the worker started, by `kind`
+        in_use = system.heap_in_use()  # the worker starts: what is in use from then on is the programs'
+        self.start = resident() if in_use is None else in_use
         self.why = ""
         self.run = 0
         self.cell: int | None = None
@@ -66,13 +68,8 @@ class AllocationRecorder:
         self._ended = threading.Event()
         self._recorder: Recorder | None = None
 
-    def started(self) -> None:
-        """The worker starts: what is in use from then on is the programs'."""
-        self.start = _resident() if system.heap_in_use() is None else int(system.heap_in_use() or 0)
-
     def begin(self, spec: RunSpec) -> None:
-        if spec.options.get("memory"):
-            self.record(spec.run, spec.cell, self._worker.parts["timings"], self._worker.files.shown)
+        self.record(spec.run, spec.cell, self._worker.parts["timings"], self._worker.files.shown)
 
     def ended(self, error: BaseException | None) -> None:
         self.stop()
@@ -138,7 +135,7 @@ class AllocationRecorder:
     def _sample(self, its: Iterable[SeenFrame]) -> int:
         """its: the main thread's frames, innermost first."""
         place = next(((f.file, f.line) for f in its if self._is_user(f.file)), None)
-        level = _resident() if self._kind == RESIDENT else int(system.heap_in_use() or 0)
+        level = resident() if self._kind == RESIDENT else int(system.heap_in_use() or 0)
         self._samples.append((now(), level, place))
         return level
 
@@ -209,19 +206,6 @@ def _counted() -> str:
     after = system.heap_in_use()
     del tensor
     return HEAP if before is not None and after is not None and after - before >= TRIED else RESIDENT
-
-
-def _resident() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
-
-
-def part(worker: RankWorker) -> AllocationRecorder:
-    """The worker's own."""
-    recorder = AllocationRecorder(worker)
-    recorder.started()
-    return recorder
 
 
 def allocations(worker: RankWorker, buffers: Sequence[Any], *, part: str, step: int | None = None) -> list[bytes]:

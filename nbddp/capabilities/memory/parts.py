@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from nbddp.analysis.quantities import size
@@ -111,9 +111,9 @@ def sentences(ranks: Sequence[RankMemory]) -> list[str]:
     return lines
 
 
-def span(some: Sequence[int]) -> str:
+def span(some: Collection[int], words: Callable[[int], str] = size) -> str:
     """`4.0 MiB`, or `3.9 MiB to 4.1 MiB` where ranks differ."""
-    low, high = size(min(some)), size(max(some))
+    low, high = words(min(some)), words(max(some))
     return low if low == high else f"{low} to {high}"
 
 

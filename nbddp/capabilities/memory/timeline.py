@@ -11,11 +11,13 @@ from nbddp.analysis.quantities import duration, size
 from nbddp.analysis.row_limit import drawn, note
 from nbddp.analysis.steps import Origin, recorded_from
 from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Phase, Place, Window
+from nbddp.capabilities.memory.parts import span
 from nbddp.launch.topology import rank_words
 from nbddp.output.table import Table
 
 MOST_LINES = 8  # with a row of their own
 CODE = 56  # characters of a line's code
+FEW = 5  # samples: with fewer, chance decides in which line a change is seen
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,12 @@ def table(found: Allocations) -> Table:
     some = lines(found)
     last = "change until the peak" if found.sampled else "held at the peak"
     rows: list[list[object]] = [
-        [line.name, line.code[:CODE], _span(list(line.held.values())), _ranks(line.held, found)]
+        [line.name, line.code[:CODE], span(line.held.values(), signed), _ranks(line.held, found)]
         for line in some[:MOST_LINES]
     ]
     rest = {r.rank: sum(line.held.get(r.rank, 0) for line in some[MOST_LINES:]) for r in found.ranks}
     if any(rest.values()):
-        rows.append([f"{len(some) - MOST_LINES} other lines", "", _span(list(rest.values())), _ranks(rest, found)])
+        rows.append([f"{len(some) - MOST_LINES} other lines", "", span(rest.values(), signed), _ranks(rest, found)])
     return Table(["line", "code", last, "ranks"], rows)
 
 
@@ -121,11 +123,6 @@ def _ranks(held: Mapping[int, int], found: Allocations) -> str:
     return "all" if len(held) == len(found.ranks) else rank_words(sorted(held)).removeprefix("ranks ").removeprefix(
         "rank "
     )  # fmt: skip
-
-
-def _span(some: Sequence[int]) -> str:
-    low, high = signed(min(some)), signed(max(some))
-    return low if low == high else f"{low} to {high}"
 
 
 def signed(count: int) -> str:
@@ -170,6 +167,8 @@ def _top(most: RankAllocations, found: Allocations) -> list[str]:
     place, held = own[0]
     code = most.code.get(place, "")[:CODE] if place is not None else ""
     named = _name(place, found) + (f" ({code})" if code else "")
+    if found.sampled and most.window.samples < FEW:
+        return ["where memory grew most is not known: the samples are too few"]
     if found.sampled:
         return [f"until the peak, memory grew most at {named}: {size(held)}"]
     return [f"of the cell's lines, {named} holds the most: {size(held)}"]
@@ -179,13 +178,12 @@ def _kind(found: Allocations) -> list[str]:
     if not found.sampled:
         return []
     counts = [r.window.samples for r in found.ranks]
-    low, high = min(counts), max(counts)
     every = statistics.median(r.length / max(1, r.window.samples) for r in found.ranks)
     of = "memory that malloc has given out" if found.ranks[0].kind == HEAP else "resident memory of the process"
-    number = f"{low}" if low == high else f"{low} to {high}"
     return [
-        f"sampled: {of} since the worker started, {number} samples per rank, about one in {duration(every / 1e9)}; "
-        "memory freed before the next sample is missed, and a change counts for the line where it was seen"
+        f"sampled: {of} since the worker started, {span(counts, str)} samples per rank, about one in "
+        f"{duration(every / 1e9)}; memory freed before the next sample is missed, and a change counts for the line "
+        "where it was seen"
     ]
 
 

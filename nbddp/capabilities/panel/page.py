@@ -1,4 +1,4 @@
-"""A panel's state as HTML: pure functions from values to text. How it looks is in `style`. What a colour says, a word
+"""A panel's state as HTML: pure functions from values to text. How it looks is in `view`. What a colour says, a word
 or a sign says too."""
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from typing import Any
 from uuid import uuid4
 
 from nbddp.capabilities.panel import state as panel_state
-from nbddp.capabilities.panel import text
 from nbddp.capabilities.panel.page import understudy
 from nbddp.capabilities.panel.plan import on_paper
 from nbddp.capabilities.panel.session import Session, session_of
@@ -102,7 +101,7 @@ class PoolPanel:
     def __repr__(self) -> str:
         if self.state.program and self.pool.current is None:  # it has ended since the last look
             self.session.model.change(lambda state: panel_state.seen(state, state.ranks, "", 0))
-        return text.words(self.state)
+        return self.state.words()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         said = repr(self)  # before the widgets, which show the same state

@@ -1,4 +1,9 @@
-"""Launches as torchrun has them: what is a script's own on each rank, the log directory, and how ranks failed."""
+"""Launches as torchrun has them: what is a script's own on each rank, the log directory, and how ranks failed.
+
+The log directory of a launch, as torchrun lays it out: `FOLDER/RUN_x7f3/attempt_0/LOCAL_RANK/` with stdout.log,
+stderr.log and error.json, and `filtered_stdout.log` beside the ranks. Every node has a directory of its own, as every
+torchrun has. The files hold all that was printed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.scripts import failures
 from nbddp.capabilities.scripts.failures import Failure, Seat
-from nbddp.capabilities.scripts.log_dir import AttemptLogs, LogDir, log_dir, read_text, readable
 from nbddp.launch import torchrun_env
 from nbddp.protocol.program import Program
 from nbddp.protocol.request import Request
@@ -18,8 +22,23 @@ if TYPE_CHECKING:
     from nbddp.pool.state import PoolState
     from nbddp.pool.worker_group import WorkerGroup
 
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from nbddp.capabilities.scripts.logs import STREAMS, LogOptions, of
+from nbddp.errors import BadInput
+
 NAME = "scripts"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+ERROR = "error.json"
+PREFIX = "torchelastic_"  # of a folder that nobody has named, as torchrun names it
 
 
 class ScriptsPart:
@@ -27,38 +46,36 @@ class ScriptsPart:
         self._pool = pool
         self._folder: LogDir | None = None  # of the launch that goes on
         self._files: AttemptLogs | None = None  # of its attempt
-        self._pids: Mapping[int, int] = {}
 
     def launched(self, request: Request, run_id: str) -> None:
         self._folder = log_dir(request, run_id)
 
     def run_begins(self, run: Execution) -> None:
-        if not run.request.is_program:
-            return
         group = self._pool.group
-        self._pids = {rank: worker.pid for rank, worker in group.workers.items()}
         if run.request.program is not None:
             _add_script(run, run.request.program, group)
         if self._folder is not None and run.request.logs is self._folder.logs:
             self._files = _written_to(self._folder, run, group)
 
-    def run_ended(self, run: Execution) -> None:
-        """What `%ddp errors` tells, and the end of the log files."""
+    def run_failed(self, run: Execution) -> None:
+        """What `%ddp errors` tells."""
         if not run.request.is_program:
             return
         group = self._pool.group
-        files, self._files = self._files, None
         wrote: dict[int, tuple[str, dict[str, Any]]] = {}
         failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
         for rank, ended in failed.items():
             path = run.env_of(rank)[ERROR_FILE]
             said = ended.outcome.error_file if ended.outcome is not None else ""
             text = said or (read_text(path) if group.sees_files else "")
-            if files is not None:
-                files.keep_error(rank, text)
+            if self._files is not None:
+                self._files.keep_error(rank, text)
             wrote[rank] = path, readable(text)
-        seats = {rank: _seat(group, rank, self._pids[rank]) for rank in failed}
+        seats = {rank: _seat(group, rank, group.workers[rank].pid) for rank in failed}
         run.kept[NAME] = failures.found_in(failed, seats, {r: found for r, found in wrote.items() if found[1]})
+
+    def run_ended(self, run: Execution) -> None:
+        files, self._files = self._files, None
         if files is not None:
             files.close()
 
@@ -102,3 +119,137 @@ def _seat(group: WorkerGroup, rank: int, pid: int) -> Seat:
     placed = group.placed()
     place = placed.workers[rank]
     return Seat(place.local_rank, failures.host_name(placed.nodes[place.node].host, group.sees_files), pid)
+
+
+# -- the log directory -----------------------------------------------------------------------------
+
+
+class LogDir:
+    """The directories of one launch. `roots`: node → its directory; `places`: rank → its node and local rank in the
+    present attempt, which may have others than the one before."""
+
+    def __init__(self, logs: LogOptions, run_id: str, role: str = "default"):
+        """Raises BadInput for a folder that cannot be made."""
+        self.logs, self.role, self._run_id = logs, role, run_id
+        self.places: Mapping[int, tuple[int, int]] = {}
+        self.roots: dict[int, Path] = {}
+        with self._told():
+            if logs.folder is not None:
+                os.makedirs(logs.folder, exist_ok=True)
+            self._base = Path(logs.folder or tempfile.mkdtemp(prefix=PREFIX)).absolute()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            folder = self.logs.folder
+            raise BadInput(f"--log-dir {folder}: {e.strerror}; name a folder that can be written to") from None
+
+    def folder(self, rank: int, attempt: int) -> Path:
+        node, local_rank = self.places[rank]
+        return self.roots[node] / f"attempt_{attempt}" / str(local_rank)
+
+    def error_file(self, rank: int, attempt: int) -> Path:
+        return self.folder(rank, attempt) / ERROR
+
+    def place(self, places: Mapping[int, tuple[int, int]], attempt: int) -> None:
+        """Make the folders of an attempt. What one with this number has left, which nodes that came or went have cut
+        short, goes, as under torchrun. Raises BadInput where that cannot be."""
+        self.places = places
+        with self._told():
+            for node in sorted({node for node, _ in places.values()}):
+                if node not in self.roots:
+                    self.roots[node] = Path(tempfile.mkdtemp(prefix=f"{self._run_id}_", dir=self._base))
+                shutil.rmtree(self.roots[node] / f"attempt_{attempt}", ignore_errors=True)
+            for rank in places:
+                self.folder(rank, attempt).mkdir(parents=True)
+
+    def local_rank(self, rank: int) -> int:
+        return self.places[rank][1]
+
+    def streams(self, rank: int) -> frozenset[str]:
+        """Those of a rank that have a file."""
+        return self.logs.written(self.local_rank(rank))
+
+
+class AttemptLogs:
+    """The open files of one attempt."""
+
+    def __init__(self, of: LogDir, attempt: int):
+        self._of, self._attempt = of, attempt
+        self._files: dict[Path, IO[str]] = {}
+        self._begun: dict[tuple[int, str], str] = {}  # lines that are not ended, for the filters
+        self.why = ""  # nothing more can be written, since
+
+    def writer(self, rank: int) -> Callable[[str, str], None]:
+        """What takes a stream and its text, for one rank."""
+        streams, folder = self._of.streams(rank), self._of.folder(rank, self._attempt)
+
+        def write(stream: str, text: str) -> None:
+            if stream in streams:
+                self._write(folder / f"{stream}.log", text)
+                self._filter(rank, stream, text)
+
+        for stream in streams:
+            self._write(folder / f"{stream}.log", "")
+        return write
+
+    def _filter(self, rank: int, stream: str, text: str) -> None:
+        """Lines that have one of the words, to the file of all ranks; of what is written and shown, as torchrun."""
+        wanted, local_rank = self._of.logs.filters[STREAMS.index(stream)], self._of.local_rank(rank)
+        if not wanted or stream not in of(self._of.logs.tee, local_rank) - self._of.logs.unseen(local_rank):
+            return
+        *lines, self._begun[rank, stream] = (self._begun.get((rank, stream), "") + text).split("\n")
+        path = self._of.folder(rank, self._attempt).parent / f"filtered_{stream}.log"
+        for line in lines:
+            if any(word in line for word in wanted):
+                self._write(path, f"[{self._of.role}{local_rank}]:{line}\n")
+
+    def _write(self, path: Path, text: str) -> None:
+        if self.why:
+            return
+        try:
+            if path not in self._files:
+                self._files[path] = path.open("a", encoding="utf-8", errors="backslashreplace", newline="")
+            self._files[path].write(text)
+            self._files[path].flush()
+        except OSError as e:  # a full disk ends the file, and not the run
+            self.why = f"{path} could not be written: {e.strerror}"
+
+    def keep_error(self, rank: int, text: str) -> None:
+        """Have a rank's error file here, where it wrote it on another host."""
+        path = self._of.error_file(rank, self._attempt)
+        if text and not path.exists():
+            self._write(path, text)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def log_dir(request: Request, run_id: str) -> LogDir | None:
+    """The log directory of a launch, if one was asked for, or what a launch by torchrun's line has."""
+    if request.logs is None or not request.logs.writes:
+        return None
+    program = request.program
+    named = program.run_id if program is not None else ""
+    return LogDir(request.logs, named or run_id, (program.role if program is not None else "") or "default")
+
+
+def read_text(path: str) -> str:
+    """A file's text; empty where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace") if path else ""
+    except OSError:
+        return ""
+
+
+def readable(text: str) -> dict[str, object]:
+    """An error file's content; empty if it is none."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nbddp.capabilities.slurm import held_jobs, submit
+from nbddp.capabilities.slurm import held_jobs
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, at_cursor, complete, positive, waiting_for
 from nbddp.launch.path_completion import BATCH, files
@@ -15,6 +15,30 @@ from nbddp.output.screens import for_shell
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import Pool
+
+
+import codecs
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbddp.agent import stop
+from nbddp.capabilities.slurm import allocation, commands
+from nbddp.errors import AgentFailed, CommandStopped, PoolError, SlurmRefused
+
+LOOK_EVERY = 1.0  # seconds between questions to Slurm, which answers for a whole site
+READ_EVERY = 0.2
+LAST_WORDS = 1.0  # seconds that a log on a shared disk may come later than the job's end
+Say = Callable[[str], None]
+WAITS = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+RUNS = ("RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED")
+DONE = "COMPLETED"
+ENDS = {  # of a batch job
+    DONE: "completed",
+    "BOOT_FAIL": "could not start: its nodes did not boot",
+}
 
 
 def attach(pool: Pool, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
@@ -28,7 +52,7 @@ def attach(pool: Pool, job: int | None = None, progress: Callable[[str], None] =
         raise BadInput(f"this pool runs {where}; %ddp stop ends it, then %ddp attach uses the job")
     kept = held_jobs.to_attach(job)
     spec = held_jobs.restored(kept)
-    pool.parts.of("slurm").jobs.hold(kept.take())
+    pool.parts.of("slurm").hold(kept.take())
     return pool.ensure(spec, progress)
 
 
@@ -61,7 +85,7 @@ def submit_in_notebook(asked: Asked, line: CommandLine) -> None:
     args = line.args
     if (args["script"] is None) == (args["follow"] is None):
         raise BadInput("%ddp submit needs a batch script, or --follow and a job's number; name one of the two")
-    job = args["follow"] or submit.submit(args["script"], args["words"])
+    job = args["follow"] or submit(args["script"], args["words"])
     if args["script"] is not None:
         print(f"Slurm job {job} submitted", flush=True)
     if args["detach"]:
@@ -70,6 +94,190 @@ def submit_in_notebook(asked: Asked, line: CommandLine) -> None:
     screen = for_shell(asked.shell)
     try:
         cancels = args["on_stop"] == "cancel"
-        print(submit.follow(job, lambda text: print(text, end="", flush=True), screen.progress, cancels))
+        print(follow(job, lambda text: print(text, end="", flush=True), screen.progress, cancels))
     finally:
         screen.finish([])
+
+
+# -- a batch script --------------------------------------------------------------------------------
+
+
+def submit(script: str, words: Sequence[str]) -> int:
+    """Hand a batch script to Slurm; the job's number. Raises BadInput if it cannot be, with sbatch's own words."""
+    if not Path(script).is_file():
+        near = sorted(p.name for pattern in ("*.sbatch", "*.sh", "*.slurm") for p in Path().glob(pattern))[:6]
+        advice = f"there is {', '.join(near)}" if near else "%ddp export train.py --to slurm -o job.sbatch writes one"
+        raise BadInput(f"there is no file {script}; {advice}")
+    _needs_slurm()
+    try:
+        said = allocation.ask("sbatch", "--parsable", script, *words)
+    except AgentFailed as e:
+        reason = e.said if isinstance(e, SlurmRefused) else str(e)
+        raise BadInput(f"sbatch refused {script}: {reason}") from None
+    number = number_of(said)
+    if number is None:
+        raise PoolError(f"sbatch answered {said.strip()!r}, which has no job's number; squeue --me lists your jobs")
+    return number
+
+
+def _needs_slurm() -> None:
+    try:
+        allocation.needs("sbatch")
+    except BadInput:
+        raise BadInput(
+            "sbatch is not on PATH, so this is not a Slurm login node; run %ddp submit there, or copy the script to it"
+        ) from None
+
+
+def follow(job: int, show: Say, progress: Say, cancels: bool) -> str:
+    """Show what a job writes until it ends; how it did. show: text of its log; progress: its state, in one line.
+    cancels: whether Stop cancels the job.
+
+    Raises PoolError for one that did not complete, CommandStopped after Stop, which says what became of the job.
+    """
+    logs = JobLogs()
+    try:
+        found = _until_over(job, logs, show, progress)
+    except KeyboardInterrupt:
+        raise CommandStopped(_stopped(job, cancels)) from None
+    until = time.monotonic() + LAST_WORDS
+    while time.monotonic() < until:
+        show(logs.read())
+        time.sleep(READ_EVERY)
+    show(logs.read(final=True))
+    if found.state != DONE:
+        raise PoolError(f"{found.ending()}; {found.logs()}")
+    return f"{found.ending()}; {found.logs()}"
+
+
+def _until_over(job: int, logs: JobLogs, show: Say, progress: Say) -> JobStatus:
+    looked, found = 0.0, JobStatus(job, "PENDING")
+    while True:
+        stop.check()
+        if time.monotonic() - looked > LOOK_EVERY:
+            found, looked = _look(job), time.monotonic()
+            logs.name(found)
+            progress(found.words() if not found.over else "")
+        if not found.waits:
+            show(logs.read())
+        if found.over:
+            return found
+        time.sleep(READ_EVERY)
+
+
+def _look(job: int) -> JobStatus:
+    try:
+        return look(job, allocation.ask("scontrol", "show", "job", str(job)))
+    except AgentFailed as e:
+        raise PoolError(f"{e}; sacct -j {job} shows what became of a job that Slurm has forgotten") from None
+
+
+def _stopped(job: int, cancels: bool) -> str:
+    """Stop was pressed: what was done about the job."""
+    if not cancels:
+        again = f"%ddp submit --follow {job} follows it, !scancel {job} cancels it"
+        return f"%ddp submit was stopped by the user; Slurm job {job} goes on; {again}"
+    try:
+        allocation.ask("scancel", str(job))
+    except AgentFailed as e:
+        return f"%ddp submit was stopped by the user, but Slurm job {job} was not cancelled: {e}"
+    return f"%ddp submit was stopped by the user; Slurm job {job} was cancelled (scancel {job})"
+
+
+class JobLog:
+    """The file that a job writes to, read piece by piece; empty until it is there."""
+
+    def __init__(self) -> None:
+        self.path = ""
+        self._read = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, final: bool = False) -> str:
+        """What is new. A character that is half written comes with its other half."""
+        data = b""
+        if self.path and Path(self.path).is_file():
+            with open(self.path, "rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        self._read += len(data)
+        return self._decoder.decode(data, final)
+
+
+class JobLogs:
+    """The files of a job's two streams, or of one if both go there."""
+
+    def __init__(self) -> None:
+        self._out, self._errors = JobLog(), JobLog()
+
+    def name(self, found: JobStatus) -> None:
+        self._out.path = found.log or self._out.path
+        self._errors.path = found.errors or self._errors.path
+
+    def read(self, final: bool = False) -> str:
+        return self._out.read(final) + self._errors.read(final)
+
+
+# -- a batch job, as Slurm's commands tell of it ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What is known of a job at one moment. code: Slurm's `ExitCode`, as `exit code:signal`. log, errors: files of
+    its two streams; errors is empty if both go to one."""
+
+    job: int
+    state: str
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+    code: str = ""
+    log: str = ""
+    errors: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state not in (*WAITS, *RUNS)
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITS
+
+    def words(self) -> str:
+        """As it is shown while it is followed."""
+        if self.waits:
+            return commands.waiting_words(self.job, f"{self.state}|{self.reason}|{self.start}")
+        return f"Slurm job {self.job} is {self.state.lower()} on {self.nodes}"
+
+    def logs(self) -> str:
+        """Where its output is."""
+        errors = f", and its stderr is in {self.errors}" if self.errors else ""
+        return f"its log is {self.log or 'not known'}{errors}"
+
+    def ending(self) -> str:
+        """How it has ended."""
+        what = ENDS.get(self.state) or commands.STATES.get(self.state) or f"ended as {self.state.lower()}"
+        status, _, signal = self.code.partition(":")
+        how = f" by signal {signal}" if signal.strip("0") else f" with exit code {status}" if status.strip("0") else ""
+        return f"Slurm job {self.job} {what}{how * (self.state == 'FAILED')}"
+
+
+def number_of(said: str) -> int | None:
+    """The job's number, from `sbatch --parsable`: `12`, or `12;cluster`."""
+    found = re.match(r"(\d+)(;|\s|$)", said)
+    return int(found[1]) if found else None
+
+
+def look(job: int, record: str) -> JobStatus:
+    """record: what `scontrol show job N` prints; values with blanks are on lines of their own."""
+    found = _fields(record)
+    out, errors = found.get("StdOut", ""), found.get("StdErr", "")
+    return JobStatus(
+        job, found.get("JobState", ""), found.get("Reason", ""), found.get("StartTime", ""),
+        found.get("NodeList", ""), found.get("ExitCode", ""), out, "" if errors == out else errors,
+    )  # fmt: skip
+
+
+def _fields(record: str) -> Mapping[str, str]:
+    found = commands.fields(record)
+    whole = dict(re.findall(r"^\s*(StdOut|StdErr)=(.+)$", record, re.MULTILINE))
+    return {**found, **{name: path.strip() for name, path in whole.items()}}

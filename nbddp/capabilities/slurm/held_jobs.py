@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.slurm import allocation, commands
 from nbddp.capabilities.slurm.allocation import Allocation, KeptAllocation
@@ -17,13 +17,17 @@ from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.units import lasts
 
+if TYPE_CHECKING:
+    from nbddp.execution.execution import Execution
+    from nbddp.pool.state import PoolState
+
 NPROC = 2  # workers of a node without GPUs where nobody says how many
 
 
 class HeldJobs:
-    """Of one pool. `allocations`: as long as they are held; they outlive agents and workers."""
+    """The part of one pool. `allocations`: as long as they are held; they outlive agents and workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: PoolState | None = None) -> None:
         self.allocations: list[Allocation] = []
         self._ends: dict[Allocation, float] = {}  # by time.monotonic()
         self._timer: threading.Timer | None = None
@@ -72,13 +76,13 @@ class HeldJobs:
             if held.ours and spec.keep_alive is not None:
                 held.keep(spec.keep_alive, stored(spec))
 
-    def release(self) -> None:
+    def released(self) -> None:
         """Give the nodes back, if they are ours to give."""
         for held in [*self.allocations]:
             self._let_go(held)
             held.release()
 
-    def leave(self) -> None:
+    def left(self) -> None:
         """Give them back, or leave them for another kernel."""
         for held in [*self.allocations]:
             self._let_go(held)
@@ -93,17 +97,17 @@ class HeldJobs:
         )
 
     def given_back(self) -> list[str]:
-        """What `release` will give back."""
+        """What `released` will give back."""
         return [f"Slurm job {held.job}" for held in self.allocations if held.ours]
 
-    def words(self) -> list[str]:
+    def holds(self) -> list[str]:
         """What `status` says of them."""
         return [held.words() for held in self.allocations]
 
     # -- the end that comes ------------------------------------------------------------------------
 
-    def reminder(self) -> str:
-        """That a job ends soon, once; else empty."""
+    def notes(self) -> list[str]:
+        """That a job ends soon, once."""
         told = []
         for held in [h for h, ends in self._ends.items() if ends - time.monotonic() <= commands.LONG_BEFORE]:
             left = held.left()  # somebody may have given it more time
@@ -114,19 +118,22 @@ class HeldJobs:
                 told.append(
                     f"Slurm job {held.job} ends in {lasts(left)}, and its workers end with it; save what you need"
                 )
-        return "\n".join(told)
+        return told
+
+    def run_begins(self, run: Execution) -> None:
+        if run.request.is_numbered:
+            self.remind(run.tell)
 
     def remind(self, say: Callable[[str], None]) -> None:
-        """While a run goes on: have `say` called when a job ends soon, until `stop_reminding`."""
+        """While a run goes on: have `say` called when a job ends soon, until `run_ended`."""
         if not self._ends:
             return
 
         def due() -> None:
             if self._timer is None:  # the run has ended
                 return
-            words = self.reminder()
-            if words:
-                say(words)
+            if words := self.notes():
+                say("\n".join(words))
             self.remind(say)
 
         wait = max(0.0, min(self._ends.values()) - commands.LONG_BEFORE - time.monotonic())
@@ -134,18 +141,18 @@ class HeldJobs:
         self._timer.daemon = True
         self._timer.start()
 
-    def stop_reminding(self) -> None:
+    def run_ended(self, run: Execution | None = None) -> None:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 
 
-def offer() -> str:
-    """That this process is in a job of several nodes, which a pool could use; else empty."""
+def offers() -> list[str]:
+    """That this process is in a job of several nodes, which a pool could use, if it is."""
     job, nodes = commands.job_of(os.environ), os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", ""))
     if job is None or not nodes.isdigit() or int(nodes) < 2:
-        return ""
-    return f"this kernel is in Slurm job {job} on {nodes} nodes; %ddp start --slurm starts workers on all of them"
+        return []
+    return [f"this kernel is in Slurm job {job} on {nodes} nodes; %ddp start --slurm starts workers on all of them"]
 
 
 KEPT = ("nproc", "gpus_per_proc", "visible", "oversubscribe", "device", "python", "setup", "keep_alive")

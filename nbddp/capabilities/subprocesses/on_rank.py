@@ -26,7 +26,6 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-from nbddp.capabilities.subprocesses.with_torch import once_imported
 from nbddp.protocol import code_objects
 from nbddp.protocol.run_spec import SCRIPT
 from nbddp.worker import child_waits, rank_guard, store_client
@@ -34,8 +33,15 @@ from nbddp.worker import child_waits, rank_guard, store_client
 if TYPE_CHECKING:
     from nbddp.worker.parts import RankWorker
 
+
+import importlib.abc
+import importlib.util
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+
 Defined = types.FunctionType | type
 Number = tuple[int, int]  # the process that sends, and its count
+LIBRARY = "torch.distributed"
 
 
 class _Sending:
@@ -262,3 +268,36 @@ def _qualify(thing: Any) -> None:
         if own and not _is_defined(inner):
             inner.__qualname__ = f"{thing.__qualname__}.{name}"
             _qualify(inner)
+
+
+# -- as soon as torch is there ---------------------------------------------------------------------
+
+
+def once_imported(do: Callable[[], None]) -> None:
+    """Call it at once where the library is there, else when its import ends."""
+    if LIBRARY in sys.modules:
+        do()
+    else:
+        sys.meta_path.insert(0, _Finder(do))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the library as ever, once."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do = do
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if name != LIBRARY:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._do()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -14,7 +14,7 @@ the end of a bucket that gloo moves is the host's: there the host waits for it. 
 is not recorded.
 
 The time in torch's data loaders is noted too, the size of each forward's inputs, and how long the thread has waited for
-a core (`on_rank_contention`): a rank may be slow for what it does between its steps, for its work or its machine.
+a core (`on_rank_marks`): a rank may be slow for what it does between its steps, for its work or its machine.
 
 What is noted in a step costs ten times what it does in a loop of its own, probably because the model's work empties
 the processor's caches: code that runs once in a step is paid for by its length. So a step makes few calls of Python.
@@ -31,11 +31,7 @@ from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from nbddp.capabilities.timings import (
-    on_rank_contention,
-    on_rank_gpu_clock,
-    on_rank_marks,
-)
+from nbddp.capabilities.timings import on_rank_gpu_clock, on_rank_marks
 from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
 from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, before_gradient, passed
 from nbddp.compat import torch as torch_compat
@@ -104,7 +100,7 @@ class Recorder:
         from torch.nn.parallel import DistributedDataParallel as DDP
 
         group = _group_class(torch)
-        keep_out_of_graphs(sys.modules[__name__], on_rank_marks, on_rank_gpu_clock, on_rank_contention)
+        keep_out_of_graphs(sys.modules[__name__], on_rank_marks, on_rank_gpu_clock)
         self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
         self._wrap(DDP, "forward", self._forward)
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
@@ -277,7 +273,7 @@ class Recorder:
 
     def _note_wait(self, step: StepMarks) -> None:
         """How long the thread has waited for a core; of a step on a GPU that is no part of its time."""
-        waited = on_rank_contention.waited() if step.model.device is None else None
+        waited = on_rank_marks.core_wait() if step.model.device is None else None
         if waited is not None:
             step.queued.append(waited)
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from typing import Any
 
 from nbddp.capabilities.timings.on_rank_gpu_clock import GpuMark
+from nbddp.compat import system
+
+STATISTICS = "/proc/thread-self/schedstat"  # its second number; Linux alone has it
+_open: dict[int, int] = {}  # a thread's native id → its descriptor
+os.register_at_fork(after_in_child=_open.clear)
 
 
 class BucketMarks:
@@ -146,3 +153,20 @@ def told(mark: GpuMark | int) -> int:
 def passed(mark: GpuMark | int) -> int:
     """A mark's time if it has come to pass and was read; else 0."""
     return mark if isinstance(mark, int) else mark.at
+
+
+# -- waits for a core ------------------------------------------------------------------------------
+
+
+def core_wait() -> int | None:
+    """Nanoseconds that the calling thread has waited for a core since it began; None where nobody counts."""
+    me = threading.get_native_id()
+    try:
+        if me not in _open:
+            if not system.is_linux():
+                return None
+            _open[me] = os.open(STATISTICS, os.O_RDONLY | os.O_CLOEXEC)
+        return int(os.pread(_open[me], 64, 0).split(None, 2)[1])
+    except (OSError, ValueError, IndexError):  # no such file, or a program that closed it
+        _open.pop(me, None)
+        return None

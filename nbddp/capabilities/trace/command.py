@@ -64,3 +64,14 @@ def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tupl
     found = written(merged, file)
     progress("looking for what the trace shows")
     return found, program(merged.data["traceEvents"]).draw()
+
+
+def in_terminal(ranks: IdleRanks, file: str) -> str:
+    """`--trace` of a script that a terminal runs. Returns what was written, or why nothing: the script has run all the
+    same."""
+    from nbddp.capabilities.trace.written import written
+
+    try:
+        return str(written(trace(ranks), Path(file)))
+    except BadInput as e:
+        return str(e)

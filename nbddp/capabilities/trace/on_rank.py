@@ -71,9 +71,8 @@ class Tracer:
             self._ours = False
 
     def begin(self, spec: RunSpec) -> None:
-        if spec.options.get("trace"):
-            CALLS.keep(spec)
-            self.start()
+        CALLS.keep(spec)
+        self.start()
 
     def ended(self, error: BaseException | None) -> None:
         self.stop(failed=error is not None)

@@ -177,4 +177,4 @@ class WarmProcesses:
         agent.tell("keep", seconds=seconds, inherited=agent.facts)
 
     def why_not(self, agent: AgentClient) -> str:
-        return str((agent.warm or {}).get("unkept", ""))
+        return str(agent.warm.more.get("unkept", "") if agent.warm is not None else "")

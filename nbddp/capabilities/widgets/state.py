@@ -3,7 +3,7 @@
 A rank opens a comm for each widget and sends what changes. `Widgets` keeps the state, so that a widget can be worded at
 any moment: in a terminal, in the live view, in a saved notebook. A progress bar (tqdm's, or one of the program's own)
 is shown by its words alone, in every front end. Any other widget is relayed to a front end that shows widgets
-(`mirrors`).
+(`part`).
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from typing import Any
 
 from nbddp.errors import BadInput
 from nbddp.figures import widget_support
-from nbddp.figures.figure import DescribedFigure, width_of
+from nbddp.figures.figure import DescribedFigure, stills, width_of
 from nbddp.figures.html import FOLDED, folded, picture, words_of
-from nbddp.figures.static_preview import stills
 
 SLIDER_KEYS = "← and → move a slider"
 LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
