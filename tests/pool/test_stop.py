@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from nbddp.errors import Raised, RunStopped, WorkerFailed
 from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
-from nbddp.pool import snapshot
+from nbddp.pool.snapshot import PoolSnapshot, changed
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.request import Request
@@ -487,8 +488,8 @@ def test_stop_in_the_moment_before_a_request_is_handled_ends_no_rank(pools: dict
     ],
 )  # fmt: skip
 def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[str, Any], words: str) -> None:
-    pool = {"running": True, "workers": {0: 10, 1: 11, 2: 12}, "world_size": 3, "group_broken": False}
-    assert snapshot.changed({**pool, **before}, {**pool, **now}) == words
+    pool = PoolSnapshot(True, {0: 10, 1: 11, 2: 12}, 3, False)
+    assert changed(replace(pool, **before), replace(pool, **now)) == words
 
 
 @pytest.mark.usefixtures("cold")
