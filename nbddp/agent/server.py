@@ -323,7 +323,8 @@ class NodeAgent:
         """Signal the children named by pid; one that has ended is passed over. group: also what they have started."""
         for pid in message["pids"]:
             if pid in self.children:  # not yet reaped, so the pid is still its own
-                (os.killpg if message.get("group") else os.kill)(pid, message["signal"])
+                with suppress(ProcessLookupError, PermissionError):  # macOS: a group in which all have ended
+                    (os.killpg if message.get("group") else os.kill)(pid, message["signal"])
         return {}
 
     def _do_hold(self, peer: Peer, message: Message) -> Message:

@@ -123,7 +123,8 @@ class Escalation:
         ends = group and self.ended_by != supervise.STOPPED
         self.found, self.deadlock = dict(run.watcher.positions), run.watcher.deadlock
         now = time.monotonic()
-        by_stop = self.ended_by == supervise.STOPPED and self._is_gentle  # VS Code's interrupts the ranks itself
+        # VS Code's Stop has interrupted all processes under the kernel before.
+        by_stop = self.ended_by == supervise.STOPPED and run.stop_signal == signal.SIGINT
         self._taken = {r: at for r, at in self._taken.items() if by_stop and now - at < supervise.STOP_COMES}
         still = tuple(r for r in still if r not in self._taken)
         run.workers.signal(still, signal.SIGTERM if ends else run.stop_signal, group=group)
@@ -269,7 +270,8 @@ class Escalation:
         return None if wished or not self._is_gentle else self._run.request.shutdown_timeout
 
     def tell_if_due(self) -> float | None:
-        """Say every second which ranks are still at work, where, and what ends them; seconds to the next time."""
+        """Say every second which ranks are still at work, where, and what ends them; seconds to the next time. Those
+        that have not noticed the interrupt get it once more."""
         run, now, since = self._run, time.monotonic(), self.interrupted_at
         left = [r for r in run.watcher.running if r not in self.replaced]
         if since is None or not left or not self._is_gentle:
@@ -277,6 +279,8 @@ class Escalation:
         if now >= self._next_told:
             self._next_told = now + TELL
             self._say_why("; ".join([*self._cleaning(left, now - since), self._advice()]))
+            unaware = [r for r in left if r not in self._taken and run.stop_signal == signal.SIGINT]
+            run.workers.look(unaware, Question.of("interrupt", again=True), lambda rank, reply: None)
         return self._next_told - now
 
     def _cleaning(self, ranks: Sequence[int], seconds: float) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
 import time
 import uuid as uuids
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,7 @@ class Runs:
         self.last_cell: tuple[int, int] | None = None
         self.between: BackgroundOutput | None = None  # made by the first text that comes when no run is on
         self._kept_at: tuple[Path, int] | None = None  # with which logs it is kept, and how many bytes
+        self._late = threading.Lock()  # for these two
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
 
@@ -124,9 +126,10 @@ class Runs:
         with closing(run.events), self.parts.during(run):  # what a part has them hear is let go of in any case
             if request.is_program:  # a look at the ranks is nobody's last run
                 self.last = run
-                self._kept_at = logs, most
-                if self.between is not None:
-                    self.between.follow(logs, most)
+                with self._late:
+                    self._kept_at = logs, most
+                    if self.between is not None:
+                        self.between.follow(logs, most)
             else:
                 run.aside = self._take_late
             if request.is_numbered:
@@ -266,11 +269,11 @@ class Runs:
 
     def _take_late(self, rank: int, kind: str, content: Json) -> None:
         """What a rank prints when no program runs: in the client's thread."""
-        if self.between is None:
-            between = BackgroundOutput()
-            if self._kept_at is not None:
-                between.follow(*self._kept_at)
-            self.between = between
+        with self._late:
+            if self.between is None:
+                self.between = BackgroundOutput()
+                if self._kept_at is not None:
+                    self.between.follow(*self._kept_at)
         self.between.take(rank, kind, content)
 
     def _show_earlier(self, run: Execution, screen: Screen) -> None:

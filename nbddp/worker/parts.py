@@ -3,7 +3,8 @@
 A part has those of these methods that it needs:
 
 - begin(spec): before the program, or before another request is carried out.
-- ended(error): the program has ended, well if `error` is None. Stop is still heard.
+- ended(error): the program has ended, well if `error` is None. Stop is still heard. True of a part that hears of some
+  runs alone (`RankPart.hears`): what it has begun goes on, and it hears of the next run's end too.
 - end(outcome, error): the run has ended. What it finds goes to `outcome.parts`, under its name.
 - claim(frames) -> the `PendingCollective` that a thread with these frames is about to call, or None.
 - position(found) -> the same `Whereabouts`, or what it knows better of where the rank is.
@@ -59,6 +60,7 @@ class WorkerParts:
         self._asked = {name: part.when for name, part in self._later.items() if part.when.startswith("option:")}
         self._hears = {name: part.hears for name, part in self._later.items() if part.hears}
         self._deaf: set[str] = set()  # parts that do not hear of the run that goes on
+        self._open: set[str] = set()  # parts that have begun what has not ended: Stop may come in between
         self._once: list[tuple[str, Callable[..., Any]]] = []
         self._made: dict[str, Any] = {}
         self._hooks: dict[str, list[tuple[str, Callable[..., Any]]]] = {hook: [] for hook in HOOKS}
@@ -73,13 +75,17 @@ class WorkerParts:
         checked, and no rank waits for the check of another."""
         self._make(lambda part: _is_due(part.when, spec))
         self._deaf = {name for name, option in self._hears.items() if not spec.options.get(option)}
+        self._open |= self._hears.keys() - self._deaf
         self._call("begin", spec)
+        self._deaf -= self._open
         for name in self._asked:
             if _is_due(self._asked[name], spec) and name in self._errors:
                 raise RuntimeError(f"{name} could not begin: {self._errors.pop(name)}")
 
     def ended(self, error: BaseException | None) -> None:
-        self._call("ended", error)
+        for name, method in [*self._hooks["ended"]]:
+            if name not in self._deaf and not self._surely(name, method, error):
+                self._open.discard(name)
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
         self._call("end", outcome, error)
@@ -121,12 +127,13 @@ class WorkerParts:
             if name not in self._deaf:
                 self._surely(name, method, *args)
 
-    def _surely(self, name: str, do: Callable[..., Any], *args: Any) -> None:
+    def _surely(self, name: str, do: Callable[..., Any], *args: Any) -> Any:
         try:
-            do(*args)
+            return do(*args)
         except Exception as e:
             self._errors.setdefault(name, f"{failure.type_name(e)}: {failure.message(e)}")
             self._to_log(f"{name}: {''.join(traceback.format_exception(e))}")
+            return None
 
 
 def _is_due(when: str, spec: RunSpec) -> bool:

@@ -117,9 +117,10 @@ class Groups:
     def begin(self, run: int, here: Rendezvous) -> None:
         """Enter run number `run`, whose ranks meet there."""
         if (where := (here.listen, here.master, here.store)) != self._where:
-            self._where, self._injected, self._connect = where, here.master, here.store
+            self._injected, self._connect = here.master, here.store
             self.guard.begin(here)
             store_client.programs_have(here.master[1])
+            self._where = where  # the last: Stop may have come in between
         self.run, self._process = run, os.getpid()
         self.inits, self._met, self._prefixes, self._made = 0, {}, {}, {}
         self.touched = _is_initialized()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,45 @@ def test_a_part_is_made_before_the_first_run_that_needs_it(heard: list[str]) -> 
     ]
     with pytest.raises(KeyError):
         parts["none"]
+
+
+class Recording(Noting):
+    """A part that hears of runs with an option alone. `goes_on`: what `ended` answers."""
+
+    goes_on, begins_to_the_end = False, True
+
+    def begin(self, spec: RunSpec) -> None:
+        super().begin(spec)
+        if not self.begins_to_the_end:
+            raise KeyboardInterrupt
+
+    def ended(self, error: BaseException | None) -> bool:  # type: ignore[override]
+        super().ended(error)
+        return self.goes_on
+
+
+@pytest.mark.parametrize("how", ["it ends", "it goes on", "Stop came as it began"])
+def test_what_a_part_has_begun_ends_though_no_later_run_asks_for_it(
+    heard: list[str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    row = Capability(name="one", rank=(RankPart(name="it", target="it", hears="asked"),))
+    monkeypatch.setattr(worker_parts, "rows", lambda: (row,))
+    monkeypatch.setattr(worker_parts, "load", lambda name: lambda worker: Recording(name))
+    monkeypatch.setattr(Recording, "goes_on", how == "it goes on")
+    monkeypatch.setattr(Recording, "begins_to_the_end", how != "Stop came as it began")
+    parts = WorkerParts(SimpleNamespace(), print)  # type: ignore[arg-type]
+    parts.start()
+    with suppress(KeyboardInterrupt):
+        parts.begin(RunSpec(CELL, 1, options={"asked": True}))
+        parts.ended(None)
+    parts.end(Outcome(1), None)
+    heard.clear()
+    monkeypatch.setattr(Recording, "goes_on", False)
+    for run in (2, 3):
+        parts.begin(RunSpec(CELL, run))
+        parts.ended(None)
+        parts.end(Outcome(run), None)
+    assert heard == ([] if how == "it ends" else ["it's program has ended", "it ends"])
 
 
 def test_a_part_that_is_asked_for_and_cannot_be_made_is_an_error_of_each_run(

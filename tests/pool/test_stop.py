@@ -18,7 +18,7 @@ import pytest
 
 import nbddp
 from nbddp.agent.client import AgentClient
-from nbddp.errors import Raised, RunStopped, WorkerFailed
+from nbddp.errors import Raised, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
@@ -245,6 +245,18 @@ while ends is None or time.monotonic() < ends:
 
 
 IGNORES = "while True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
+
+
+def test_an_interrupt_that_does_not_arrive_is_sent_again(
+    pools: dict[int, nbddp.Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pools[2]
+    pids = pool.run_cell("import os, time\nos.getpid()", want_value=True, screen=NullScreen())
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.group, "signal", lambda ranks, number, *, group=False: None)
+        with pytest.raises(RunTimedOut):
+            pool.run_cell("time.sleep(60)", timeout=0.3, screen=NullScreen())
+    assert list(pool.run_cell("os.getpid()", want_value=True, screen=NullScreen())) == list(pids)
 
 
 def test_a_rank_that_goes_on_is_ended_by_a_second_stop_and_what_was_lost_is_told(pools: dict[int, nbddp.Pool]) -> None:

@@ -355,7 +355,7 @@ class AttachedCluster:
                 left |= {w.rank for node in self.nodes for w in node.workers.values() if w.ended_with_pool}
             abandoned: queue.SimpleQueue[int] = queue.SimpleQueue()
             self.wire.question([*left], _to_engine("abandon", pool=self.owner["pool"]), lambda r, _: abandoned.put(r))
-            end = time.monotonic() + GIVE_BACK_SECONDS
+            end = time.monotonic() + min(GIVE_BACK_SECONDS, seconds)
             with suppress(queue.Empty):
                 for _ in left:
                     abandoned.get(timeout=max(0.0, end - time.monotonic()))

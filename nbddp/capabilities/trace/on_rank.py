@@ -74,8 +74,9 @@ class Tracer:
         CALLS.keep(spec)
         self.start()
 
-    def ended(self, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> bool:
         self.stop(failed=error is not None)
+        return self._profile is not None
 
     def start(self) -> None:
         """Begin a trace, unless the program has a profiler on: then `why` says so."""
@@ -104,7 +105,7 @@ class Tracer:
         way, so this does not raise.
 
         To end it waits for the GPUs. After a failure they may wait for a peer that will never come, so then it stays
-        on, until another trace begins.
+        on, until another cell ends or another trace begins.
         """
         if self._profile is None:
             return
