@@ -13,8 +13,8 @@ steps, without what it waits for the core. There a rank is slow only if it takes
 On two cores with two busy loops, 11 of 200 pieces of equal ranks would be told as slow otherwise, and none is.
 
 Where steps are noisy, they are so in one part, mostly in backward. So each part is tested by itself, beyond the share
-by which the others take longer too; all parts of all ranks count as comparisons. A part that stands out names the rank
-only if the rank's own time in all is longer by WHOLE of that.
+by which the others take longer too; all parts of all ranks count as comparisons. A part that stands out names its rank
+only if that rank's own time in all is longer by WHOLE of that.
 
 With fewer steps than that needs (11 of two ranks), a rank is slow only if every one of at least FEW steps takes it
 twice as long as the others. Bursts last up to some tenths of a second on a busy machine: in 2,300 pieces of 8 steps of
@@ -101,29 +101,45 @@ def slower(times: Mapping[int, Sequence[float]], step: float, much: float = 1.0)
     return Evidence(rank if sure else None, more, max(SIZE * step, more - least), count, needed)
 
 
+@dataclass(frozen=True)
+class SlowPart:
+    """The rank and its `part` that stands out. shares: of the parts whose difference chance does not explain, part →
+    its share of their extra time, largest first; evidence: `more` is that time."""
+
+    evidence: Evidence
+    part: str
+    shares: Mapping[str, float]
+
+
 def slower_part(
-    own: Mapping[int, Sequence[float]], parts: Mapping[str, Mapping[int, Sequence[float]]], step: float
-) -> tuple[Evidence, str] | None:
-    """Whether one part of its steps takes the rank that seems slowest longer than its other parts explain, and which;
-    None if that is not known. own, step: as `slower` has them; parts: part → rank → its time in each step."""
-    whole = differences(own)
-    rank, more = _seems_slowest(whole)
-    count, needed = len(whole[rank]), enough(len(own) * len(parts))
+    own: Mapping[int, Sequence[float]],
+    parts: Mapping[str, Mapping[int, Sequence[float]]],
+    step: float,
+    rank: int | None = None,
+) -> SlowPart | None:
+    """Whether one part of its steps takes a rank, or this one, longer than its other parts explain; None if that is not
+    known. own, step: as `slower` has them; parts: part → rank → its time in each step."""
+    whole = {r: statistics.median(some) for r, some in differences(own).items()}
+    count, needed = min(map(len, own.values())), enough(len(own) * len(parts))
     if count < needed:
         return None
-    apart = {part: differences(times)[rank] for part, times in parts.items()}
-    extra = {part: statistics.median(some) for part, some in apart.items()}
-    usual = {p: statistics.median(t - d for t, d in zip(parts[p][rank], apart[p], strict=True)) for p in parts}
     at = _rare(count, 0.5, CHANCE / (len(own) * len(parts))) - 1
-    beyond = {}
-    for part, some in apart.items():
-        alike = _alike({p: extra[p] for p in parts if p != part}, usual) * usual[part]
-        if sorted(some)[at] - alike > BEYOND_PART * step and more >= WHOLE * extra[part]:
-            beyond[part] = extra[part] - alike
-    part = max(beyond, key=lambda p: beyond[p], default="")
-    if not part or beyond[part] < PART * step:
-        return None
-    return Evidence(rank, more, PART * step, count, needed), part
+    apart = {part: differences(times) for part, times in parts.items()}
+    found, most = None, PART * step
+    for r in whole if rank is None else [rank]:
+        extra = {part: statistics.median(some[r]) for part, some in apart.items()}
+        usual = {p: statistics.median(t - d for t, d in zip(parts[p][r], apart[p][r], strict=True)) for p in parts}
+        least = {part: sorted(some[r])[at] for part, some in apart.items()}
+        for part in parts:
+            alike = _alike({p: extra[p] for p in parts if p != part}, usual) * usual[part]
+            sure = least[part] - alike > BEYOND_PART * step and whole[r] >= WHOLE * extra[part]
+            if sure and extra[part] - alike >= most:
+                shown = {p: extra[p] for p in sorted(parts, key=lambda p: -extra[p]) if least[p] > 0}
+                total = sum(shown.values())
+                shares = {p: more / total for p, more in shown.items()}
+                most = extra[part] - alike
+                found = SlowPart(Evidence(r, total, PART * step, count, needed), part, shares)
+    return found
 
 
 def _alike(extra: Mapping[str, float], usual: Mapping[str, float]) -> float:
@@ -168,14 +184,14 @@ def judged(
         return None, False
     if found.rank is not None:
         usual = statistics.median(own[found.rank]) - found.more
-        if found.more >= HALF * usual or not _shared(queued, step):
+        if found.more >= HALF * usual or not shared(queued, step):
             return found, False
         found = replace(found, rank=None, noise=max(found.noise, found.more))
     crowded = waits(queued, ends, step)
     return (crowded, True) if crowded is not None and crowded.rank is not None else (found, False)
 
 
-def _shared(queued: Mapping[int, Sequence[float]], step: float) -> bool:
+def shared(queued: Mapping[int, Sequence[float]], step: float) -> bool:
     """Whether a rank shares its core, with another rank or with another process."""
     return any(statistics.fmean(some) >= SHARED * step for some in queued.values())
 

@@ -323,7 +323,7 @@ def made(rank: int, kind: str = HEAP, points: int = 400) -> RankAllocations:
 def test_a_few_samples_do_not_tell_which_line_memory_grew_at() -> None:
     for kind, samples, told in ((HEAP, 4, False), (HEAP, 5, True), (CUDA, 0, True)):
         one = made(0, kind)
-        words = sentences(Allocations([replace(one, window=replace(one.window, samples=samples))], 3, [3], "Net"))
+        words = sentences(Allocations([replace(one, window=replace(one.window, counted=samples))], 3, [3], "Net"))
         assert ("line" in words[1]) == told
         assert told or words[1] == "where memory grew most is not known: the samples are too few"
 

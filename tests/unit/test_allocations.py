@@ -32,6 +32,7 @@ def test_over_many_steps_lines_count_from_the_step_with_the_peak() -> None:
     some[-2] = (*some[-2][:1], 12, ("cell", 2))
     found = window(from_samples(HEAP, some, 0), 0, 10_000, [100 * i for i in range(50)])
     assert dict(found.lines) == {("cell", 2): 11, BEFORE: 1}
+    assert (found.samples, found.counted) == (150, 2), "of which lines are told"
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=3000), st.integers(10, 100))

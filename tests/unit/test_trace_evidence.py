@@ -204,7 +204,7 @@ def test_a_small_delay_in_one_part_is_found_though_another_part_hides_it_in_the_
         own, found = by_part(dice, 100, more=0.05, where=where)
         own = {r: [t - b for t, b in zip(own[r], found["backward"][r], strict=True)] for r in own}  # mostly waits
         judged_ = slower_part(own, found, STEP)
-        parts += judged_ is not None and (judged_[0].rank, judged_[1]) == (1, where)
+        parts += judged_ is not None and (judged_.evidence.rank, judged_.part) == (1, where)
         summed = {r: [sum(at) for at in zip(*(found[p][r] for p in PARTS), strict=True)] for r in own}
         of_sums = slower(summed, STEP)
         whole += of_sums is not None and of_sums.rank == 1
@@ -219,6 +219,21 @@ def test_of_equal_ranks_no_part_stands_out_also_where_one_is_slower_in_all(
     dice = random.Random(5)
     found = [slower_part(*by_part(dice, steps, ranks, times=times), STEP) for _ in range(40)]
     assert [f for f in found if f is not None] == []
+
+
+def test_a_part_names_its_rank_also_if_another_rank_seems_slowest() -> None:
+    """Rank 2 takes longer in backward in 16 of 30 steps, by more than rank 1 does in forward in all."""
+    times = {part: {r: [usual] * 30 for r in range(4)} for part, usual in PARTS.items()}
+    times["forward"][1] = [2.5] * 30
+    times["backward"][2] = [7.0 if i < 16 else 3.0 for i in range(30)]
+    own = {
+        r: [sum(at) + 0.1 * (r == 1) for at in zip(*(of[r] for of in times.values()), strict=True)]
+        for r in times["forward"]
+    }
+    found = slower_part(own, times, STEP)
+    assert found is not None
+    assert (found.evidence.rank, found.part, found.evidence.more) == (1, "forward", 0.5), "not what is longer in all"
+    assert slower_part(own, times, STEP, 2) is None
 
 
 def test_each_part_of_each_rank_is_a_comparison() -> None:

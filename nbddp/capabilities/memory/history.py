@@ -65,7 +65,8 @@ class MemoryHistory:
 class Window:
     """A span of a history. before: in use at its start; peak: the most in use, `at` nanoseconds after the start;
     points: (nanoseconds after the start, bytes); lines: what each line holds at the peak (of samples: how much more was
-    in use after it), most first, and at BEFORE what there was before; samples: how many lie in it."""
+    in use after it), most first, and at BEFORE what there was before; samples: how many lie in it;
+    counted: those that lines count from."""
 
     before: int
     peak: int
@@ -73,6 +74,7 @@ class Window:
     points: list[tuple[int, int]]
     lines: list[tuple[Place | None, int]]
     samples: int
+    counted: int
 
 
 def from_snapshot(
@@ -122,7 +124,8 @@ def window(history: MemoryHistory, start: int, end: int, starts: Sequence[int] =
     lines[BEFORE] = peak - sum(lines.values())
     points = [(t - start, level) for t, level in thinned([*curve, (end, level)])]
     kept = sorted(((place, size) for place, size in lines.items() if size), key=lambda line: -line[1])
-    return Window(curve[0][1], peak, at - start, points, kept, sum(start <= t <= end for t in history.samples))
+    samples, counted = (sum(a <= t <= b for t in history.samples) for a, b in ((start, end), (since, at)))
+    return Window(curve[0][1], peak, at - start, points, kept, samples, counted)
 
 
 def _held(history: MemoryHistory, until: int) -> dict[Place | None, int]:

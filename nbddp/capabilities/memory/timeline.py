@@ -64,9 +64,7 @@ def of_rank(rank: int, data: Mapping[str, Any]) -> RankAllocations:
     """From the plain data that a worker sends."""
     raw = data["window"]
     lines = [(_place(place), held) for place, held in raw["lines"]]
-    window = Window(
-        raw["before"], raw["peak"], raw["at"], [(t, level) for t, level in raw["points"]], lines, raw["samples"]
-    )
+    window = Window(**{**raw, "points": [(t, level) for t, level in raw["points"]], "lines": lines})
     code = {(file, line): text for file, line, text in data["code"]}
     phases = tuple(Phase(*phase) for phase in data["phases"])
     return RankAllocations(rank, data["kind"], window, phases, data["length"], code, data["lost"])
@@ -167,7 +165,7 @@ def _top(most: RankAllocations, found: Allocations) -> list[str]:
     place, held = own[0]
     code = most.code.get(place, "")[:CODE] if place is not None else ""
     named = _name(place, found) + (f" ({code})" if code else "")
-    if found.sampled and most.window.samples < FEW:
+    if found.sampled and most.window.counted < FEW:
         return ["where memory grew most is not known: the samples are too few"]
     if found.sampled:
         return [f"until the peak, memory grew most at {named}: {size(held)}"]

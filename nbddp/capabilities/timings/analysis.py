@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbddp.analysis.cause import (
     BACKWARD,
@@ -27,7 +27,18 @@ from nbddp.analysis.cause import (
 from nbddp.analysis.overlap import common, communication, lanes, length, split
 from nbddp.analysis.quantities import duration
 from nbddp.analysis.row_limit import drawn
-from nbddp.analysis.significance import PART, WHOLE, Evidence, differences, judged, mostly, slower_part
+from nbddp.analysis.significance import (
+    PART,
+    WHOLE,
+    Evidence,
+    SlowPart,
+    differences,
+    enough,
+    judged,
+    mostly,
+    shared,
+    slower_part,
+)
 from nbddp.analysis.steps import Bucket, Origin, Recording, Span, Step
 from nbddp.analysis.wait_time import CurvePoint, Straggler, Transfer, curves, straggler, transfers
 from nbddp.analysis.wait_time import duration as step_duration
@@ -146,18 +157,17 @@ def _bucket(bucket: Bucket, lane: int, rank: int, moved: Transfer | None) -> Buc
 # -- which rank is slow, and why -------------------------------------------------------------------
 
 
-def parts(step: Step, before: Step | None) -> dict[str, int]:
-    """Nanoseconds of a step by part. before: the step before it on the rank, without which nothing is known of the time
-    between the two."""
-    start, computed, done = step.backward
+def parts(before: Step, step: Step) -> dict[str, int]:
+    """The time that `own` has, in nanoseconds by part: the optimizer is that of the step before."""
+    start, computed, _ = step.backward
     sending = sum(b.sent - b.ready for b in step.buckets)
-    found = {
+    return {
+        **_before((before.end, step.start), step.loader),
         FORWARD: step.forward[1] - step.forward[0],
         LOSS: max(0, start - step.forward[1]),
         BACKWARD: max(0, computed - start - sending),
-        OPTIMIZER: max(0, step.optimizer[1] - done) if step.optimizer else 0,
+        OPTIMIZER: max(0, before.end - before.backward[2]),
     }
-    return {**(_before((before.end, step.start), step.loader) if before else {}), **found}
 
 
 def _before(gap: Span, loader: Sequence[Span]) -> dict[str, int]:
@@ -252,20 +262,33 @@ def verdict(recording: Recording) -> SlowRankVerdict | None:
     if found is None or found.more < WHOLE * PART * step:
         return None if found is None else SlowRankVerdict(found)
     by_part = parts_by_step(pairs, queued)
-    alone = slower_part(times, by_part, step)
-    if alone is not None:
-        found, waits = alone[0], False
-    if found.rank is None:
-        return SlowRankVerdict(found)
-    if waits:
-        why: SlowRankCause | None = SlowRankCause(found.rank, MACHINE, int(found.more), queued=int(found.more))
-    else:
-        why = cause(typical_parts(by_part, found.rank), found.rank, inputs(recording, numbers))
-        if alone is not None and (why is None or why.what not in OF_ALL):
-            why = SlowRankCause(found.rank, alone[1], int(found.more), why.by_part if why else {})
-    return SlowRankVerdict(
-        found, _slow(recording, numbers, found.rank, found.more, why or SlowRankCause(found.rank, UNKNOWN, 0))
-    )
+    whole = found.rank is not None and not waits
+    alone = slower_part(times, by_part, step, found.rank if whole else None)
+    named = found if whole or alone is None else alone.evidence
+    if named.rank is not None:
+        why = _why(by_part, named, alone, inputs(recording, numbers))
+        if not whole and why.what in (*OF_ALL, UNKNOWN) and shared(queued, step):
+            named, alone = found, None  # cold caches take a rank longer in all parts, though not by the same factor
+    if named.rank is None:
+        return SlowRankVerdict(replace(found, enough=enough(len(times) * len(by_part))))
+    if waits and alone is None:
+        why = SlowRankCause(named.rank, MACHINE, int(named.more), queued=int(named.more))
+    return SlowRankVerdict(named, _slow(recording, numbers, named.rank, named.more, why))
+
+
+def _why(
+    by_part: Mapping[str, Mapping[int, Sequence[float]]],
+    found: Evidence,
+    alone: SlowPart | None,
+    elements: Mapping[int, int] | None,
+) -> SlowRankCause:
+    """Of a rank with a part that stands out, this is the cause if it has most of what is known to take longer."""
+    assert found.rank is not None
+    why = cause(typical_parts(by_part, found.rank), found.rank, elements)
+    if alone is None or (why is not None and why.what in OF_ALL):
+        return why or SlowRankCause(found.rank, UNKNOWN, 0)
+    what = alone.part if alone.shares[alone.part] > 0.5 else UNKNOWN
+    return SlowRankCause(found.rank, what, int(found.more), alone.shares)
 
 
 def parts_by_step(
@@ -279,7 +302,7 @@ def parts_by_step(
     """
     found: dict[str, dict[int, list[float]]] = {}
     for rank, some in pairs.items():
-        by_step = [parts(step, before) for before, step in some]
+        by_step = [parts(*pair) for pair in some]
         quick = {part: sorted(of[part] for of in by_step)[len(by_step) // 4] for part in by_step[0]}
         for of, waited in zip(by_step, queued[rank], strict=True):
             longer = {part: max(0, took - quick[part]) for part, took in of.items()}
@@ -338,7 +361,7 @@ def latest_bucket(recording: Recording, numbers: Sequence[int], rank: int) -> Bu
         worst.update(sorted(lost, key=lambda i: -lost[i])[:1])
         named.update((b.index, b) for b in shared)
     for index, times in worst.most_common(1):
-        if len(named) > 1 and mostly(times, worst.total(), len(named)):
+        if len(named) > 1 and 2 * times > worst.total() and mostly(times, worst.total(), len(named)):
             return named[index]
     return None
 
