@@ -19,6 +19,7 @@ from typing import Any
 AGAIN = 1.0  # seconds after which Stop pressed once more is no accident
 _noted: list[float] = []  # when Stop was pressed
 _before: list[Any] = []  # the handler that was there before the command; empty where no command runs
+_held: list[None] = []  # one for each `uninterrupted` that the main thread is in
 
 
 def begin(pressed: bool = False) -> None:
@@ -46,8 +47,9 @@ def _note(number: int, frame: Any) -> None:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if Stop has been pressed in this command."""
-    if _noted and _before and threading.current_thread() is threading.main_thread():
+    """Raise KeyboardInterrupt if Stop has been pressed in this command; not in `uninterrupted` steps, where it may have
+    been pressed just before them."""
+    if _noted and _before and not _held and threading.current_thread() is threading.main_thread():
         _noted.clear()
         raise KeyboardInterrupt
 
@@ -75,9 +77,11 @@ def uninterrupted() -> Iterator[None]:
         return
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    _held.append(None)
     try:
         yield
     finally:
+        _held.pop()
         signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt

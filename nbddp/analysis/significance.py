@@ -104,7 +104,7 @@ def slower(times: Mapping[int, Sequence[float]], step: float, much: float = 1.0)
 @dataclass(frozen=True)
 class SlowPart:
     """The rank and its `part` that stands out. shares: of the parts whose difference chance does not explain, part →
-    its share of their extra time, largest first; evidence: `more` is that time."""
+    its share of their extra time, largest first; evidence: `more` is that time, without what others are shorter."""
 
     evidence: Evidence
     part: str
@@ -136,9 +136,10 @@ def slower_part(
             if sure and extra[part] - alike >= most:
                 shown = {p: extra[p] for p in sorted(parts, key=lambda p: -extra[p]) if least[p] > 0}
                 total = sum(shown.values())
+                shorter = sum(extra[p] for p, some in apart.items() if sorted(some[r])[-1 - at] < 0)
                 shares = {p: more / total for p, more in shown.items()}
                 most = extra[part] - alike
-                found = SlowPart(Evidence(r, total, PART * step, count, needed), part, shares)
+                found = SlowPart(Evidence(r, total + shorter, PART * step, count, needed), part, shares)
     return found
 
 

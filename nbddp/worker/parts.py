@@ -17,7 +17,7 @@ Who begins first ends last. An error in begin, ended or end is reported with the
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from nbddp.protocol.capability import RankPart, load, rows
@@ -75,6 +75,8 @@ class WorkerParts:
         checked, and no rank waits for the check of another."""
         self._make(lambda part: _is_due(part.when, spec))
         self._deaf = {name for name, option in self._hears.items() if not spec.options.get(option)}
+        left = self._open & self._deaf
+        self._end_programs(left, RuntimeError("it was left on"))
         self._open |= self._hears.keys() - self._deaf
         self._call("begin", spec)
         self._deaf -= self._open
@@ -83,8 +85,11 @@ class WorkerParts:
                 raise RuntimeError(f"{name} could not begin: {self._errors.pop(name)}")
 
     def ended(self, error: BaseException | None) -> None:
+        self._end_programs(self._made.keys() - self._deaf, error)
+
+    def _end_programs(self, names: Collection[str], error: BaseException | None) -> None:
         for name, method in [*self._hooks["ended"]]:
-            if name not in self._deaf and not self._surely(name, method, error):
+            if name in names and not self._surely(name, method, error):
                 self._open.discard(name)
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:

@@ -166,10 +166,13 @@ def _release(worker: QuestionsKernel, run: int, spares: bool, then: Json | None)
     return worker.release.start(from_json(RunSpec, then) if then is not None else None)
 
 
-def _interrupt(worker: QuestionsKernel, again: bool = False) -> bool:
-    """SIGINT for the program of the current run, where no signal comes from elsewhere. again: unless it has had one:
-    the kernel may give a process's signal to another thread, and then nothing wakes the main thread."""
-    if worker.spec is None or (again and worker.interrupts.taken):
+def _interrupt(worker: QuestionsKernel, again: int | None = None) -> bool:
+    """SIGINT for the program of the current run, where no signal comes from elsewhere. again: for this run alone,
+    unless it has had one: the kernel may give a process's signal to another thread, and then nothing wakes the main
+    thread."""
+    if worker.spec is None:
+        return False
+    if again is not None and (worker.spec.run != again or worker.interrupts.taken):
         return False
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
     return True

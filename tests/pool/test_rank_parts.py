@@ -163,7 +163,7 @@ def test_what_a_part_has_begun_ends_though_no_later_run_asks_for_it(
         parts.begin(RunSpec(CELL, run))
         parts.ended(None)
         parts.end(Outcome(run), None)
-    assert heard == ([] if how == "it ends" else ["it's program has ended", "it ends"])
+    assert heard == ([] if how == "it ends" else ["it's program has ended"])
 
 
 def test_a_part_that_is_asked_for_and_cannot_be_made_is_an_error_of_each_run(

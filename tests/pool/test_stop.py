@@ -17,12 +17,15 @@ import psutil
 import pytest
 
 import nbddp
+from nbddp.agent import client, stop
 from nbddp.agent.client import AgentClient
 from nbddp.errors import Raised, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool import start_requests
 from nbddp.pool.snapshot import PoolSnapshot, changed
+from nbddp.protocol.agent import StartWorker
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.request import Request
@@ -257,6 +260,27 @@ def test_an_interrupt_that_does_not_arrive_is_sent_again(
         with pytest.raises(RunTimedOut):
             pool.run_cell("time.sleep(60)", timeout=0.3, screen=NullScreen())
     assert list(pool.run_cell("os.getpid()", want_value=True, screen=NullScreen())) == list(pids)
+
+
+@pytest.mark.usefixtures("cold")
+def test_stop_just_before_workers_are_started_leaves_none_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command has noted it, and first says so once the workers are written down."""
+    real = start_requests.worker
+
+    def pressed(*args: Any, **kwargs: Any) -> StartWorker:
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **kwargs)
+
+    with nbddp.Pool(nproc=1) as pool:
+        pool.start()
+        with monkeypatch.context() as patch, stop.heard_at_checks():
+            patch.setattr(start_requests, "worker", pressed)
+            patch.setattr(client, "SLICE", 0.0)  # as where the agent's answer takes longer
+            with pytest.raises(KeyboardInterrupt):
+                pool.ensure(LaunchSpec(nproc=2))
+        assert sorted(pool.workers) == [0, 1]
+        pool.ensure(LaunchSpec(nproc=2))
+        assert list(pool.run_cell("import os; int(os.environ['RANK'])", want_value=True, screen=NullScreen())) == [0, 1]
 
 
 def test_a_rank_that_goes_on_is_ended_by_a_second_stop_and_what_was_lost_is_told(pools: dict[int, nbddp.Pool]) -> None:

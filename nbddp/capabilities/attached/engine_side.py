@@ -279,8 +279,9 @@ def _memory(content: Mapping[str, Any]) -> int:
 
 def _let_go() -> None:
     """End the program, where one is at work, as Stop does, and leave."""
-    if _kernel.release.start():
-        _kernel.questions["interrupt"](_kernel)
+    spec = _kernel.spec
+    if _kernel.release.start() and spec is not None:
+        _kernel.questions["interrupt"](_kernel, again=spec.run)
     _kernel.parent.loop.add_callback(_leave_if_idle)
 
 

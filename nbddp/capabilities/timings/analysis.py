@@ -19,6 +19,7 @@ from nbddp.analysis.cause import (
     FORWARD,
     INPUT,
     MACHINE,
+    MOST,
     OPTIMIZER,
     UNKNOWN,
     SlowRankCause,
@@ -264,6 +265,8 @@ def verdict(recording: Recording) -> SlowRankVerdict | None:
     by_part = parts_by_step(pairs, queued)
     whole = found.rank is not None and not waits
     alone = slower_part(times, by_part, step, found.rank if whole else None)
+    if waits and alone is not None and alone.evidence.rank != found.rank and alone.evidence.more < found.more:
+        alone = None
     named = found if whole or alone is None else alone.evidence
     if named.rank is not None:
         why = _why(by_part, named, alone, inputs(recording, numbers))
@@ -287,8 +290,11 @@ def _why(
     why = cause(typical_parts(by_part, found.rank), found.rank, elements)
     if alone is None or (why is not None and why.what in OF_ALL):
         return why or SlowRankCause(found.rank, UNKNOWN, 0)
-    what = alone.part if alone.shares[alone.part] > 0.5 else UNKNOWN
-    return SlowRankCause(found.rank, what, int(found.more), alone.shares)
+    if why is not None and alone.shares.get(why.what, 0.0) >= MOST:
+        return why
+    known = min(1.0, alone.evidence.more / found.more)
+    shares = {part: known * share for part, share in alone.shares.items()}
+    return SlowRankCause(found.rank, alone.part if shares[alone.part] > 0.5 else UNKNOWN, int(found.more), shares)
 
 
 def parts_by_step(
