@@ -317,14 +317,6 @@ def test_the_parts_of_a_step_are_those_of_the_time_that_a_rank_works_by_itself()
     assert parts(replace(before, optimizer=None), after)[OPTIMIZER] == 0
 
 
-def test_what_other_parts_are_shorter_is_taken_off_the_time_that_a_rank_takes_longer() -> None:
-    parts_ = {FORWARD: {0: [300.0] * 40, 1: [350.0] * 40}, BACKWARD: {0: [700.0] * 40, 1: [675.0] * 40}}
-    own_ = {r: [a + b for a, b in zip(parts_[FORWARD][r], parts_[BACKWARD][r], strict=True)] for r in (0, 1)}
-    found = slower_part(own_, parts_, 1000.0)
-    assert found is not None
-    assert (found.part, found.evidence.rank, found.evidence.more) == (FORWARD, 1, 25.0)
-
-
 def test_with_too_few_steps_for_the_parts_it_is_not_known_whether_a_rank_is_slower() -> None:
     for count, words in ((13, "whether a rank is slower is not known: 12 steps"), (16, "no rank is slower than noise")):
         found = verdict(recording({FORWARD: 15}, count=count))

@@ -259,3 +259,11 @@ def test_a_part_counts_that_matters_to_the_whole_step(more: float, whole: float,
     own = {0: [8.0] * 30, 1: [8.0 + whole] * 30}
     times = {part: {0: [2.0] * 30, 1: [2.0 + more if part == "forward" else 2.0] * 30} for part in PARTS}
     assert (slower_part(own, times, STEP) is not None) == named
+
+
+def test_what_other_parts_are_shorter_is_taken_off_the_time_that_a_rank_takes_longer() -> None:
+    parts_ = {"forward": {0: [300.0] * 40, 1: [350.0] * 40}, "backward": {0: [700.0] * 40, 1: [675.0] * 40}}
+    own_ = {r: [a + b for a, b in zip(parts_["forward"][r], parts_["backward"][r], strict=True)] for r in (0, 1)}
+    found = slower_part(own_, parts_, 1000.0)
+    assert found is not None
+    assert (found.part, found.evidence.rank, found.evidence.more) == ("forward", 1, 25.0)
