@@ -309,13 +309,14 @@ def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
 
 
 SPAWNS = """
-import sys, time, torch.multiprocessing as mp
+import os, time, torch.multiprocessing as mp
+def say(words): os.write(1, f"{words}\\n".encode())  # at once: print would write the parts of a line by themselves
 def child(i):
-    print("up", flush=True)
+    say("up")
     try:
         time.sleep(600)
     finally:
-        print("child", i, "saved", flush=True)
+        say(f"child {i} saved")
 if __name__ == "__main__":
     mp.spawn(child, nprocs=2)
 """
