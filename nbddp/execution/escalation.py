@@ -279,8 +279,9 @@ class Escalation:
         if now >= self._next_told:
             self._next_told = now + TELL
             self._say_why("; ".join([*self._cleaning(left, now - since), self._advice()]))
-            unaware = [r for r in left if r not in self._taken and run.stop_signal == signal.SIGINT]
-            run.workers.look(unaware, Question.of("interrupt", again=run.number), lambda rank, reply: None)
+            if run.stop_signal == signal.SIGINT:
+                unaware = [r for r in left if r not in self._taken]
+                run.workers.look(unaware, Question.of("interrupt", again=run.number), lambda rank, reply: None)
         return self._next_told - now
 
     def _cleaning(self, ranks: Sequence[int], seconds: float) -> list[str]:

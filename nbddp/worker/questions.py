@@ -169,10 +169,12 @@ def _release(worker: QuestionsKernel, run: int, spares: bool, then: Json | None)
 def _interrupt(worker: QuestionsKernel, again: int | None = None) -> bool:
     """SIGINT for the program of the current run, where no signal comes from elsewhere. again: for this run alone,
     unless it has had one: the kernel may give a process's signal to another thread, and then nothing wakes the main
-    thread."""
+    thread. Two that wait are one to Python's own handler; an event loop's is called for each."""
     if worker.spec is None:
         return False
     if again is not None and (worker.spec.run != again or worker.interrupts.taken):
+        return False
+    if again is not None and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
     return True

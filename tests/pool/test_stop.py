@@ -262,6 +262,22 @@ def test_an_interrupt_that_does_not_arrive_is_sent_again(
     assert list(pool.run_cell("os.getpid()", want_value=True, screen=NullScreen())) == list(pids)
 
 
+ON_A_LOOP = """import asyncio, hashlib, signal
+loop, calls = asyncio.get_running_loop(), []
+loop.add_signal_handler(signal.SIGINT, calls.append, 1)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000_000)
+await asyncio.sleep(0.3)
+loop.remove_signal_handler(signal.SIGINT)
+"""
+
+
+def test_an_event_loops_handler_is_called_once_though_native_code_keeps_the_rank(pools: dict[int, nbddp.Pool]) -> None:
+    """Such a handler hears of each signal, also of two that came while nothing could be noticed."""
+    with pytest.raises(RunTimedOut):
+        pools[2].run_cell(ON_A_LOOP, timeout=0.3, screen=NullScreen())
+    assert list(pools[2].run_cell("len(calls)", want_value=True, screen=NullScreen())) == [1, 1]
+
+
 @pytest.mark.usefixtures("cold")
 def test_stop_just_before_workers_are_started_leaves_none_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command has noted it, and first says so once the workers are written down."""
