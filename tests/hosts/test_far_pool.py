@@ -10,8 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,6 +36,7 @@ from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.pool.faults import needs_recorder
 from tests.ports import connections
 from tests.processes import still_running
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HERE, reason=MISSING)
 ROOT = places.ROOT
@@ -73,13 +73,6 @@ def far(hosts: Hosts, said: list[str]) -> Iterator[nbddp.Pool]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as door:
         return int(door.getsockname()[1])
-
-
-def until(done: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def agents(pool: nbddp.Pool) -> list[RemoteAgentClient]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,7 @@ from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.output.screens import NullScreen
 from tests.hosts.slurm_hosts import HERE, MISSING
 from tests.hosts.slurm_hosts import slurm as running_slurm
+from tests.waiting import until
 
 real = pytest.mark.skipif(not HERE, reason=MISSING)
 INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
@@ -147,13 +148,6 @@ def queue() -> dict[int, str]:
     done = subprocess.run(["squeue", "-h", "-o", "%i %T"], capture_output=True, text=True, check=True)
     rows = [line.split() for line in done.stdout.splitlines()]
     return {int(job): state for job, state in rows if state != "COMPLETING"}
-
-
-def until(done: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @real

@@ -23,6 +23,7 @@ from nbddp.worker.output import PRINT_SECONDS
 from tests import warm
 from tests.kernels import Kernel
 from tests.unit.test_output import Shown, output, say
+from tests.waiting import until
 
 # -- a line, as a terminal has it -------------------------------------------------------------------
 
@@ -536,13 +537,6 @@ LATE = {
     "subprocess": "import subprocess\nsubprocess.Popen(['sh', '-c', shell])",
     "shell in the background": "os.system(f'({shell}) &')",
 }
-
-
-def until(done: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not done():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("who", LATE)

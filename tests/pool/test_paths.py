@@ -10,8 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from nbddp.pool.host_source import HostSource
 from tests import warm
 from tests.house import measures
 from tests.places import ROOT
+from tests.waiting import until
 
 WAYS = json.loads((ROOT / "tests" / "house" / "paths.json").read_text(encoding="utf-8"))
 
@@ -50,13 +49,6 @@ def test_the_ways_are_as_short_as_they_were() -> None:
         measures.CELL: (36, 22), measures.FAILURE: (48, 30), measures.FIGURE: (52, 26),
     }  # fmt: skip
     assert {trip: tuple(len(WAYS[trip][side]) for side in sides) for trip, sides in WAYS.items()} == most
-
-
-def until(done: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # -- a line that the pool matches already ------------------------------------------------------------
