@@ -512,7 +512,9 @@ def test_rank_that_waits_for_others_connections_is_freed(pool: nbddp.Pool) -> No
     code = """
 from nbddp.capabilities.private import peer_check
 known = peer_check.check
-def fails(*given): raise ValueError('mine')
+def fails(descriptors, store, rank, size):
+    store.wait([f'{peer_check.KEY}/0'])  # rank 0 waits now: it has said what it is connected to
+    raise ValueError('mine')
 mine = rank
 if rank == 1: peer_check.check = fails
 try: dist.init_process_group('gloo')
