@@ -552,6 +552,9 @@ ROWS = (
         rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
     ),
     Capability(
+        name="libraries", rank=(RankPart(name="libraries", target="nbddp.capabilities.libraries.on_rank:Libraries"),)
+    ),
+    Capability(
         name="subprocesses",
         rank=(RankPart(name="subprocesses", target="nbddp.capabilities.subprocesses.on_rank:install"),),
     ),

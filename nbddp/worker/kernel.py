@@ -31,7 +31,6 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
 from nbddp.compat import ipykernel as ipykernel_compat
-from nbddp.compat import libraries
 from nbddp.compat.clock import clock
 from nbddp.protocol import messages, pickling
 from nbddp.protocol.codec import Json, from_json, to_json
@@ -158,6 +157,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
         self.exits = Exits(lambda: self.spec is not None)
         self.parts = WorkerParts(self, self._to_log)
+        self.groups.tell = self.parts.tell
         self.requests, self.questions = requests.known(), questions.known()
         self._set_up_shell()
 
@@ -167,8 +167,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
         self.text.install(shell)
         ipykernel_compat.sign_once(shell)
-        for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
-            vars(sys).pop(prompt, None)
         self.files.install(shell)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
         shell.events.register("post_execute", lambda: self.forked.end(self._shown))
@@ -305,7 +303,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self.groups.begin(spec.run, here)
         self.groups.cut = False
         self.groups.shares_gpus = here is not None and here.shares_gpus
-        libraries.forget()
         self.departures.seen = []
         self.children.begin()
         if spec.cell is not None:
@@ -381,7 +378,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             print(outcome.exit_text, file=sys.stderr)
         # of a rank that the client has freed nobody is shown the source
         values = None if self.release.started else self.parts.of("values")
-        outcome.chain = failure.chain(error, names, self._machinery, values)
+        outcome.chain = failure.chain(error, names, self._machinery, values, self.parts.of("note"))
         outcome.error_file = exit_info.error_file()
         outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None

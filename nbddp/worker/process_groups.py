@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbddp.compat import libraries, system, torch
+from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
 from nbddp.protocol.outcome import GroupFacts
 from nbddp.protocol.run_spec import Rendezvous
@@ -69,6 +69,7 @@ class Groups:
         self.touched = False  # whether this run has, or had, anything of torch.distributed's that may have to be ended
         self.dropping = self.shares_gpus = False
         self.cut = False  # whether connections to a host that does not answer were shut in this run
+        self.tell: Callable[[str], None] = lambda hook: None  # calls a method of the worker's parts
         self.inits = 0
         self.handling = ""  # what of HANDLING has a group of this run end the process if a collective fails
         self.sockets = Sockets()
@@ -116,6 +117,8 @@ class Groups:
 
     def begin(self, run: int, here: Rendezvous) -> None:
         """Enter run number `run`, whose ranks meet there."""
+        if self.touched and not _is_initialized():
+            self.tell("group_gone")
         if (where := (here.listen, here.master, here.store)) != self._where:
             self._injected, self._connect = here.master, here.store
             self.guard.begin(here)
@@ -209,7 +212,7 @@ class Groups:
                 _forget()
         finally:
             self.dropping = False
-        libraries.forget()
+        self.tell("group_gone")
         if shut.is_set():
             self.released()
 
@@ -227,7 +230,7 @@ class Groups:
             ending.join(GRACE)
         finally:
             self.dropping = False
-        libraries.forget()
+        self.tell("group_gone")
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -242,6 +245,7 @@ class Groups:
                 self.inits += 1
                 self._made = {}
                 call_log.CALLS.new_epoch(self.run, self.inits)
+                self.tell("group_begins")
             if self.shares_gpus and kwargs.get("world_size") != 1:
                 args, kwargs = _for_shared_gpus(args, kwargs)
             if self._gives_store and len(args) < 2:
