@@ -552,6 +552,14 @@ ROWS = (
         rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
     ),
     Capability(
+        name="completion",
+        part=PoolPart(target="nbddp.capabilities.completion.part:CompletionPart", when=("shell",)),
+        questions={
+            "complete": "nbddp.capabilities.completion.on_rank:complete",
+            "inspect": "nbddp.capabilities.completion.on_rank:inspected",
+        },
+    ),
+    Capability(
         name="libraries", rank=(RankPart(name="libraries", target="nbddp.capabilities.libraries.on_rank:Libraries"),)
     ),
     Capability(

@@ -490,11 +490,6 @@ def split_argv(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
     return words[:at], tuple(words[at + 1 :])
 
 
-def complete_cell(line: str) -> list[str]:
-    """Options that may come next on a `%%ddp` line; `line` ends at the cursor."""
-    return complete(cell_parser(), line)
-
-
 def at_cursor(line: str) -> tuple[str, list[str]]:
     """The word that is being typed, which may be empty, and those before it."""
     words = line.split()

@@ -3,7 +3,7 @@
 A request is a message of a type of our own whose metadata hold `nbddp`: what to do (`cell`,
 `call`, `push`, `pull`), for which run, with which variables. Its outcome is published on
 iopub after all output of the run, as one message (`protocol.outcome`): so a client that has the
-outcome has everything, and there is no reply. Questions about a busy worker (`complete`, `inspect`, `where`, `stack`)
+outcome has everything, and there is no reply. Questions about a busy worker (`where`, `stack`, …)
 come over the control channel, which has its own thread; so does the
 wish to be released from a blocked call.
 """

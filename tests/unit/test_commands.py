@@ -12,10 +12,11 @@ import pytest
 
 import nbddp
 from nbddp import capabilities
+from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.slurm import allocation
 from nbddp.errors import BadInput
 from nbddp.notebook import commands, terminal
-from nbddp.notebook.commands import OWN, complete_command, known, overview, parse_command
+from nbddp.notebook.commands import OWN, known, overview, parse_command
 from nbddp.protocol.capability import Capability, Command, load
 from tests.places import ROOT
 

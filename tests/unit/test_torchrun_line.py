@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import nbddp
+from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.scripts import torchrun
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch.options import HelpAsked
-from nbddp.notebook.commands import CommandLine, command_parser, complete_command, parse_command
+from nbddp.notebook.commands import CommandLine, command_parser, parse_command
 
 
 def test_no_flag_has_two_answers() -> None:

@@ -1,4 +1,4 @@
-"""What kind of thing a completion is, without calling the program's code.
+"""Tab and `?` on a rank; and what kind of thing a completion is, without calling the program's code.
 
 IPython knows kinds from Jedi alone, which takes seconds on torch and is off on the ranks.
 """
@@ -12,10 +12,27 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
+
+from nbddp.worker.parts import RankWorker
 
 UNKNOWN = ""
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*$")
+
+
+class CompletingWorker(RankWorker, Protocol):
+    def do_complete(self, code: str, cursor_pos: int) -> Any: ...
+    def do_inspect(self, code: str, cursor_pos: int, detail_level: int = ...) -> Any: ...
+
+
+def complete(worker: CompletingWorker, code: str, cursor_pos: int) -> Any:
+    found = worker.do_complete(code, cursor_pos)
+    found["kinds"] = kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
+    return found
+
+
+def inspected(worker: CompletingWorker, code: str, cursor_pos: int, detail_level: int = 0) -> Any:
+    return worker.do_inspect(code, cursor_pos, detail_level)
 
 
 def kinds(before: str, matches: Sequence[str], names: Mapping[str, object]) -> list[str]:
