@@ -147,19 +147,6 @@ def _readable(read: Callable[[], Any], what: str, empty: Any) -> Any:
         return (said,) if isinstance(empty, tuple) else said
 
 
-def let_go_of_memory(error: BaseException) -> None:
-    """After an out-of-memory error on a GPU: free what the failed calls held, and the allocator's cache.
-
-    The traceback keeps every tensor of the functions it went through alive; the cell's own names stay.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not issubclass(type(error), getattr(torch, "OutOfMemoryError", ())):
-        return
-    traceback.clear_frames(traceback_of(error))
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
 def frames(
     tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...], values: Values = ()
 ) -> tuple[Frame, ...]:

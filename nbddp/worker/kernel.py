@@ -39,9 +39,9 @@ from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec
 from nbddp.protocol.surrogates import shown
 from nbddp.worker import (
-    cuda_context,
     exit_info,
     failure,
+    gpus,
     position,
     questions,
     requests,
@@ -382,13 +382,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         outcome.error_file = exit_info.error_file()
         outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None
-        broken = cuda_context.broken(error)
+        broken = gpus.broken_context(error)
         if broken:
             outcome.lost_context = LostContext(broken, *map(tuple, questions.user_names(self.shell)))
         called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("plain")
         if called and outcome.left != INTERRUPT:
             self._error_bytes = pickling.pack_or_words(error)
-        failure.let_go_of_memory(error)
+        gpus.let_go_of_memory(error)
 
     def _publish(self, outcome: Outcome, buffers: list[bytes], error: BaseException | None) -> None:
         """Send the outcome, after all output. A run waits for it, so something is always sent."""

@@ -42,9 +42,9 @@ from nbddp.protocol.run_spec import Rendezvous
 from nbddp.worker import (
     call_log,
     flight,
+    gpus,
     own_stores,
     rank_guard,
-    shared_gpus,
     store_client,
     torch_debug_detail,
 )
@@ -247,7 +247,7 @@ class Groups:
                 call_log.CALLS.new_epoch(self.run, self.inits)
                 self.tell("group_begins")
             if self.shares_gpus and kwargs.get("world_size") != 1:
-                args, kwargs = _for_shared_gpus(args, kwargs)
+                args, kwargs = gpus.with_backend(args, kwargs)
             if self._gives_store and len(args) < 2:
                 kwargs = self._with_store(kwargs)
             hook = sys.excepthook
@@ -417,13 +417,6 @@ def _agent_store(outside: bool) -> Iterator[None]:
         os.environ.pop(AGENT_STORE, None)
         if before is not None:
             os.environ[AGENT_STORE] = before
-
-
-def _for_shared_gpus(args: tuple[Any, ...], kwargs: Given) -> tuple[tuple[Any, ...], Given]:
-    """Arguments of an init, with the backend that ranks which share GPUs can have."""
-    asked = args[0] if args else kwargs.get("backend")
-    found = shared_gpus.backend(None if asked is None else str(asked), shared_gpus.nccl_version())
-    return ((found, *args[1:]), kwargs) if args else ((), {**kwargs, "backend": found})
 
 
 def _is_initialized() -> bool:

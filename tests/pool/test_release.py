@@ -15,7 +15,7 @@ import pytest
 
 from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
-from nbddp.worker import failure, flight, position, threads
+from nbddp.worker import flight, gpus, position, threads
 from nbddp.worker.call_log import CallLog, CallRecord
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.release import BorrowedSocket, Release, Sockets, abort_nccl, python_sockets
@@ -337,9 +337,9 @@ def test_memory_is_given_back_after_out_of_memory(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OutOfMemoryError) as caught:
         forward()
     assert not freed
-    failure.let_go_of_memory(caught.value)
+    gpus.let_go_of_memory(caught.value)
     assert (freed, emptied) == (["tensor"], [True])
-    failure.let_go_of_memory(ValueError("another"))
+    gpus.let_go_of_memory(ValueError("another"))
     assert emptied == [True]
 
 

@@ -55,10 +55,8 @@ class CompletionPart:
             self.shell.Completer.custom_matchers.remove(self._matcher)
         if self._complete is not None:
             self.shell.kernel.do_complete = self._complete
-            self._complete = None
         if self._inspect is not None:
             self.shell.kernel.do_inspect = self._inspect
-            self._inspect = None
 
     def match(self, context: Any) -> Any:
         """IPython's matcher: completions at the cursor; in %ddp and %%ddp lines only nbddp's own."""
@@ -96,9 +94,8 @@ class CompletionPart:
             return {"completions": []}
         fragment = body[answer["cursor_start"] : cursor]
         if answer["matches"][0].startswith(".") and "." in fragment:
-            fragment = fragment[
-                fragment.rindex(".") :
-            ]  # IPython 8 counts from the word's start, and answers from its dot
+            # IPython 8 counts from the word's start, and answers from its dot
+            fragment = fragment[fragment.rindex(".") :]
         return _result(answer["matches"], fragment, answer["kinds"])
 
     def do_complete(self, code: str, cursor_pos: int) -> Any:
