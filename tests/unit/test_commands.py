@@ -23,7 +23,7 @@ from tests.places import ROOT
 ADDED = [command for row in capabilities.ROWS for command in row.commands]
 CORE = [ROOT / "nbddp" / "__init__.py", *(ROOT / "nbddp" / "notebook").glob("*.py")]
 MEANT_OTHERWISE = {"status: memory"}  # a column of the table
-TARGETS = ("notebook", "terminal", "grammar", "parse", "pasted", "complete")
+TARGETS = ("notebook", "terminal", "grammar", "parse", "pasted")
 
 
 def test_each_command_is_declared_once() -> None:

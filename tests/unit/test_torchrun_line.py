@@ -261,7 +261,12 @@ def test_a_files_option_offers_files_and_others_offer_none(tmp_path: Path, monke
     assert complete_command("submit --on-stop ") == ["cancel", "leave"]
     assert complete_command("submit --follow ") == []
     assert complete_command("run --log-dir ") == ["tools/"]
+    assert complete_command("run --ssh-config ") == ["job.sbatch", "tools/", "train.py", "work.ipynb"]
+    assert complete_command("run --timeout ") == []
     assert complete_command("submit jo") == ["job.sbatch"]
+    assert complete_command("submit job.sbatch jo") is None, "its arguments, which IPython completes"
+    assert complete_command("export work.py --output jo") == ["job.sbatch"]
+    assert complete_command("bench all_reduce all") == ["all_gather", "all_to_all"], "not the same once more"
 
 
 def test_flags_of_a_newer_torchrun_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:

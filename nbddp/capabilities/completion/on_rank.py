@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from nbddp.worker.parts import RankWorker
 
@@ -20,19 +20,14 @@ UNKNOWN = ""
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*$")
 
 
-class CompletingWorker(RankWorker, Protocol):
-    def do_complete(self, code: str, cursor_pos: int) -> Any: ...
-    def do_inspect(self, code: str, cursor_pos: int, detail_level: int = ...) -> Any: ...
-
-
-def complete(worker: CompletingWorker, code: str, cursor_pos: int) -> Any:
-    found = worker.do_complete(code, cursor_pos)
+def complete(worker: RankWorker, code: str, cursor_pos: int) -> Any:
+    found = worker.shell.kernel.do_complete(code, cursor_pos)
     found["kinds"] = kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
     return found
 
 
-def inspected(worker: CompletingWorker, code: str, cursor_pos: int, detail_level: int = 0) -> Any:
-    return worker.do_inspect(code, cursor_pos, detail_level)
+def inspected(worker: RankWorker, code: str, cursor_pos: int, detail_level: int = 0) -> Any:
+    return worker.shell.kernel.do_inspect(code, cursor_pos, detail_level)
 
 
 def kinds(before: str, matches: Sequence[str], names: Mapping[str, object]) -> list[str]:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer as ipython_completer
 
-from nbddp.capabilities.completion.lines import command_of, complete_cell, complete_command
+from nbddp.capabilities.completion.lines import at_cursor, command_of, complete_cell, complete_command
 from nbddp.execution.cell_text import Parted, parted
-from nbddp.launch.options import at_cursor
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
