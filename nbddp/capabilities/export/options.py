@@ -16,6 +16,7 @@ from nbddp.protocol.capability import Command
 
 NOTEBOOK, SCRIPT = "%ddp export", "train.py"
 HOST, NAME = "node0", "ddp"
+FILES = {"script": (".py",), "notebook": (".ipynb",), "output": (".py", ".sbatch", ".slurm", ".sh", ".yaml")}
 # a launch as far as neither the line nor a pool nor a cell says anything
 POOL: Mapping[str, Any] = {
     "nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}, "visible": None, "logs": None,
@@ -25,8 +26,7 @@ POOL: Mapping[str, Any] = {
 def arguments(parser: Parser) -> None:
     """In a notebook its own cells are meant, in a terminal those of a file that is named."""
     notebook = parser.prog == NOTEBOOK
-    written = (".py", ".sbatch", ".slurm", ".sh", ".yaml")
-    parser.offers = {"script": (".py",), "notebook": (".ipynb",), "output": written}
+    parser.offers = FILES
     add = parser.add_argument
     if not notebook:
         add("notebook", metavar="NOTEBOOK", help="notebook file, or with only --to the script")
