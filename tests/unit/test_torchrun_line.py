@@ -234,6 +234,7 @@ def test_the_script_is_completed_behind_its_options(tmp_path: Path, monkeypatch:
     assert complete_command("run --nproc ") == ["auto", "gpu", "cpu"]
     assert complete_command("torchrun --nproc-per-node ") == ["auto", "gpu", "cpu"]
     assert complete_command("run train.py t") is None, "which IPython completes"
+    assert complete_command("run -m tr") is None, "a module, which IPython completes"
     assert "train.py" in complete_command("run ")
     assert "--keep" in complete_command("run ")
 
