@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from nbddp.deadlock.positions import Position
+from nbddp.deadlock.proof import Deadlock
+from nbddp.deadlock.watch import RankQuestions, RankWatcher
 from nbddp.errors import RankStatus
 from nbddp.execution import supervise
-from nbddp.execution.deadlock import Deadlock
 from nbddp.execution.events import Events
-from nbddp.execution.positions import Position
 from nbddp.execution.result import RunResult
-from nbddp.execution.watch import RankQuestions, RankWatcher
 from nbddp.launch.topology import rank_words
 from nbddp.output.run_output import RunOutput
 from nbddp.protocol import outcome

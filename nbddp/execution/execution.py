@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from nbddp.deadlock.positions import Position, facts_of
+from nbddp.deadlock.proof import Deadlock
+from nbddp.deadlock.watch import EARLIEST, RankWatcher
 from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
-from nbddp.execution.deadlock import Deadlock
 from nbddp.execution.escalation import Escalation, RankControl
 from nbddp.execution.events import Events
-from nbddp.execution.positions import Position, facts_of
 from nbddp.execution.result import RankPlaces, RunResult, StuckRank
-from nbddp.execution.watch import EARLIEST, RankWatcher
 from nbddp.output.buffer import COMMS
 from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput

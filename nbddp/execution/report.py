@@ -12,9 +12,7 @@ from nbddp.execution.text_style import PLAIN, PlainStyle
 from nbddp.launch.machine import spans
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import stack_limit
-from nbddp.protocol.position import CalledFrom
-
-CELL = re.compile(r"^Cell In\[|ipykernel_\d+/\d+\.py$")  # of code on a rank, and sent from the notebook
+from nbddp.protocol.position import CalledFrom, inside, place
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
 NO_HOST = "The next cell reports the state of the pool."
@@ -154,21 +152,6 @@ def place_of(frames: Sequence[Frame]) -> str:
         if frame.user:
             return place(frame.file, frame.line, frame.name)
     return ""
-
-
-def place(file: str, line: int, name: str) -> str:
-    """`cell line 9`, `cell line 9, in train` or `model.py line 9, in forward`.
-
-    Neither a cell's number nor a folder: a saved notebook's messages are compared, and both
-    change from run to run. The traceback has them.
-    """
-    where = "cell" if CELL.search(file.replace("\\", "/")) else file.replace("\\", "/").rsplit("/", 1)[-1]
-    return f"{where} line {line}{inside(name)}"
-
-
-def inside(name: str) -> str:
-    """`, in train`; empty for a program's own level, which IPython 7 and 8 call `<cell line: 3>`."""
-    return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
 
 
 def traceback_text(chain: Sequence[Raised], paint: PlainStyle = PLAIN, *, told: bool = True) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
+from nbddp.deadlock import proof
+from nbddp.deadlock.positions import Position
 from nbddp.errors import (
     Cause,
     PoolNotRunning,
@@ -19,9 +21,8 @@ from nbddp.errors import (
     WorkerFailed,
     in_kernel,
 )
-from nbddp.execution import deadlock, report, supervise
+from nbddp.execution import report, supervise
 from nbddp.execution.blame import DEATH_FIRST, Blame, blame, leaver, lost_connection
-from nbddp.execution.positions import Position
 from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, PlainStyle
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import outcome
@@ -68,7 +69,7 @@ class RunResult:
     positions: Mapping[int, Position] = field(default_factory=dict)
     facts: Mapping[int, Whereabouts] = field(default_factory=dict)
     stuck: Mapping[int, StuckRank] = field(default_factory=dict)
-    deadlock: deadlock.Deadlock | None = None
+    deadlock: proof.Deadlock | None = None
     ended_by: str = ""
     interrupted_at: float | None = None
     stops: tuple[float, ...] = ()
@@ -256,7 +257,7 @@ class RunResult:
         where = position.where if position else ""
         if not where and chain:
             where = report.place_of(chain[-1].frames)
-        doing = deadlock.waiting_words(position, self.positions) if position else ""
+        doing = proof.waiting_words(position, self.positions) if position else ""
         names, imports = self._names_lost(ended.rank) if status == outcome.REPLACED else ((), ())
         found = RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports, fate=self.places.fate())
         return replace(found, why=self.why[ended.rank]) if ended.rank in self.why else found

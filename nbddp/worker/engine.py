@@ -28,7 +28,8 @@ from nbddp.agent import hardware, keepalive, runtime_dir, warning_filters
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
-from nbddp.worker import child_waits, flight, output_spool, position, std_streams
+from nbddp.deadlock.on_rank import child_waits, flight, position
+from nbddp.worker import output_spool, std_streams
 from nbddp.worker.kernel import WorkerKernel
 from nbddp.worker.output import PrintedOutput, know_threads
 

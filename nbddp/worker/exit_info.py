@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import position
 from nbddp.errors import Raised
 from nbddp.protocol.outcome import EXIT, INTERRUPT, RAISED, GroupExit, Outcome
 from nbddp.protocol.position import CalledFrom
-from nbddp.worker import failure, position
+from nbddp.worker import failure
 
 LONGEST = 1 << 20  # characters of an error file that travel
 

@@ -7,9 +7,7 @@ what could not be read.
 
 from __future__ import annotations
 
-import functools
 import linecache
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +15,7 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
+from nbddp.deadlock.on_rank.frames import is_user
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import stack_limit
 from nbddp.protocol.surrogates import plain
@@ -181,15 +180,6 @@ def _frame(frame: FrameType, line: int, names: dict[str, str], values: Values) -
     )
 
 
-def is_user(filename: str, names: dict[str, str]) -> bool:
-    """True for cells and the user's own modules: not the standard library, not installed packages."""
-    if filename in names:
-        return True
-    if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
-        return False
-    return not filename.startswith(_library())
-
-
 def context(filename: str, line: int) -> tuple[tuple[int, str], ...]:
     first = max(1, line - CONTEXT)
     rows = [(n, _cut(plain(linecache.getline(filename, n)).rstrip("\n"))) for n in range(first, line + CONTEXT + 1)]
@@ -200,9 +190,3 @@ def context(filename: str, line: int) -> tuple[tuple[int, str], ...]:
 
 def _cut(line: str) -> str:
     return line if len(line) <= WIDEST else f"{line[:WIDEST]}…"
-
-
-@functools.cache
-def _library() -> tuple[str, ...]:
-    roots = {os.path.dirname(os.__file__), sys.prefix + "/lib", os.path.dirname(os.path.dirname(__file__))}
-    return tuple(sorted(roots))

@@ -32,22 +32,15 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import position, runnable
+from nbddp.deadlock.on_rank.call_log import CALLS
 from nbddp.protocol import messages, pickling
 from nbddp.protocol.codec import Json, from_json, to_json
 from nbddp.protocol.messages import JupyterHeader, JupyterMessage
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec
 from nbddp.protocol.surrogates import shown
-from nbddp.worker import (
-    exit_info,
-    failure,
-    gpus,
-    position,
-    questions,
-    requests,
-    runnable,
-)
-from nbddp.worker.call_log import CALLS
+from nbddp.worker import exit_info, failure, gpus, questions, requests
 from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.cell_text import CellText
 from nbddp.worker.interrupts import WorkerInterrupts

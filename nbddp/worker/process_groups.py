@@ -37,20 +37,13 @@ from typing import Any
 
 from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import call_log, flight, own_stores, store_client, torch_debug_detail
+from nbddp.deadlock.on_rank.store_client import Given
 from nbddp.protocol.outcome import GroupFacts
 from nbddp.protocol.run_spec import Rendezvous
-from nbddp.worker import (
-    call_log,
-    flight,
-    gpus,
-    own_stores,
-    rank_guard,
-    store_client,
-    torch_debug_detail,
-)
+from nbddp.worker import gpus, rank_guard
 from nbddp.worker.gloo_log import GlooSilencer
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
-from nbddp.worker.store_client import Given
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 HANDLING, TEARS_DOWN = "TORCH_NCCL_ASYNC_ERROR_HANDLING", ("1", "3")  # torch's ErrorHandlingMode; 3 is its own default

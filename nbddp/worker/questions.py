@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from nbddp.deadlock.on_rank import flight, position
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker import exit_info, flight, position
+from nbddp.worker import exit_info
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.parts import RankWorker
 

@@ -32,8 +32,8 @@ from collections.abc import Iterable, Iterator
 
 from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import call_log, own_stores, store_client, threads
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker import call_log, own_stores, store_client, threads
 
 KEPT = 8  # descriptors in reserve: two new pipes, and some files in /proc
 AGAIN = 0.05  # seconds between two shuts

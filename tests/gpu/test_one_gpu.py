@@ -62,7 +62,7 @@ def test_what_nvml_tells_is_what_cuda_has(one: nbddp.Pool, cards: list[dict[str,
 
 
 EIGHT = f"""{NCCL}
-from nbddp.worker import flight
+from nbddp.deadlock.on_rank import flight
 t = torch.ones(4, device="cuda")
 for _ in range(8): dist.all_reduce(t)
 torch.cuda.synchronize()

@@ -20,8 +20,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1] / "nbddp"
 CORE = [  # from the ground up: a folder imports from itself and from those before it
-    {"errors"}, {"compat"}, {"protocol"}, {"launch"}, {"agent"}, {"worker", "output"}, {"execution"}, {"pool"},
-    {"notebook"}, {"public"},
+    {"errors"}, {"compat"}, {"protocol"}, {"launch"}, {"agent"}, {"deadlock"}, {"worker", "output"},
+    {"execution"}, {"pool"}, {"notebook"}, {"public"},
 ]  # fmt: skip
 FLOORS = {name: floor for floor, names in enumerate(CORE) for name in names}
 TABLE = "capabilities"  # the file of rows, which anybody reads and which imports none of their folders

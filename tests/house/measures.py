@@ -195,7 +195,8 @@ def trips() -> Iterator[tuple[str, dict[str, Entered]]]:
     threading.setprofile(trace)
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbddp.execution import execution, watch
+    from nbddp.deadlock import watch
+    from nbddp.execution import execution
 
     # seconds: on a slow machine too a cell is a short one, and the others' failures come before a look at them
     execution.EARLIEST = execution.LONG = watch.START_EACH = 60.0

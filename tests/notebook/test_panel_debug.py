@@ -14,9 +14,9 @@ from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.rows import SeenRanks, doing_of
 from nbddp.capabilities.panel.state import State
+from nbddp.deadlock import proof
+from nbddp.deadlock.positions import Position, position_of
 from nbddp.errors import RankStatus
-from nbddp.execution import deadlock
-from nbddp.execution.positions import Position, position_of
 from nbddp.protocol.messages import Stopped
 from nbddp.protocol.position import BlockingCall, CallHistory, PendingCollective, Whereabouts
 from tests.kernels import FROM_BREAKPOINT, Kernel, loaded
@@ -38,7 +38,7 @@ def test_a_rank_that_is_stopped_is_at_work_and_no_deadlock_holds_who_waits_for_i
             all_of[rank] = position_of(rank, facts, before, 1.0)
     assert (all_of[0].state, all_of[0].where) == (RankStatus.RUNNING, "cell line 4, stopped by breakpoint()")
     assert all_of[1].state == RankStatus.BLOCKED
-    assert deadlock.diagnose(all_of) is None
+    assert proof.diagnose(all_of) is None
     look = SeenRanks(frozenset({0, 1}), "Cell In[3]", frozenset({0, 1}), all_of)
     assert doing_of(0, look) == ("stopped", "cell line 4, stopped by breakpoint()")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import nbddp
+from nbddp.deadlock.on_rank import call_log, flight
 from nbddp.errors import RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen, Screen
-from nbddp.worker import call_log, flight
 from tests import warm
 from tests.pool.faults import INIT, SET_UP, Impatient, Watching, needs_recorder
 
@@ -192,7 +192,7 @@ def test_waits_of_other_kinds_are_named(two: nbddp.Pool, name: str) -> None:
 
 def test_a_child_of_multiprocessings_server_counts_and_the_server_does_not(two: nbddp.Pool) -> None:
     code = (
-        "import time\nfrom multiprocessing import get_context\nfrom nbddp.worker import threads\n"
+        "import time\nfrom multiprocessing import get_context\nfrom nbddp.deadlock.on_rank import threads\n"
         "child = get_context('forkserver').Process(target=time.sleep, args=(30,))\nchild.start()\n"
         "found = threads.children()[0], child.pid\nchild.kill(); child.join()\nfound"
     )
@@ -321,7 +321,7 @@ def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:
 
 def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
     code = (
-        "import gc, weakref\nfrom nbddp.worker.call_log import CALLS\ngc.collect()\nbefore = CALLS.forget()\n"
+        "import gc, weakref\nfrom nbddp.deadlock.on_rank.call_log import CALLS\ngc.collect()\nbefore = CALLS.forget()\n"
         "tensor = torch.ones(4)\nfor _ in range(50):\n"
         "    dist.all_reduce(tensor)\n    dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)\n"
         "mine = dist.all_reduce(tensor, async_op=True); mine.wait()\n"
@@ -352,7 +352,8 @@ def test_the_end_of_a_work_runs_nothing_that_an_interrupt_could_be_lost_in() -> 
 
 @needs_recorder
 def test_workers_record_and_their_environment_does_not_show_it(two: nbddp.Pool) -> None:
-    code = "from nbddp.worker import flight\ndist.barrier()\n[e.op for e in flight.entries(flight.dumps(False))][-1:]"
+    code = "from nbddp.deadlock.on_rank import flight\ndist.barrier()\n"
+    code += "[e.op for e in flight.entries(flight.dumps(False))][-1:]"
     assert list(two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())) == [["barrier"]] * 2
     found = two.run_cell(f"[n for n in {flight.SIZES} if n in os.environ]", want_value=True, screen=NullScreen())
     assert list(found) == [[], []]
@@ -403,7 +404,7 @@ def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
 @needs_recorder
 def test_what_a_recorder_said_holds_until_something_more_is_called(two: nbddp.Pool) -> None:
     """So a rank that is freed need not ask it again for the call that it was freed from."""
-    code = "from nbddp.worker import position, flight\ndist.all_reduce(torch.ones(1))\n"
+    code = "from nbddp.deadlock.on_rank import position, flight\ndist.all_reduce(torch.ones(1))\n"
     code += "known = position.KnownEntries(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
     code += "dist.barrier()\nbefore, known.lasts()"
     found = two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())

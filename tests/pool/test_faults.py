@@ -367,7 +367,7 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
     nobody else will come is not known here: the third rank may be a process outside the pool."""
     code = (
         "import os, tempfile, torch.distributed as dist\nstore = 'file://' + tempfile.mktemp()\n"
-        "from nbddp.worker import own_stores; own_stores.base = lambda store: None\n"
+        "from nbddp.deadlock.on_rank import own_stores; own_stores.base = lambda store: None\n"
         "if os.environ['RANK'] == '1': dist.init_process_group('gloo', init_method=store, rank=1, world_size=3)"
     )
     with pytest.raises(nbddp.RunTimedOut) as caught:

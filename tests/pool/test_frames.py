@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from nbddp.worker import frames, threads
-from nbddp.worker import position as worker_position
-from nbddp.worker.frames import SeenFrame
+from nbddp.deadlock.on_rank import frames, threads
+from nbddp.deadlock.on_rank import position as worker_position
+from nbddp.deadlock.on_rank.frames import SeenFrame
 
 DIED: list[int] = []
 

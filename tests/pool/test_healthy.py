@@ -15,13 +15,13 @@ import torch
 from torch.torch_version import TorchVersion
 
 import nbddp
+from nbddp.deadlock.on_rank import runnable
 from nbddp.errors import RunHung
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
-from nbddp.worker import runnable
 from tests.lessons.answers import pool_of
 from tests.pool import later
 from tests.pool.faults import needs_recorder

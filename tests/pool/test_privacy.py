@@ -23,10 +23,11 @@ import nbddp
 from nbddp.agent import store_host
 from nbddp.agent.client import AgentClient
 from nbddp.capabilities.private import peer_check, sock_owner, store_guard, store_proxy
+from nbddp.deadlock.on_rank import store_client
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.agent import OpenStore
 from nbddp.protocol.capability import Guard
-from nbddp.worker import rank_guard, store_client
+from nbddp.worker import rank_guard
 from tests import places
 from tests.pool.intruder import AT_THE_STORE, Intruder
 from tests.ports import connections, held_port

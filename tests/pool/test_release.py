@@ -15,8 +15,9 @@ import pytest
 
 from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
-from nbddp.worker import flight, gpus, position, threads
-from nbddp.worker.call_log import CallLog, CallRecord
+from nbddp.deadlock.on_rank import flight, position, threads
+from nbddp.deadlock.on_rank.call_log import CallLog, CallRecord
+from nbddp.worker import gpus
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.release import BorrowedSocket, Release, Sockets, abort_nccl, python_sockets
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from nbddp.agent import orphans, server
+from nbddp.deadlock.on_rank import threads
 from nbddp.grading.sandbox import forkserver
-from nbddp.worker import threads
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory of other processes is told on Linux alone")
 SIZE = 64 << 20

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from nbddp.deadlock.positions import ANY, Call, Position, facts_of, position_of
+from nbddp.deadlock.proof import diagnose, held, waiting_words, waits_for
+from nbddp.deadlock.watch import START_EACH, RankWatcher
 from nbddp.errors import RankStatus, RunHung
-from nbddp.execution.deadlock import diagnose, held, waiting_words, waits_for
 from nbddp.execution.execution import Execution
-from nbddp.execution.positions import ANY, Call, Position, facts_of, position_of
-from nbddp.execution.watch import START_EACH, RankWatcher
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.codec import to_json
 from nbddp.protocol.messages import OUTCOME

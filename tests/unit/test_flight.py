@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.worker import flight
+from nbddp.deadlock.on_rank import flight
 from tests import places
 
 DUMPS = json.loads((places.ROOT / "tests" / "data" / "flight.json").read_text())

@@ -10,8 +10,8 @@ from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.rows import Pace, SeenRanks, Use, merged, rate, rows, share, slowest
 from nbddp.capabilities.panel.state import State
+from nbddp.deadlock.positions import Call, Position
 from nbddp.errors import RankStatus
-from nbddp.execution.positions import Call, Position
 from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology
 from tests.notebook.test_panel import Balanced

@@ -44,6 +44,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/trace": "command merge options",
     "capabilities/widgets": "*",
     "compat": "clock probes system working_dir",
+    "deadlock": "*",
     "execution": "*",
     "grading": "definitions gradebook reader submissions",
     "launch": "*",
@@ -98,7 +99,8 @@ def test_each_library_has_its_room() -> None:
         "torch": r"worker\.|compat\.|agent\.store_host|.*\.(on_rank|engine_side|probe)"
         r"|protocol\.(pickling|code_objects)|capabilities\.(private|debugger|memory)\.|lessons\.framework\.",
         "matplotlib": r"figures\.|.*\.figure|capabilities\.topology\.",
-        "ipyparallel": r"compat\.|worker\.|pool\.|agent\.|capabilities\.(attached|doctor|hosts|widgets)\.",
+        "ipyparallel": r"(compat|deadlock\.on_rank|worker|pool|agent)\."
+        r"|capabilities\.(attached|doctor|hosts|widgets)\.",
     }
     for path in FILES:
         for library in {m.split(".")[0] for m in imports(path)} & set(rooms):

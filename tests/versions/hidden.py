@@ -158,7 +158,7 @@ def shards() -> None:
 
 def methods() -> None:
     from nbddp.compat import torch as torch_compat
-    from nbddp.worker import call_log
+    from nbddp.deadlock.on_rank import call_log
 
     for name in (torch_compat.ALL_GATHER_BASE, "all_gather_single"):  # as if torch had renamed its method
         del call_log.COLLECTIVES[name]

@@ -22,7 +22,7 @@ import pytest
 from nbddp.agent import hardware, runtime_dir
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
-from nbddp.execution.positions import Position, position_of
+from nbddp.deadlock.positions import Position, position_of
 from nbddp.notebook import status
 from tests.kernels import Kernel, loaded
 from tests.notebook.test_orphans import AGENT, until
@@ -54,9 +54,11 @@ USES = {
     "fork": ("from nbddp.agent import children\nchildren._fork('', {}, ())", "os.fork"),
     "prctl": ("from nbddp.compat import system\nfrom nbddp.agent import children\nsystem.is_linux = lambda: True\n"
               "children.die_with_parent(0)", "ctypes.dlsym"),
-    "reading": ("from nbddp.compat import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
+    "reading": ("from nbddp.compat import system\nfrom nbddp.deadlock.on_rank import threads\n"
+                "system.has_proc = lambda: True\n"
                 "threads._io('/proc/self/io')", "open /proc/self/io"),
-    "listing": ("from nbddp.compat import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
+    "listing": ("from nbddp.compat import system\nfrom nbddp.deadlock.on_rank import threads\n"
+                "system.has_proc = lambda: True\n"
                 "threads.tasks()", "os.listdir /proc/self/task"),
 }  # fmt: skip
 
@@ -73,7 +75,7 @@ def test_a_use_of_what_macos_lacks_raises_and_is_written_down(tmp_path: Path, na
 
 def test_a_use_that_is_caught_is_written_down_and_libraries_keep_what_they_need(tmp_path: Path) -> None:
     code = (
-        "import os, sys, psutil\nfrom nbddp.compat import system\nfrom nbddp.worker import threads\n"
+        "import os, sys, psutil\nfrom nbddp.compat import system\nfrom nbddp.deadlock.on_rank import threads\n"
         "system.has_proc = lambda: True\nassert threads.waits(1) == ''\n"
         "assert os.listdir('/proc/self/task') and psutil.Process().num_threads() and sys.platform == 'linux'\n"
         "assert threads.system.sys.platform == 'darwin' and not hasattr(threads.os, 'pidfd_open')"

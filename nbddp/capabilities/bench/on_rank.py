@@ -24,8 +24,8 @@ from typing import Any
 
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import flight
 from nbddp.protocol import pickling
-from nbddp.worker import flight
 from nbddp.worker.parts import RankWorker
 
 ITEM = 4  # bytes of a float32

@@ -22,11 +22,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from nbddp.compat import torch
+from nbddp.deadlock.on_rank.call_log import COLLECTIVES, groups, ranks_of
+from nbddp.deadlock.on_rank.frames import SeenFrame
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import PastCall, PendingCollective
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker.call_log import COLLECTIVES, groups, ranks_of
-from nbddp.worker.frames import SeenFrame
 from nbddp.worker.parts import RankWorker
 
 

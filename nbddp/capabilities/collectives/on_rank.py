@@ -14,11 +14,11 @@ from typing import Any
 
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import flight, position
+from nbddp.deadlock.on_rank.call_log import CALLS, STORE, UNKNOWN, CallSpan, RunRecord
+from nbddp.deadlock.on_rank.torch_debug_detail import GATHERS
 from nbddp.protocol import pickling
-from nbddp.worker import flight, position
-from nbddp.worker.call_log import CALLS, STORE, UNKNOWN, CallSpan, RunRecord
 from nbddp.worker.parts import RankWorker
-from nbddp.worker.torch_debug_detail import GATHERS
 
 Calls = dict[tuple[str, int], dict[str, Any]]
 CHECKED = 1 + GATHERS  # entries of a recorder for a collective under debug level DETAIL

@@ -18,6 +18,7 @@ from nbddp.errors import BadInput, Cause, NbddpError, RunFailed
 from nbddp.execution import report
 from nbddp.launch.options import Parser
 from nbddp.notebook.commands import Asked, CommandLine
+from nbddp.protocol.position import place
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import Pool
@@ -161,7 +162,7 @@ class PostMortem:
     def _place(self, number: int) -> str:
         frame = self.frames[number]
         mark = ">" if number == self.at else " "
-        return f"{mark} {report.place(frame.file, frame.line, frame.name)}: {_text(frame)}"
+        return f"{mark} {place(frame.file, frame.line, frame.name)}: {_text(frame)}"
 
     def _source(self) -> str:
         return "\n".join(report.frames_text([self.frame]))

@@ -26,12 +26,12 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
+from nbddp.deadlock.on_rank import frames
 from nbddp.protocol.codec import to_json
 from nbddp.protocol.messages import STOPPED, Stopped
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import Place, Whereabouts
 from nbddp.protocol.surrogates import plain
-from nbddp.worker import failure
 from nbddp.worker.parts import RankWorker
 
 WORD = re.compile(r"[^\W\d][\w.]*\Z")
@@ -242,7 +242,7 @@ def part(worker: RankWorker) -> Debugger:
         worker.publish(STOPPED, to_json(replace(said, place=place)))
 
     debugger = Debugger(
-        publish, lambda file: failure.is_user(file, {}), lambda file: worker.files.shown.get(file, file), worker
+        publish, lambda file: frames.is_user(file, {}), lambda file: worker.files.shown.get(file, file), worker
     )
     sys.breakpointhook = debugger.breakpoint
     worker.shell.register_magic_function(_where_debug_is, "line", "debug")

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from nbddp.capabilities.debugger import transcript
 from nbddp.capabilities.debugger.transcript import Transcripts
+from nbddp.deadlock.positions import Position
+from nbddp.deadlock.proof import waiting_words
 from nbddp.errors import BadInput, RankStatus
-from nbddp.execution.deadlock import waiting_words
-from nbddp.execution.positions import Position
 from nbddp.launch.topology import rank_words
 from nbddp.output.layout import labelled
 

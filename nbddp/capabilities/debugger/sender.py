@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.debugger.prompt import Keyboard, Prompt
 from nbddp.capabilities.debugger.transcript import Transcripts
-from nbddp.execution.positions import Position
+from nbddp.deadlock.positions import Position
 from nbddp.protocol.run_spec import Question, Reply
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.errors import BadInput
-from nbddp.execution.report import place
 from nbddp.launch.options import rank_set
 from nbddp.launch.topology import rank_words
 from nbddp.protocol.messages import Stopped
+from nbddp.protocol.position import place
 
 PROMPT = "ddp> "  # before a line that was sent
 MOST = 500  # lines of a transcript

@@ -20,8 +20,8 @@ from nbddp.capabilities.doctor import probes_torch
 from nbddp.compat import ipykernel, ipyparallel
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import SEAMS, Failed, ProbeResult, Seam, Untried, absent, expect
+from nbddp.deadlock.on_rank import flight
 from nbddp.protocol.capability import load, rows
-from nbddp.worker import flight
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it

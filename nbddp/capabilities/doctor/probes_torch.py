@@ -19,8 +19,8 @@ from typing import Any
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import Failed, Untried, alone, expect
-from nbddp.worker import call_log, flight, torch_debug_detail
-from nbddp.worker.call_log import COLLECTIVES
+from nbddp.deadlock.on_rank import call_log, flight, torch_debug_detail
+from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 
 SOON = 5.0  # seconds that a wait which was ended has to return
 

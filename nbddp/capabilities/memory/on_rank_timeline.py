@@ -34,10 +34,10 @@ from nbddp.capabilities.timings.on_rank import Recorder, now
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import frames
+from nbddp.deadlock.on_rank.frames import SeenFrame
 from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker import failure, frames
-from nbddp.worker.frames import SeenFrame
 from nbddp.worker.parts import RankWorker
 
 EVERY, STILL = 0.001, 0.004  # seconds between samples; between those of a rank that has not moved
@@ -152,7 +152,7 @@ class AllocationRecorder:
 
     def _is_user(self, file: str) -> bool:
         if file not in self._user:
-            self._user[file] = failure.is_user(file, self._names)
+            self._user[file] = frames.is_user(file, self._names)
         return self._user[file]
 
     # -- answers -----------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.analysis.significance import judged
+from nbddp.deadlock.positions import Position
+from nbddp.deadlock.proof import waiting_words
 from nbddp.errors import RankStatus
-from nbddp.execution.deadlock import waiting_words
-from nbddp.execution.positions import Position
 from nbddp.launch.topology import Topology
 
 RECENT = 8  # steps that a rate is of

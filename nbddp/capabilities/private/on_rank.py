@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.capabilities.private import peer_check
+from nbddp.deadlock.on_rank.store_client import PARAMETERS, is_local
 from nbddp.protocol.run_spec import Rendezvous
 from nbddp.worker.rank_guard import Making, RankGuard
-from nbddp.worker.store_client import PARAMETERS, is_local
 
 HOST = "127.0.0.1"
 BACKLOG = 1024

@@ -18,9 +18,10 @@ from typing import Any
 
 from nbddp.agent.client import AgentClient
 from nbddp.compat import system
+from nbddp.deadlock import proof
+from nbddp.deadlock.positions import GONE, Position, facts_of, position_of
 from nbddp.errors import BadInput, PoolError, RankStatus
-from nbddp.execution import deadlock, report
-from nbddp.execution.positions import GONE, Position, facts_of, position_of
+from nbddp.execution import report
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.table import Table
@@ -44,7 +45,7 @@ class Stacks:
     def __repr__(self) -> str:
         rows = [(r, p.where or "–", self.doing(p)) for r, p in sorted(self.positions.items())]
         parts = [repr(Table(("rank", "line", "state"), rows, title=self.title))]
-        found = deadlock.diagnose(self.positions)
+        found = proof.diagnose(self.positions)
         if found is not None:
             parts.append("\n".join(w for w in (f"deadlock: {'; '.join(found.words)}", found.advice) if w))
         same: dict[str, list[int]] = {}
@@ -63,7 +64,7 @@ class Stacks:
             RankStatus.DIED: "has died",
             RankStatus.ABSENT: "takes no part",
         }
-        return words.get(p.state) or deadlock.waiting_words(p, self.positions) or "running"
+        return words.get(p.state) or proof.waiting_words(p, self.positions) or "running"
 
 
 def in_notebook(asked: Asked, line: CommandLine) -> Stacks:

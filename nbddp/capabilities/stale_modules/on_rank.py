@@ -10,9 +10,9 @@ from itertools import takewhile
 from typing import Any
 
 from nbddp.compat import ipykernel
+from nbddp.deadlock.on_rank import frames
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker import failure
 from nbddp.worker.parts import RankWorker
 
 Mark = tuple[int, int]  # when a file was written (ns), and its size
@@ -22,7 +22,7 @@ class StaleModules:
     """The worker's part: (name, "changed" or "moved") of modules that are not what their files are now."""
 
     def __init__(self, worker: RankWorker):
-        self._modules = Modules(lambda file: failure.is_user(file, {}), worker.shell)
+        self._modules = Modules(lambda file: frames.is_user(file, {}), worker.shell)
         self._others: list[tuple[str, str]] = []
 
     def begin(self, spec: RunSpec) -> None:

@@ -26,9 +26,10 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
+from nbddp.deadlock.on_rank import child_waits, store_client
 from nbddp.protocol import code_objects
 from nbddp.protocol.run_spec import SCRIPT
-from nbddp.worker import child_waits, rank_guard, store_client
+from nbddp.worker import rank_guard
 
 if TYPE_CHECKING:
     from nbddp.worker.parts import RankWorker

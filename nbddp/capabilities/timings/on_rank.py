@@ -36,10 +36,10 @@ from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
 from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, before_gradient, passed
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import call_log
 from nbddp.protocol import pickling
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker import call_log
 from nbddp.worker.parts import RankWorker
 
 RING = 2000  # steps kept

@@ -18,10 +18,10 @@ from typing import Any
 from nbddp.capabilities.timings import on_rank
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import position
+from nbddp.deadlock.on_rank.call_log import CALLS
 from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker import position
-from nbddp.worker.call_log import CALLS
 from nbddp.worker.parts import RankWorker
 
 MARK, MARKS = "nbddp clock", 20

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.worker.call_log import COLLECTIVES
+from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 
 ENDINGS = ("wait", "get_future", "is_completed")  # of a Work: who calls one of them knows of the wait
 

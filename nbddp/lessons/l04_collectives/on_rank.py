@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 from nbddp.lessons.framework.async_work import Misused
 from nbddp.lessons.framework.worlds import STANDS, world_of
 from nbddp.protocol.plain_values import plain
-from nbddp.worker.call_log import COLLECTIVES
 
 BASE = 16  # a rank's part is BASE ** rank: the digits of a sum say how often each part is in it
 ANY = "recv_anysource"  # recv without a sender

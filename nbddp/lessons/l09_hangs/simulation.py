@@ -1,6 +1,6 @@
 """Lesson 09's explorer: small programs, one per rank, played call by call, and who waits for whom.
 
-Whether a call may end and what is a deadlock is asked of `nbddp.execution.deadlock`, which judges real ranks by the
+Whether a call may end and what is a deadlock is asked of `nbddp.deadlock.proof`, which judges real ranks by the
 same rules. Pure: imports only that and what it may.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbddp.deadlock.positions import RECV, SEND, Call, Position
+from nbddp.deadlock.proof import Deadlock, diagnose, waits_for
 from nbddp.errors import RankStatus
-from nbddp.execution.deadlock import Deadlock, diagnose, waits_for
-from nbddp.execution.positions import RECV, SEND, Call, Position
 from nbddp.launch.topology import rank_words
 from nbddp.protocol.position import Channel
 

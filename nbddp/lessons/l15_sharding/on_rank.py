@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 from nbddp.lessons.framework.async_work import Misused, waited
-from nbddp.worker.call_log import COLLECTIVES
 
 SHAPES = ((3, 5), (5,), (5,))
 LR = 0.1

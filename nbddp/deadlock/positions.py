@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from nbddp.errors import RankStatus
-from nbddp.execution.report import place
 from nbddp.protocol.codec import from_json
-from nbddp.protocol.position import BlockingCall, CallHistory, Channel, PendingCollective, Place, Whereabouts
+from nbddp.protocol.position import BlockingCall, CallHistory, Channel, PendingCollective, Place, Whereabouts, place
 from nbddp.protocol.run_spec import Reply
 
 NEW_GROUP = "new_group"

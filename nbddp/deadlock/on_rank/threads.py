@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from nbddp.agent import orphans
 from nbddp.compat import system
-from nbddp.worker.frames import SeenFrame
+from nbddp.deadlock.on_rank.frames import SeenFrame
 
 THREADING = threading.__file__
 SHORT = 4096  # bytes of a file in /proc/self/task

@@ -3,7 +3,7 @@
 Read from outside the main thread, while that is blocked: from its Python frames; from what was noted when the call
 was made (`call_log`); and from torch's flight recorder (`flight`), which also knows the collectives that C++ calls,
 those of DDP above all. Plain data out, with what is evidence marked as such; what it means, across ranks, is for
-`execution.deadlock` to say.
+`deadlock.proof` to say.
 """
 
 from __future__ import annotations
@@ -18,6 +18,19 @@ from typing import Any, TypedDict
 
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import (
+    call_log,
+    child_waits,
+    flight,
+    frames,
+    own_stores,
+    runnable,
+    store_client,
+    threads,
+    torch_debug_detail,
+)
+from nbddp.deadlock.on_rank.call_log import ANY, CALLS, CallRecord
+from nbddp.deadlock.on_rank.frames import SeenFrame
 from nbddp.protocol.position import (
     BlockingCall,
     CalledFrom,
@@ -29,28 +42,13 @@ from nbddp.protocol.position import (
     StackRow,
     Whereabouts,
 )
-from nbddp.worker import (
-    call_log,
-    child_waits,
-    failure,
-    flight,
-    frames,
-    own_stores,
-    process_groups,
-    runnable,
-    store_client,
-    threads,
-    torch_debug_detail,
-)
-from nbddp.worker.call_log import ANY, CALLS, CallRecord
-from nbddp.worker.frames import SeenFrame
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch.FUNCTIONAL,)
 RESULT, FOR_RESULT = "wait_tensor", ("unwrap", "trigger_wait", "wait", "wait_tensor")  # of a functional collective
 HERE = call_log.FILE
-WORKER = os.path.dirname(HERE)
-GROUPS, REACHING = process_groups.__file__, store_client.__file__
+GROUPS = os.path.join(frames.ROOT, "worker", "process_groups.py")  # it imports what is here
+REACHING = store_client.__file__
 OWN_STORES = own_stores.__file__
 STORES = {REACHING: "TCPStore", OWN_STORES: "FileStore"}
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch.BACKWARD
@@ -104,7 +102,7 @@ def _position(
     of_all = frames.of_all()
     ident = threads.speaker(of_all) if not moves else threading.main_thread().ident or 0
     its = of_all.get(ident, [])
-    at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
+    at = next((i for i, f in enumerate(its) if frames.is_user(f.file, names)), len(its))
     inside = its[:at]
     call = _call(inside, lambda store: groups is not None and groups.owns(store)) if not moves else None
     serial, note = CALLS.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
@@ -142,7 +140,7 @@ def _also(
     found = []
     for ident, its in of_all.items():
         if ident not in but and any(map(_is_torch, its)):
-            at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
+            at = next((i for i, f in enumerate(its) if frames.is_user(f.file, names)), len(its))
             call = _call(its[:at])
             if call is not None:
                 found.append((named.get(ident, ""), call.op, _place(its[at], names) if at < len(its) else None))
@@ -152,7 +150,7 @@ def _also(
 def idle(names: dict[str, str], groups: Any, recorded: list[flight.FlightEntry], *, begun: bool) -> Whereabouts:
     """What is to be known of a rank whose main thread has ended its cell."""
     of_all = frames.of_all()
-    acts = (*runnable.idle(of_all, _is_torch, lambda f: failure.is_user(f.file, names)), *_calls_back(recorded, set()))
+    acts = (*runnable.idle(of_all, _is_torch, lambda f: frames.is_user(f.file, names)), *_calls_back(recorded, set()))
     (processes, ticks), (inits, count) = threads.children(), _counts(groups)
     return Whereabouts(
         idle=True, begun=begun, acts=acts, cpu=clock.process_time(), bytes=threads.bytes_moved(),
@@ -167,7 +165,7 @@ def _counts(groups: Any) -> tuple[int, int]:
 
 def user_place(frame: FrameType | None, names: dict[str, str]) -> Place | None:
     """The user's innermost place at or outside `frame`: file, line, function."""
-    user = next((f for f in frames.outwards(frame) if failure.is_user(f.file, names)), None)
+    user = next((f for f in frames.outwards(frame) if frames.is_user(f.file, names)), None)
     return _place(user, names) if user is not None else None
 
 
@@ -178,7 +176,7 @@ def came_from(
     number. None if it came from none. known: what the recorders have said before."""
     inside: list[SeenFrame] = []  # innermost first, inside the user's
     while tb is not None:
-        inside = [] if failure.is_user(tb.tb_frame.f_code.co_filename, names) else [frames.own(tb.tb_frame), *inside]
+        inside = [] if frames.is_user(tb.tb_frame.f_code.co_filename, names) else [frames.own(tb.tb_frame), *inside]
         tb = tb.tb_next
     call = _call(inside)
     if call is None:
@@ -266,7 +264,7 @@ def _on_channel(call: BlockingCall, note: CallRecord) -> BlockingCall:
 def stack(names: dict[str, str]) -> tuple[StackRow, ...]:
     """The main thread's frames from the user's first, outermost first."""
     its = [f for f in reversed(frames.of(threading.main_thread().ident or 0)) if f.file != HERE]  # our notes of calls
-    rows = [(*_place(f, names), failure.is_user(f.file, names)) for f in its]
+    rows = [(*_place(f, names), frames.is_user(f.file, names)) for f in its]
     first = next((i for i, row in enumerate(rows) if row[3]), 0)
     return tuple(rows[first:])
 
@@ -298,7 +296,7 @@ def _call(inside: list[SeenFrame], owns: Asks = lambda store: True) -> BlockingC
             return replace(_init(frame), note=_reaches(inside[: len(inside) - i]))
         if file == GROUPS and name == "drop":
             return BlockingCall("destroy_process_group of an earlier cell's group", "drop")
-        if name == DESTROY and file.startswith(WORKER):  # gloo's threads are joined when torch's own frame has gone
+        if file == GROUPS and name == DESTROY:  # gloo's threads are joined when torch's own frame has gone
             return BlockingCall(name, DESTROY)
         if file == HERE and name in ("wait", "store_wait"):
             noted = _of_store(frame, owns) if name == "store_wait" else BlockingCall("wait", "wait")
@@ -462,7 +460,7 @@ def _acts(
     """
     open_ = {key_of(e) for e in recorded if e.active}
     waited = open_ if note is None and inside else {note[1]} if note and not note.is_peer else set()
-    found = runnable.acts(of_all, ident, _is_torch, lambda f: failure.is_user(f.file, names))
+    found = runnable.acts(of_all, ident, _is_torch, lambda f: frames.is_user(f.file, names))
     found += _calls_back(recorded, waited if len(waited) == 1 else set())
     return (*found, *["a world of its own"] * is_elsewhere())
 

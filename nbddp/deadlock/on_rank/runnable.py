@@ -35,11 +35,10 @@ from ipykernel import ipkernel
 
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
-from nbddp.worker import threads
-from nbddp.worker.frames import SeenFrame
+from nbddp.deadlock.on_rank import frames, threads
+from nbddp.deadlock.on_rank.frames import SeenFrame
 
-HERE = os.path.dirname(os.path.dirname(__file__))
-OWN = tuple(f"{HERE}/{folder}/" for folder in ("capabilities", "compat", "protocol", "worker"))
+OWN = tuple(f"{frames.ROOT}/{folder}/" for folder in ("capabilities", "compat", "deadlock", "protocol", "worker"))
 # packages whose coroutines and callbacks are none of the program's
 MACHINERY = (*OWN, *(os.path.dirname(str(m.__file__)) + "/" for m in (ipykernel, ipyparallel, tornado, zmq)))
 ASYNCIO = os.path.dirname(asyncio.__file__) + "/"

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from nbddp.deadlock.positions import ANY, APART, GONE, NEW_GROUP, RECV, SEND, Call, Position, Positions
 from nbddp.errors import RankStatus
-from nbddp.execution.positions import ANY, APART, GONE, NEW_GROUP, RECV, SEND, Call, Position, Positions
 from nbddp.launch.topology import rank_words
 
 

@@ -14,16 +14,20 @@ torch nor nbddp.
 
 from __future__ import annotations
 
+import functools
 import gc
 import operator
+import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, compress, islice, repeat, starmap, takewhile
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+ROOT = str(Path(__file__).parents[2])  # the package
 NO_ARGUMENTS: tuple[tuple[()]] = ((),)
 FACTS = operator.attrgetter("f_code", "f_lineno", "f_lasti")
 PLACE, NAMES = operator.attrgetter("f_code", "f_lasti"), operator.attrgetter("f_locals")
@@ -120,3 +124,18 @@ def _living(ident: int) -> Iterator[FrameType]:
     innermost = map(operator.getitem, starmap(sys._current_frames, NO_ARGUMENTS), (ident,))
     outwards: Iterator[Any] = chain(innermost, repeat("f_back"))
     return takewhile(operator.truth, accumulate(outwards, getattr))
+
+
+def is_user(filename: str, names: dict[str, str]) -> bool:
+    """True for cells and the user's own modules: not the standard library, not installed packages."""
+    if filename in names:
+        return True
+    if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
+        return False
+    return not filename.startswith(_library())
+
+
+@functools.cache
+def _library() -> tuple[str, ...]:
+    roots = {os.path.dirname(os.__file__), sys.prefix + "/lib", ROOT}
+    return tuple(sorted(roots))

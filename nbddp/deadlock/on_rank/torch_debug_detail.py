@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbddp.compat import torch
-from nbddp.worker import call_log
-from nbddp.worker.call_log import CALLS, UNKNOWN
+from nbddp.deadlock.on_rank import call_log
+from nbddp.deadlock.on_rank.call_log import CALLS, UNKNOWN
 
 GATHERS = 2  # of a check, behind the barrier
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from nbddp.deadlock import proof
+from nbddp.deadlock.positions import Position, position_of
 from nbddp.errors import RankStatus
-from nbddp.execution import deadlock
-from nbddp.execution.positions import Position, position_of
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import outcome
 from nbddp.protocol.outcome import RankExit
@@ -74,7 +74,7 @@ class RankWatcher:
         self._run, self._world_size, self._hang_after, self._program = run, world_size, hang_after, program
         self.positions: dict[int, Position] = {}
         self.facts: dict[int, Whereabouts] = {}
-        self.deadlock: deadlock.Deadlock | None = None
+        self.deadlock: proof.Deadlock | None = None
         self.hung_since: float | None = None
         self.proven = self._ending = False
         self._round = PollRound()
@@ -209,10 +209,10 @@ class RankWatcher:
         self._quiet.note(self.positions, self.running, time.monotonic())
         self._words = (), ""
         left = [r for r in self._ended if _has_left(this.answers.get(r))]
-        self._held = deadlock.held(self.positions, left) if self._has_failed() else set()
+        self._held = proof.held(self.positions, left) if self._has_failed() else set()
         if self.all_held and self.deadlock is None:
             return  # the run is ended now, for the failure
-        found = deadlock.diagnose(self.positions, self._program)
+        found = proof.diagnose(self.positions, self._program)
         if self.proven and found is None:
             return  # a rank was only too busy to say once more where it is
         if found is None and self._has_failed() and not self._ending:
@@ -258,7 +258,7 @@ class RankWatcher:
         at: dict[str, list[int]] = {}
         for r in running:
             p = self.positions.get(r)
-            words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions), *self._also(p)]
+            words = [] if p is None else [p.where, proof.waiting_words(p, self.positions), *self._also(p)]
             at.setdefault(", ".join(w for w in words if w), []).append(r)
         parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
         return "running: " + "; ".join(parts)
@@ -276,7 +276,7 @@ class RankWatcher:
             return []
         left = [r for r, p in self.positions.items() if p.state == RankStatus.FINISHED]
         gone = [f"{rank_words(left)} {'have' if len(left) > 1 else 'has'} finished the {self._program}"] if left else []
-        may_act = deadlock.may_act_words(self.positions)
+        may_act = proof.may_act_words(self.positions)
         two = any(p.state == RankStatus.BLOCKED and p.also for p in self.positions.values())
         advice = dict.fromkeys(p.advice for p in self.positions.values() if p.advice)
         moved = f"nothing has moved for {seconds:.0f} s"

@@ -3,7 +3,7 @@
 torch waits for its keys in C++, until the store's own timeout, and hears neither Stop nor `release`: such a rank could
 only be replaced. So what is waited for is waited for here, and torch is asked once it is there. Where C++ itself asks
 the store, as gloo does when a group is made, it is given one that asks here (`heard`). A frame of `until` says for
-which store a rank waits (`worker.position`).
+which store a rank waits (`deadlock.on_rank.position`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 torch's `TCPStore` tries a host that nobody knows, or a port where nobody listens, for as long as its timeout says, in
 C++, and goes on after an interrupt: such a rank could only be replaced. Here it is tried whether somebody listens, and
 torch connects when that is so, for some seconds at a time: a server may speak another language. A frame of
-`until_there` or `serve` says for which server a rank waits (`worker.position`).
+`until_there` or `serve` says for which server a rank waits (`deadlock.on_rank.position`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any
 
-from nbddp.worker import child_waits
+from nbddp.deadlock.on_rank import child_waits
 
 AT_ONCE = timedelta(seconds=2)  # that torch tries to connect without hearing Stop
 USUAL = timedelta(minutes=5)  # torch's default

@@ -25,8 +25,8 @@ from typing import Any
 
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
+from nbddp.deadlock.on_rank import own_stores
 from nbddp.protocol.run_spec import CALL, CELL, RunSpec
-from nbddp.worker import own_stores
 
 SEND, RECV, ANY = "s", "r", -1  # the two sides of a channel; receives from any source
 UNKNOWN = -1  # the number of a collective
