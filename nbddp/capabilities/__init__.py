@@ -133,7 +133,7 @@ ROWS = (
         ),
         options=(
             Option(
-                name="hosts", workers="hosts", group="other hosts", after="env", metavar="LIST",
+                name="hosts", workers="hosts", group="other hosts", after="env", metavar="LIST", offers=("*",),
                 help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file with one host per "
                 "line (nodea slots=4)",
             ),
@@ -142,9 +142,11 @@ ROWS = (
                 help="how to start a process there: ssh (default), mpiexec, or a command such as 'kubectl exec -i "
                 "{host} -- {command}'",
             ),
-            Option(name="ssh_config", metavar="FILE", help="configuration file of ssh (default: your own)"),
             Option(
-                name="python", metavar="PATH",
+                name="ssh_config", metavar="FILE", offers=("*",), help="configuration file of ssh (default: your own)",
+            ),
+            Option(
+                name="python", metavar="PATH", offers=("*",),
                 help="Python interpreter there that has nbddp (default: the path of this kernel's)",
             ),
             Option(name="setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'"),
@@ -319,7 +321,7 @@ ROWS = (
                 name="bench", after="forecast",
                 help="measure time and bandwidth of collectives by size, as nccl-tests does",
                 grammar="nbddp.capabilities.bench.command:arguments",
-                complete="nbddp.capabilities.bench.command:complete", notebook="nbddp.capabilities.bench.command:show",
+                notebook="nbddp.capabilities.bench.command:show",
             ),
         ),
         methods={"bench": "nbddp.capabilities.bench.command:bench"},
@@ -381,7 +383,7 @@ ROWS = (
                 name="run", after="log",
                 help="run a script or module on every rank, as torchrun does",
                 grammar="nbddp.capabilities.scripts.grammar:arguments",
-                parse="nbddp.capabilities.scripts.grammar:parse", complete="nbddp.capabilities.scripts.launch:complete",
+                parse="nbddp.capabilities.scripts.grammar:parse",
                 notebook="nbddp.capabilities.scripts.command:run", terminal="nbddp.capabilities.scripts.terminal:run",
             ),
             Command(
@@ -389,7 +391,6 @@ ROWS = (
                 help="run a script by torchrun's own command line; also python -m torch.distributed.run",
                 grammar="nbddp.capabilities.scripts.torchrun:torchrun_arguments",
                 parse="nbddp.capabilities.scripts.torchrun:parse", pasted="nbddp.capabilities.scripts.torchrun:pasted",
-                complete="nbddp.capabilities.scripts.launch:complete",
                 notebook="nbddp.capabilities.scripts.command:run", terminal="nbddp.capabilities.scripts.terminal:run",
             ),
             Command(
@@ -397,7 +398,6 @@ ROWS = (
                 help="run a script by the command line of python -m torch.distributed.launch",
                 grammar="nbddp.capabilities.scripts.torchrun:launch_arguments",
                 parse="nbddp.capabilities.scripts.torchrun:parse",
-                complete="nbddp.capabilities.scripts.launch:complete",
                 notebook="nbddp.capabilities.scripts.command:run", terminal="nbddp.capabilities.scripts.terminal:run",
             ),
             Command(
@@ -422,7 +422,8 @@ ROWS = (
                 value="nbddp.capabilities.scripts.logs:of_options",
             ),
             Option(
-                name="log_dir", of="run", into="logs", flags=("--log-dir", "--log_dir"), metavar="FOLDER",
+                name="log_dir", of="run", into="logs", flags=("--log-dir", "--log_dir"),
+                metavar="FOLDER", offers=("/",),
                 help="folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, stderr.log and error.json, as torchrun",
             ),
             Option(
@@ -454,7 +455,6 @@ ROWS = (
                 help="write the %%ddp cells as a script for torchrun, or a job for Slurm, Kubeflow, SkyPilot, "
                 "TorchX, Ray",
                 grammar="nbddp.capabilities.export.options:arguments", parse="nbddp.capabilities.export.options:parse",
-                complete="nbddp.capabilities.export.options:complete",
                 notebook="nbddp.capabilities.export.command:in_notebook",
                 terminal="nbddp.capabilities.export.command:in_terminal",
             ),
@@ -492,7 +492,6 @@ ROWS = (
                 name="submit", after="export",
                 help="submit a batch script to Slurm, and follow its state and log",
                 grammar="nbddp.capabilities.slurm.command:submit_arguments",
-                complete="nbddp.capabilities.slurm.command:complete_submit",
                 notebook="nbddp.capabilities.slurm.command:submit_in_notebook",
             ),
         ),
@@ -550,6 +549,17 @@ ROWS = (
             ),
         ),
         rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
+    ),
+    Capability(
+        name="completion",
+        part=PoolPart(target="nbddp.capabilities.completion.part:CompletionPart", when=("shell",)),
+        questions={
+            "complete": "nbddp.capabilities.completion.on_rank:complete",
+            "inspect": "nbddp.capabilities.completion.on_rank:inspected",
+        },
+    ),
+    Capability(
+        name="libraries", rank=(RankPart(name="libraries", target="nbddp.capabilities.libraries.on_rank:Libraries"),)
     ),
     Capability(
         name="subprocesses",

@@ -60,6 +60,14 @@ class Execution:
     specs: rank → the request as it is sent. After `execute`, `ended` has one entry per rank.
     """
 
+    stops: tuple[float, ...] = ()
+    noted = False
+    regrouped = ""
+    stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
+    began = _output_until = 0.0
+    _watcher: RankWatcher | None = None  # none as long as nobody has asked where the ranks are
+    _ladder: Escalation | None = None  # none as long as the run goes its own way
+
     def __init__(
         self,
         workers: RunWorkers,
@@ -85,7 +93,6 @@ class Execution:
         self.outputs, self.shown = self.display.outputs, self.display.shown
         self.earlier: dict[int, list[Path]] = {}  # rank → files of what is shown under this run and was printed before
         self.ended: dict[int, RankExit] = {}
-        self.stops: tuple[float, ...] = ()
         self.events: Events = after.later if after else Events()
         self.later: Events = Events()
         self.next_request: Callable[[], RunSpec | None] = lambda: None  # what freed ranks are to do next, unasked
@@ -94,16 +101,9 @@ class Execution:
         self.aside: Callable[[int, str, Json], None] | None = None  # given what is printed, if nobody sees it
         self.when_sent: Callable[[], None] = lambda: None
         self.when_long: Callable[[], None] = lambda: None
-        self.noted = False
         self.stuck: dict[int, StuckRank] = {}
         sizes = (int(s.rendezvous.env["WORLD_SIZE"]) for s in specs.values() if s.rendezvous is not None)
         self.world_size = max(sizes, default=len(specs))
-        self.regrouped = ""
-        self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
-        self._watcher: RankWatcher | None = None  # none as long as nobody has asked where the ranks are
-        self._ladder: Escalation | None = None  # none as long as the run goes its own way
-        self.began = 0.0
-        self._output_until = 0.0
         self.kept: dict[str, Any] = {}  # what parts of capabilities keep of it
         self.looks: list[Callable[[], float | None]] = []  # called while it waits: seconds until one has something due
         self.ends: list[Callable[[], None]] = []  # called when it is to end

@@ -210,7 +210,13 @@ def nearest(typed: str, known: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises BadInput, and offers the nearest option for a mistyped one."""
+    """argparse that raises BadInput, and offers the nearest option for a mistyped one.
+
+    offers: argument → what Tab offers for it, besides its choices: words, endings of files, "*" for all files or "/"
+    for folders.
+    """
+
+    offers: Mapping[str, Sequence[str]] = {}
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{self.prog}: {message}; {self.prog} --help lists the options")
@@ -405,11 +411,9 @@ def bindable(text: str) -> str:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the value of an option for argparse. What it needs is imported when a value is typed. offers: values for
-    Tab."""
+    """Reads the value of an option for argparse. What it needs is imported when a value is typed."""
 
     target: Target
-    offers: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> Any:
         return load(self.target)(text)
@@ -420,8 +424,9 @@ def options_of(line: str) -> list[Option]:
     return [one for one in known().values() if line in one.on and (line != START or one.of == "pool")]
 
 
-def add_options(parser: argparse.ArgumentParser, line: str) -> None:
+def add_options(parser: Parser, line: str) -> None:
     """What is not typed has no value."""
+    parser.offers = {**parser.offers, **{option.name: option.offers for option in options_of(line) if option.offers}}
     groups: dict[str, Any] = {}
     for option in options_of(line):
         if not option.flags:
@@ -446,11 +451,11 @@ def _for_argparse(option: Option, what: str) -> dict[str, Any]:
     if option.repeats:
         found["action"] = "append"
     if option.type:
-        found["type"] = Reader(option.type, option.offers)
+        found["type"] = Reader(option.type)
     return found | {name: value for name in ("metavar", "choices") if (value := getattr(option, name))}
 
 
-def pool_options(parser: argparse.ArgumentParser) -> None:
+def pool_options(parser: Parser) -> None:
     """The options of a pool."""
     add_options(parser, START)
 
@@ -488,39 +493,6 @@ def split_argv(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
         return words, ()
     at = words.index("--")
     return words[:at], tuple(words[at + 1 :])
-
-
-def complete_cell(line: str) -> list[str]:
-    """Options that may come next on a `%%ddp` line; `line` ends at the cursor."""
-    return complete(cell_parser(), line)
-
-
-def at_cursor(line: str) -> tuple[str, list[str]]:
-    """The word that is being typed, which may be empty, and those before it."""
-    words = line.split()
-    return ("", words) if not words or line.endswith(" ") else (words[-1], words[:-1])
-
-
-def complete(parser: Parser, line: str) -> list[str]:
-    """Options, or values of the one before, that may be the word that is being typed."""
-    current, before = at_cursor(line)
-    if "--" in before:
-        return []
-    action = waiting_for(parser, before[-1]) if before else None
-    if action is not None:
-        choices: Any = action.choices or getattr(action.type, "offers", ())
-        return [c for c in choices if str(c).startswith(current)]
-    named = [a for a in parser._actions if before[-1:] and before[-1] in a.option_strings and a.nargs == "?"]
-    may = [str(c) for a in named for c in a.choices or ()]
-    return [c for c in [*may, *parser.long_options()] if c.startswith(current) and "_" not in c]
-
-
-def waiting_for(parser: Parser, word: str) -> argparse.Action | None:
-    """The action that takes the word after `word`, if `word` is an option with a value."""
-    for action in parser._actions:
-        if word in action.option_strings and action.nargs is None:
-            return action
-    return None
 
 
 def launch_spec(space: argparse.Namespace, line: str, **more: Any) -> LaunchSpec:

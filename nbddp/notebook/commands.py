@@ -19,7 +19,6 @@ from nbddp.launch.options import (
     LaunchSpec,
     Parser,
     bindable,
-    complete,
     launch_spec,
     nearest,
     one_rank,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from nbddp.notebook.history import CellHistory
     from nbddp.pool.pool import Pool
 
-__all__ = ["Asked", "CommandLine", "HelpAsked", "Parser", "complete_command", "overview", "parse_command"]
+__all__ = ["Asked", "CommandLine", "HelpAsked", "Parser", "overview", "parse_command"]
 
 NOTEBOOK = "%ddp"
 HELP = ("help", "-h", "--help")
@@ -175,7 +174,7 @@ def overview(prog: str = NOTEBOOK) -> str:
     return "\n".join([*lines, "", f"{prog} SUBCOMMAND --help shows its options."])
 
 
-def _unpasted(words: list[str], commands: Mapping[str, Command]) -> list[str]:
+def unpasted(words: list[str], commands: Mapping[str, Command]) -> list[str]:
     """The words as `%ddp` has them, if they are another program's line."""
     if not words or words[0] in commands:
         return words
@@ -186,7 +185,7 @@ def _unpasted(words: list[str], commands: Mapping[str, Command]) -> list[str]:
 def parse_command(line: str | Sequence[str], prog: str = NOTEBOOK) -> CommandLine:
     """A `%ddp` line (or a terminal's words) → CommandLine. Raises as `parse_cell` does."""
     commands = known(prog)
-    words = _unpasted(split_line(line, prog) if isinstance(line, str) else list(line), commands)
+    words = unpasted(split_line(line, prog) if isinstance(line, str) else list(line), commands)
     if not words or words[0] in HELP:
         return CommandLine(known()["help"], {"options": bool(words)})
     name, *rest = words
@@ -200,24 +199,3 @@ def parse_command(line: str | Sequence[str], prog: str = NOTEBOOK) -> CommandLin
         found: CommandLine = load(command.parse)(command, parser, rest)
         return found
     return CommandLine(command, vars(parser.parse_strictly(rest)))
-
-
-def typed(line: str) -> tuple[Command | None, str]:
-    """The command that a line begins with, and the line behind it."""
-    name, *rest = _unpasted(line.split(), known()) or [""]
-    return known().get(name), " ".join(rest) + " " * line.endswith(" ")
-
-
-def complete_command(line: str) -> list[str] | None:
-    """Commands, or what may follow the one already typed. None: IPython is to complete."""
-    words = line.split()
-    if not words or (len(words) == 1 and not line.endswith(" ")):
-        return [name for name in known() if name.startswith(words[0] if words else "")]
-    command, rest = typed(line)
-    if command is None:
-        return []
-    parser = command_parser(command.name)
-    if command.complete:
-        found: list[str] | None = load(command.complete)(parser, rest)
-        return found
-    return complete(parser, rest)

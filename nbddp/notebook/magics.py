@@ -27,7 +27,6 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasting
 from nbddp.notebook import commands
-from nbddp.notebook.completion import Assistant
 from nbddp.notebook.history import CellHistory, Ran
 from nbddp.notebook.interrupts import NotebookInterrupts
 from nbddp.notebook.pool_commands import RESTARTED, start_pool
@@ -50,7 +49,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def __init__(self, shell: Any, agent: AgentClient | None = None):
         self.pool = Pool(agent=agent)
         super().__init__(shell)
-        self.assistant = Assistant(shell, lambda: self.pool)
         self.interrupts = NotebookInterrupts(shell)
         self.history = CellHistory()
         self._told_of_system = False
@@ -289,7 +287,6 @@ def load(shell: Any, asked: Offer | None = None) -> None:
     magics = DDPMagics(shell, AgentClient.launch(os.environ, asked))
     _loaded[id(shell)] = magics
     shell.register_magics(magics)
-    magics.assistant.install()
     for transform in TRANSFORMS:
         shell.input_transformers_cleanup.append(transform)
     magics.interrupts.install()
@@ -305,7 +302,6 @@ def unload(shell: Any) -> None:
     magics = _loaded.pop(id(shell), None)
     if magics is None:
         return
-    magics.assistant.remove()
     for transform in TRANSFORMS:
         if transform in shell.input_transformers_cleanup:
             shell.input_transformers_cleanup.remove(transform)

@@ -31,7 +31,6 @@ class Command:
     - grammar: (Parser) -> None adds the arguments. of_pool: in a terminal the last one is the id of a pool.
     - parse: (Command, Parser, words) -> CommandLine, where the values of the arguments are not all.
     - pasted: (words) -> words of `%ddp`, for a line of another program that is pasted behind `%ddp`.
-    - complete: (Parser, line) -> words that may come next, or None where IPython is to complete.
     - names: whose names are completed, `notebook` or `ranks`.
     """
 
@@ -44,7 +43,6 @@ class Command:
     of_pool: bool = False
     parse: Target = ""
     pasted: Target = ""
-    complete: Target = ""
     names: str = ""
 
 
@@ -62,7 +60,8 @@ class Option:
     - help: {what} is the cell or the script; script: other words for a script. An option without help is not typed: its
       parts make its value.
     - excludes: a name that options share of which one alone can be typed.
-    - type: (text) -> value, raises ArgumentTypeError; empty: the text. choices: all values; offers: some, for Tab.
+    - type: (text) -> value, raises ArgumentTypeError; empty: the text. choices: all values; offers: for Tab, as
+      `launch.options.Parser` has it.
     - const: the value of a flag without one; with a metavar or choices, of a flag behind which nothing is typed.
     - repeats: each one that is typed adds to a tuple.
     - value: (what is typed, by name) -> the field's value, raises BadInput; called if it or a part is typed.

@@ -25,7 +25,6 @@ import zmq
 from traitlets.config import Config
 
 from nbddp.agent import hardware, keepalive, runtime_dir, warning_filters
-from nbddp.compat import libraries
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
@@ -112,7 +111,6 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.departures.install()
     position.install()
     kernel.groups.hold_destroy()
-    libraries.install()
     kernel.parts.start()
 
 

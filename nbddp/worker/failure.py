@@ -15,7 +15,6 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.compat import libraries
 from nbddp.deadlock.on_rank.frames import is_user
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import stack_limit
@@ -29,11 +28,12 @@ GROUP_WIDTH, GROUP_DEPTH = 15, 10  # of groups of exceptions, as Python shows th
 MOST_WORDED = 100  # exceptions in all
 MOST_NOTES = 50
 Values = Sequence[Callable[[FrameType, str], Iterable[tuple[str, str]]]] | None
+Notes = Sequence[Callable[[Raised], str]]
 SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whatever its class has under these names
 
 
 def chain(
-    error: BaseException, names: dict[str, str], hide: tuple[str, ...], values: Values = ()
+    error: BaseException, names: dict[str, str], hide: tuple[str, ...], values: Values = (), notes: Notes = ()
 ) -> tuple[Raised, ...]:
     """The exceptions that led to `error`, oldest first; of many the newest.
 
@@ -42,15 +42,16 @@ def chain(
         outside them are left out.
     values: give names of a frame, whose line of source they are told, with what they held, in words; None: without
         these and without lines of source.
+    notes: say more of an exception, or nothing.
     """
-    return Chains(names, hide, values).of(error)
+    return Chains(names, hide, values, notes).of(error)
 
 
 class Chains:
     """Words chains of exceptions, of groups those of each exception in them too."""
 
-    def __init__(self, names: dict[str, str], hide: tuple[str, ...], values: Values):
-        self._names, self._hide, self._values = names, hide, values
+    def __init__(self, names: dict[str, str], hide: tuple[str, ...], values: Values, notes: Notes):
+        self._names, self._hide, self._values, self._notes = names, hide, values, notes
         self._seen: set[int] = set()
         self._left = MOST_WORDED
 
@@ -65,7 +66,7 @@ class Chains:
                 earlier, relation = None, ""
             if len(links) < MOST_LINKS:
                 self._left -= 1
-                found = _one(current, self._names, self._hide, self._values)
+                found = self._one(current)
                 group, more = self._group(current, depth)
                 links.insert(0, replace(found, group=group, more=more, relation=relation))
             else:
@@ -74,6 +75,16 @@ class Chains:
         if older or current is not None:  # none is told that came before the first
             links[0] = replace(links[0], relation="", older=older)
         return tuple(links)
+
+    def _one(self, error: BaseException) -> Raised:
+        found = Raised(type_name(error), message(error), notes=_readable(lambda: _notes(error), "notes", ("",)))
+        try:
+            whole = replace(found, frames=frames(traceback_of(error), self._names, self._hide, self._values))
+            more = [said for note in self._notes if (said := note(whole))]
+            return replace(whole, notes=(*found.notes, *more))
+        except Exception as e:  # a module's __loader__ is asked for its source
+            unread = f"(its frames cannot be shown: reading them raises {type_name(e)})"
+            return replace(found, notes=(*found.notes, unread))
 
     def _group(self, error: BaseException, depth: int) -> tuple[tuple[tuple[Raised, ...], ...], int]:
         """Of an ExceptionGroup: the chain of each exception in it, and how many there is no room for."""
@@ -100,17 +111,6 @@ def before(error: BaseException) -> tuple[BaseException | None, str]:
     if SLOTS["__suppress_context__"].__get__(error):
         return None, ""
     return SLOTS["__context__"].__get__(error), "while handling"
-
-
-def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...], values: Values) -> Raised:
-    found = Raised(type_name(error), message(error), notes=_readable(lambda: _notes(error), "notes", ("",)))
-    try:
-        shown = frames(traceback_of(error), names, hide, values)
-        whose = libraries.owner_of_a_group_that_is_gone(found.message, [f.file for f in shown])
-        return replace(found, frames=shown, notes=found.notes + (whose,) * bool(whose))
-    except Exception as e:  # a module's __loader__ is asked for its source
-        unread = f"(its frames cannot be shown: reading them raises {type_name(e)})"
-        return replace(found, notes=(*found.notes, unread))
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
@@ -144,19 +144,6 @@ def _readable(read: Callable[[], Any], what: str, empty: Any) -> Any:
     except BaseException as e:
         said = f"(its {what} cannot be shown: reading {'it' if what == 'message' else 'them'} raises {type_name(e)})"
         return (said,) if isinstance(empty, tuple) else said
-
-
-def let_go_of_memory(error: BaseException) -> None:
-    """After an out-of-memory error on a GPU: free what the failed calls held, and the allocator's cache.
-
-    The traceback keeps every tensor of the functions it went through alive; the cell's own names stay.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not issubclass(type(error), getattr(torch, "OutOfMemoryError", ())):
-        return
-    traceback.clear_frames(traceback_of(error))
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def frames(

@@ -3,7 +3,7 @@
 A request is a message of a type of our own whose metadata hold `nbddp`: what to do (`cell`,
 `call`, `push`, `pull`), for which run, with which variables. Its outcome is published on
 iopub after all output of the run, as one message (`protocol.outcome`): so a client that has the
-outcome has everything, and there is no reply. Questions about a busy worker (`complete`, `inspect`, `where`, `stack`)
+outcome has everything, and there is no reply. Questions about a busy worker (`where`, `stack`, …)
 come over the control channel, which has its own thread; so does the
 wish to be released from a blocked call.
 """
@@ -31,7 +31,6 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
 from nbddp.compat import ipykernel as ipykernel_compat
-from nbddp.compat import libraries
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import position, runnable
 from nbddp.deadlock.on_rank.call_log import CALLS
@@ -41,7 +40,7 @@ from nbddp.protocol.messages import JupyterHeader, JupyterMessage
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec
 from nbddp.protocol.surrogates import shown
-from nbddp.worker import cuda_context, exit_info, failure, questions, requests
+from nbddp.worker import exit_info, failure, gpus, questions, requests
 from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.cell_text import CellText
 from nbddp.worker.interrupts import WorkerInterrupts
@@ -151,6 +150,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
         self.exits = Exits(lambda: self.spec is not None)
         self.parts = WorkerParts(self, self._to_log)
+        self.groups.tell = self.parts.tell
         self.requests, self.questions = requests.known(), questions.known()
         self._set_up_shell()
 
@@ -160,8 +160,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
         self.text.install(shell)
         ipykernel_compat.sign_once(shell)
-        for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
-            vars(sys).pop(prompt, None)
         self.files.install(shell)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
         shell.events.register("post_execute", lambda: self.forked.end(self._shown))
@@ -298,7 +296,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self.groups.begin(spec.run, here)
         self.groups.cut = False
         self.groups.shares_gpus = here is not None and here.shares_gpus
-        libraries.forget()
         self.departures.seen = []
         self.children.begin()
         if spec.cell is not None:
@@ -374,17 +371,17 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             print(outcome.exit_text, file=sys.stderr)
         # of a rank that the client has freed nobody is shown the source
         values = None if self.release.started else self.parts.of("values")
-        outcome.chain = failure.chain(error, names, self._machinery, values)
+        outcome.chain = failure.chain(error, names, self._machinery, values, self.parts.of("note"))
         outcome.error_file = exit_info.error_file()
         outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None
-        broken = cuda_context.broken(error)
+        broken = gpus.broken_context(error)
         if broken:
             outcome.lost_context = LostContext(broken, *map(tuple, questions.user_names(self.shell)))
         called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("plain")
         if called and outcome.left != INTERRUPT:
             self._error_bytes = pickling.pack_or_words(error)
-        failure.let_go_of_memory(error)
+        gpus.let_go_of_memory(error)
 
     def _publish(self, outcome: Outcome, buffers: list[bytes], error: BaseException | None) -> None:
         """Send the outcome, after all output. A run waits for it, so something is always sent."""

@@ -10,6 +10,8 @@ A part has those of these methods that it needs:
 - position(found) -> the same `Whereabouts`, or what it knows better of where the rank is.
 - called() -> group -> the collectives (`PastCall`) that it has seen.
 - values(frame, line) -> names and what they held in a frame of an exception.
+- note(raised) -> what else to say of an exception, or "".
+- group_begins(): the program makes a default group. group_gone(): none is left of an earlier one, or its init failed.
 
 Who begins first ends last. An error in begin, ended or end is reported with the outcome, and changes nothing else.
 """
@@ -30,7 +32,7 @@ from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release, Reserve
 
-HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values")
+HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values", "note", "group_begins", "group_gone")
 
 
 class RankWorker(Protocol):
@@ -78,7 +80,7 @@ class WorkerParts:
         left = self._open & self._deaf
         self._end_programs(left, RuntimeError("it was left on"))
         self._open |= self._hears.keys() - self._deaf
-        self._call("begin", spec)
+        self.tell("begin", spec)
         self._deaf -= self._open
         for name in self._asked:
             if _is_due(self._asked[name], spec) and name in self._errors:
@@ -93,7 +95,7 @@ class WorkerParts:
                 self._open.discard(name)
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
-        self._call("end", outcome, error)
+        self.tell("end", outcome, error)
         for once in self._once:
             self._hooks["end"].remove(once)
         self._once = []
@@ -127,7 +129,8 @@ class WorkerParts:
         for name in [part.name for part in self._later.values() if is_due(part)]:
             self._surely(name, self.__getitem__, name)
 
-    def _call(self, hook: str, *args: Any) -> None:
+    def tell(self, hook: str, *args: Any) -> None:
+        """Call this method of each part that has it, and hears of the run."""
         for name, method in [*self._hooks[hook]]:
             if name not in self._deaf:
                 self._surely(name, method, *args)

@@ -35,13 +35,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbddp.compat import libraries, system, torch
+from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import call_log, flight, own_stores, store_client, torch_debug_detail
 from nbddp.deadlock.on_rank.store_client import Given
 from nbddp.protocol.outcome import GroupFacts
 from nbddp.protocol.run_spec import Rendezvous
-from nbddp.worker import rank_guard, shared_gpus
+from nbddp.worker import gpus, rank_guard
 from nbddp.worker.gloo_log import GlooSilencer
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
@@ -62,6 +62,7 @@ class Groups:
         self.touched = False  # whether this run has, or had, anything of torch.distributed's that may have to be ended
         self.dropping = self.shares_gpus = False
         self.cut = False  # whether connections to a host that does not answer were shut in this run
+        self.tell: Callable[[str], None] = lambda hook: None  # calls a method of the worker's parts
         self.inits = 0
         self.handling = ""  # what of HANDLING has a group of this run end the process if a collective fails
         self.sockets = Sockets()
@@ -109,6 +110,8 @@ class Groups:
 
     def begin(self, run: int, here: Rendezvous) -> None:
         """Enter run number `run`, whose ranks meet there."""
+        if self.touched and not _is_initialized():
+            self.tell("group_gone")
         if (where := (here.listen, here.master, here.store)) != self._where:
             self._injected, self._connect = here.master, here.store
             self.guard.begin(here)
@@ -202,7 +205,7 @@ class Groups:
                 _forget()
         finally:
             self.dropping = False
-        libraries.forget()
+        self.tell("group_gone")
         if shut.is_set():
             self.released()
 
@@ -220,7 +223,7 @@ class Groups:
             ending.join(GRACE)
         finally:
             self.dropping = False
-        libraries.forget()
+        self.tell("group_gone")
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -235,8 +238,9 @@ class Groups:
                 self.inits += 1
                 self._made = {}
                 call_log.CALLS.new_epoch(self.run, self.inits)
+                self.tell("group_begins")
             if self.shares_gpus and kwargs.get("world_size") != 1:
-                args, kwargs = _for_shared_gpus(args, kwargs)
+                args, kwargs = gpus.with_backend(args, kwargs)
             if self._gives_store and len(args) < 2:
                 kwargs = self._with_store(kwargs)
             hook = sys.excepthook
@@ -406,13 +410,6 @@ def _agent_store(outside: bool) -> Iterator[None]:
         os.environ.pop(AGENT_STORE, None)
         if before is not None:
             os.environ[AGENT_STORE] = before
-
-
-def _for_shared_gpus(args: tuple[Any, ...], kwargs: Given) -> tuple[tuple[Any, ...], Given]:
-    """Arguments of an init, with the backend that ranks which share GPUs can have."""
-    asked = args[0] if args else kwargs.get("backend")
-    found = shared_gpus.backend(None if asked is None else str(asked), shared_gpus.nccl_version())
-    return ((found, *args[1:]), kwargs) if args else ((), {**kwargs, "backend": found})
 
 
 def _is_initialized() -> bool:

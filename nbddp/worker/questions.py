@@ -20,7 +20,7 @@ from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.worker import completion_kinds, exit_info
+from nbddp.worker import exit_info
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.parts import RankWorker
 
@@ -39,19 +39,7 @@ class QuestionsKernel(RankWorker, Protocol):
     known: position.KnownEntries | None
     told: dict[int, Sent]
 
-    def do_complete(self, code: str, cursor_pos: int) -> Any: ...
-    def do_inspect(self, code: str, cursor_pos: int, detail_level: int = ...) -> Any: ...
     def send_outcome(self, outcome: Outcome, buffers: list[bytes], parent: JupyterMessage) -> None: ...
-
-
-def _complete(worker: QuestionsKernel, code: str, cursor_pos: int) -> Any:
-    found = worker.do_complete(code, cursor_pos)
-    found["kinds"] = completion_kinds.kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
-    return found
-
-
-def _inspect(worker: QuestionsKernel, code: str, cursor_pos: int, detail_level: int = 0) -> Any:
-    return worker.do_inspect(code, cursor_pos, detail_level)
 
 
 # -- where the rank is -------------------------------------------------------------------------------
@@ -183,8 +171,6 @@ def _interrupt(worker: QuestionsKernel, again: int | None = None) -> bool:
 
 # each is given the worker and, as keyword arguments, the question's fields
 QUESTIONS: dict[str, Callable[..., Any]] = {
-    "complete": _complete,
-    "inspect": _inspect,
     "where": _where,
     "stack": _stack,
     "repeat": _repeat,

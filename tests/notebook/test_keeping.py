@@ -19,6 +19,7 @@ import pytest
 
 from nbddp.agent import runtime_dir
 from nbddp.agent.client import AgentClient, ask
+from nbddp.capabilities.completion.lines import complete_cell
 from nbddp.capabilities.warm import client as warm_client
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.capabilities.warm.client import WaitingProcess
@@ -477,7 +478,7 @@ def test_what_is_no_time_is_refused(text: str, words: str) -> None:
 
 
 def test_it_is_completed() -> None:
-    assert options.complete_cell("--keep-w") == ["--keep-warm"]
+    assert complete_cell("--keep-w") == ["--keep-warm"]
 
 
 def test_where_nothing_can_be_kept_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.outcome import Outcome, RankExit
-from nbddp.worker import cuda_context
+from nbddp.worker import gpus
 from tests.gpu import conftest as gpu_conftest
 from tests.gpu import test_one_gpu, test_two_ranks
 from tests.screens import Hearing
@@ -60,14 +60,14 @@ def test_a_context_is_broken_if_cuda_says_so_after_an_error_of_its_own(
     error: Exception, synchronize: Any, initialized: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda(monkeypatch, synchronize, initialized)
-    assert cuda_context.broken(error) == said
+    assert gpus.broken_context(error) == said
 
 
 def test_a_context_at_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     cuda(monkeypatch, over.wait)
-    monkeypatch.setattr(cuda_context, "ASKED", 0.05)
-    assert cuda_context.broken(RuntimeError(ASSERT)) == ""
+    monkeypatch.setattr(gpus, "ASKED", 0.05)
+    assert gpus.broken_context(RuntimeError(ASSERT)) == ""
     over.set()
 
 
@@ -75,7 +75,7 @@ def test_cudas_error_is_found_behind_the_programs_own(monkeypatch: pytest.Monkey
     cuda(monkeypatch, raises)
     mine = ValueError("bad step")
     mine.__cause__ = RuntimeError(ASSERT)
-    assert cuda_context.broken(mine)
+    assert gpus.broken_context(mine)
 
 
 def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: nbddp.Pool) -> None:

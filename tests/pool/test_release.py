@@ -17,7 +17,7 @@ from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
 from nbddp.deadlock.on_rank import flight, position, threads
 from nbddp.deadlock.on_rank.call_log import CallLog, CallRecord
-from nbddp.worker import failure
+from nbddp.worker import gpus
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.release import BorrowedSocket, Release, Sockets, abort_nccl, python_sockets
 
@@ -338,9 +338,9 @@ def test_memory_is_given_back_after_out_of_memory(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OutOfMemoryError) as caught:
         forward()
     assert not freed
-    failure.let_go_of_memory(caught.value)
+    gpus.let_go_of_memory(caught.value)
     assert (freed, emptied) == (["tensor"], [True])
-    failure.let_go_of_memory(ValueError("another"))
+    gpus.let_go_of_memory(ValueError("another"))
     assert emptied == [True]
 
 

@@ -6,36 +6,36 @@ import pytest
 
 import nbddp
 from nbddp.output.screens import NullScreen
-from nbddp.worker import shared_gpus
+from nbddp.worker import gpus
 
 
 @pytest.mark.parametrize("version", [(), (2, 21, 5), (2, 29, 7)])
 def test_an_older_nccl_is_refused_in_a_sentence_and_gloo_taken_where_nobody_asks(
     version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(shared_gpus.ALLOW, raising=False)
-    assert [shared_gpus.backend(asked, version) for asked in (None, "", "gloo", "cpu:gloo")] == [
-        shared_gpus.GLOO, shared_gpus.GLOO, "gloo", "cpu:gloo",
+    monkeypatch.delenv(gpus.ALLOW, raising=False)
+    assert [gpus.backend(asked, version) for asked in (None, "", "gloo", "cpu:gloo")] == [
+        gpus.GLOO, gpus.GLOO, "gloo", "cpu:gloo",
     ]  # fmt: skip
     for asked in ("nccl", "NCCL", "cpu:gloo,cuda:nccl"):
         with pytest.raises(
             RuntimeError, match=r"ranks share a GPU here \(--oversubscribe\), but NCCL.* does not allow that"
         ):
-            shared_gpus.backend(asked, version)
+            gpus.backend(asked, version)
 
 
 def test_a_newer_nccl_is_told_to_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(shared_gpus.ALLOW, raising=False)
-    assert [shared_gpus.backend(asked, (2, 30, 1)) for asked in (None, "nccl")] == [None, "nccl"]
-    assert shared_gpus.os.environ[shared_gpus.ALLOW] == "1"
-    monkeypatch.setenv(shared_gpus.ALLOW, "0")  # the user has said no
-    assert shared_gpus.backend(None, (2, 30, 1)) == shared_gpus.GLOO
+    monkeypatch.delenv(gpus.ALLOW, raising=False)
+    assert [gpus.backend(asked, (2, 30, 1)) for asked in (None, "nccl")] == [None, "nccl"]
+    assert gpus.os.environ[gpus.ALLOW] == "1"
+    monkeypatch.setenv(gpus.ALLOW, "0")  # the user has said no
+    assert gpus.backend(None, (2, 30, 1)) == gpus.GLOO
 
 
 INIT = """
 import torch, torch.distributed as dist
-from nbddp.worker import shared_gpus
-shared_gpus.nccl_version = lambda: (2, 21, 5)
+from nbddp.worker import gpus
+gpus.nccl_version = lambda: (2, 21, 5)
 kernel = get_ipython().kernel
 kernel.groups.shares_gpus = True
 dist.init_process_group({})

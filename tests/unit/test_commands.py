@@ -12,17 +12,18 @@ import pytest
 
 import nbddp
 from nbddp import capabilities
+from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.slurm import allocation
 from nbddp.errors import BadInput
 from nbddp.notebook import commands, terminal
-from nbddp.notebook.commands import OWN, complete_command, known, overview, parse_command
+from nbddp.notebook.commands import OWN, known, overview, parse_command
 from nbddp.protocol.capability import Capability, Command, load
 from tests.places import ROOT
 
 ADDED = [command for row in capabilities.ROWS for command in row.commands]
 CORE = [ROOT / "nbddp" / "__init__.py", *(ROOT / "nbddp" / "notebook").glob("*.py")]
 MEANT_OTHERWISE = {"status: memory"}  # a column of the table
-TARGETS = ("notebook", "terminal", "grammar", "parse", "pasted", "complete")
+TARGETS = ("notebook", "terminal", "grammar", "parse", "pasted")
 
 
 def test_each_command_is_declared_once() -> None:

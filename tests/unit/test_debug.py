@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from nbddp.capabilities.completion.lines import complete_cell
 from nbddp.errors import BadInput
 from nbddp.launch import env_options
-from nbddp.launch.options import complete_cell, parse_cell
+from nbddp.launch.options import parse_cell
 
 # -- tables ----------------------------------------------------------------------------------------
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.doctor import probe_runner
 from nbddp.capabilities.doctor.examination import examine
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.compat.probes import SEAMS, ProbeResult
-from nbddp.notebook.commands import complete_command, overview
+from nbddp.notebook.commands import overview
 
 WORKING = {seam.key: ProbeResult(True, True) for seam in SEAMS}
 MACHINE = {"cores": 2, "memory": 24 << 30, "gpus": ["NVIDIA H100", "NVIDIA H100"]}

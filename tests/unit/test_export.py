@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.export.command import code_of
 from nbddp.capabilities.export.program import ExportedCell, indented, program, python
 from nbddp.errors import BadInput
-from nbddp.notebook.commands import complete_command
 from nbddp.notebook.history import CellHistory, Ran
 
 # -- lines of IPython --------------------------------------------------------------------------------

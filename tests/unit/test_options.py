@@ -133,8 +133,9 @@ import inspect
 import nbddp
 from nbddp.errors import BadInput
 from nbddp.launch import spec_merge
-from nbddp.launch.options import HelpAsked, LaunchSpec, complete_cell, parse_cell, typed
-from nbddp.notebook.commands import complete_command, parse_command
+from nbddp.capabilities.completion.lines import complete_cell, complete_command
+from nbddp.launch.options import HelpAsked, LaunchSpec, parse_cell, typed
+from nbddp.notebook.commands import parse_command
 from nbddp.protocol.request import Request
 
 def help_of(parse, line):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.agent import devices, hardware
+from nbddp.capabilities.completion.lines import complete_cell, complete_command
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch import options, torchrun_env
@@ -288,10 +289,10 @@ def test_every_subcommand_has_help_and_completion() -> None:
         if name != "help":
             with pytest.raises(options.HelpAsked, match=command.help.split()[0]):
                 commands.parse_command(f"{name} --help")
-    assert commands.complete_command("re") == ["restart"]
-    assert commands.complete_command("restart --ra") == ["--ranks"]
-    assert options.complete_cell("--nproc ") == list(options.NPROC_WORDS)
-    assert options.complete_cell("--show 1 -- --n") == []
+    assert complete_command("re") == ["restart"]
+    assert complete_command("restart --ra") == ["--ranks"]
+    assert complete_cell("--nproc ") == list(options.NPROC_WORDS)
+    assert complete_cell("--show 1 -- --n") == []
 
 
 def variables(placed: Topology, rank: int, visible: str = "all", base: dict[str, str] | None = None) -> dict[str, str]:

@@ -28,6 +28,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/bench": "command result",
     "capabilities/collectives": "breakdown command instances program",
     "capabilities/compare": "command replicas",
+    "capabilities/completion": "lines",
     "capabilities/debugger": "command prompt sender stdin transcript",
     "capabilities/doctor": "command examination findings",
     "capabilities/export": "cells command names options program sbatch target_support targets "

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.slurm import command
 from nbddp.capabilities.slurm.command import JobLog, JobStatus, look, number_of
 from nbddp.errors import BadInput
-from nbddp.notebook.commands import complete_command, parse_command
+from nbddp.notebook.commands import parse_command
 
 # -- tables ------------------------------------------------------------------------------------------
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import nbddp
+from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.scripts import torchrun
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch.options import HelpAsked
-from nbddp.notebook.commands import CommandLine, command_parser, complete_command, parse_command
+from nbddp.notebook.commands import CommandLine, command_parser, parse_command
 
 
 def test_no_flag_has_two_answers() -> None:
@@ -233,6 +234,7 @@ def test_the_script_is_completed_behind_its_options(tmp_path: Path, monkeypatch:
     assert complete_command("run --nproc ") == ["auto", "gpu", "cpu"]
     assert complete_command("torchrun --nproc-per-node ") == ["auto", "gpu", "cpu"]
     assert complete_command("run train.py t") is None, "which IPython completes"
+    assert complete_command("run -m tr") is None, "a module, which IPython completes"
     assert "train.py" in complete_command("run ")
     assert "--keep" in complete_command("run ")
 
@@ -260,7 +262,12 @@ def test_a_files_option_offers_files_and_others_offer_none(tmp_path: Path, monke
     assert complete_command("submit --on-stop ") == ["cancel", "leave"]
     assert complete_command("submit --follow ") == []
     assert complete_command("run --log-dir ") == ["tools/"]
+    assert complete_command("run --ssh-config ") == ["job.sbatch", "tools/", "train.py", "work.ipynb"]
+    assert complete_command("run --timeout ") == []
     assert complete_command("submit jo") == ["job.sbatch"]
+    assert complete_command("submit job.sbatch jo") is None, "its arguments, which IPython completes"
+    assert complete_command("export work.py --output jo") == ["job.sbatch"]
+    assert complete_command("bench all_reduce all") == ["all_gather", "all_to_all"], "not the same once more"
 
 
 def test_flags_of_a_newer_torchrun_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from nbddp.analysis.quantities import size as size_words
 from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench.result import Measured
 from nbddp.errors import BadInput
-from nbddp.launch import options
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import Parser, nearest, positive, quantity
 from nbddp.launch.topology import Topology, counted
@@ -124,6 +123,7 @@ def _position(device: Device, node: Node) -> int:
 
 
 def arguments(parser: Parser) -> None:
+    parser.offers = {"collectives": tuple(BUS_FACTOR)}
     add = parser.add_argument
     add("collectives", nargs="*", type=_collective, metavar="COLLECTIVE",
         help=f"{', '.join(BUS_FACTOR)}; default: all_reduce")  # fmt: skip
@@ -150,12 +150,6 @@ def _collective(text: str) -> str:
         advice = f"did you mean {near}?" if near else f"use {', '.join(BUS_FACTOR)}"
         raise argparse.ArgumentTypeError(f"there is no collective {text!r}; {advice}")
     return text
-
-
-def complete(parser: Parser, line: str) -> list[str]:
-    current, before = options.at_cursor(line)
-    may = [] if before and before[-1].startswith("-") else BUS_FACTOR
-    return [*(c for c in may if c.startswith(current) and c not in before), *options.complete(parser, line)]
 
 
 def show(asked: Asked, line: CommandLine) -> Any:

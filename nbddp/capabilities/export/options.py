@@ -9,24 +9,14 @@ from nbddp.capabilities.export import target_support, targets
 from nbddp.capabilities.export.sbatch import Job
 from nbddp.capabilities.export.torchrun_line import C10D, PORT, SRUN, STATIC, Launch
 from nbddp.errors import BadInput
-from nbddp.launch import env_options, options
-from nbddp.launch.options import (
-    Parser,
-    at_cursor,
-    count,
-    nodes_or_range,
-    positive,
-    rank_set,
-    split_argv,
-    waiting_for,
-)
-from nbddp.launch.path_completion import BATCH, files
+from nbddp.launch import env_options
+from nbddp.launch.options import Parser, count, nodes_or_range, positive, rank_set, split_argv
 from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import Command
 
 NOTEBOOK, SCRIPT = "%ddp export", "train.py"
 HOST, NAME = "node0", "ddp"
-VALUES = {"notebook": (".ipynb",), "output": (*BATCH, ".py", ".yaml")}  # options whose value is a file
+FILES = {"script": (".py",), "notebook": (".ipynb",), "output": (".py", ".sbatch", ".slurm", ".sh", ".yaml")}
 # a launch as far as neither the line nor a pool nor a cell says anything
 POOL: Mapping[str, Any] = {
     "nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}, "visible": None, "logs": None,
@@ -36,6 +26,7 @@ POOL: Mapping[str, Any] = {
 def arguments(parser: Parser) -> None:
     """In a notebook its own cells are meant, in a terminal those of a file that is named."""
     notebook = parser.prog == NOTEBOOK
+    parser.offers = FILES
     add = parser.add_argument
     if not notebook:
         add("notebook", metavar="NOTEBOOK", help="notebook file, or with only --to the script")
@@ -77,15 +68,6 @@ def arguments(parser: Parser) -> None:
 def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine:
     own, argv = split_argv(list(words))
     return CommandLine(command, {**vars(parser.parse_strictly(own)), "argv": argv})
-
-
-def complete(parser: Parser, line: str) -> list[str]:
-    current, before = at_cursor(line)
-    due = waiting_for(parser, before[-1]) if before else None
-    if due is not None:
-        paths = files(current, VALUES[due.dest]) if due.dest in VALUES else []
-        return paths or options.complete(parser, line)
-    return [*([] if current.startswith("-") else files(current)), *options.complete(parser, line)]
 
 
 def _whole(text: str) -> int:

@@ -6,7 +6,7 @@ What is assumed is written where it is used and told with every forecast: `Forec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.analysis.steps import Recording, Step
@@ -184,23 +184,26 @@ def forecast(
     what = profile(recording, number)
     used = together(measured, world_size or what.ranks)
     fits = fit(used)
-    chosen, decided = better(fits)
+    chosen, decided, why = _chosen(fits, algorithm)
     left_out = tuple(sorted({m.ranks for m in measured} - {m.ranks for m in used}))
-    why = "which fits better"
-    if algorithm is not None:
-        chosen, decided, why = fits[algorithm], True, "as asked for"
     found = chosen.link
     per_node = ranks_per_node or what.ranks
     intra = Link(found.latency, intra_node or found.bandwidth)
     inter = Link(found.latency if latency is None else latency, inter_node or found.bandwidth)
     links = Links(chosen.algorithm, per_node, intra, inter)
-    as_measured = Links(chosen.algorithm, what.ranks, Link(found.latency, found.bandwidth), inter)
-    here = predict(what, what.ranks, as_measured.within(what.ranks))
+    here = predict(what, what.ranks, replace(links, intra=found).within(what.ranks))
     return Forecast(
         recording.model, number, what, tuple(fits.values()), left_out, chosen, decided, why, intra, inter, per_node,
         here, links.scaled(what, nodes, False), links.scaled(what, nodes, True), "strong" if strong else "weak",
         max(chosen.ranks), _assumed(what, per_node, inter_node, latency),
     )  # fmt: skip
+
+
+def _chosen(fits: Mapping[str, LinkFit], asked: str | None) -> tuple[LinkFit, bool, str]:
+    """The fit to forecast with, whether it is decided, and why this one."""
+    if asked is not None:
+        return fits[asked], True, "as asked for"
+    return *better(fits), "which fits better"
 
 
 @dataclass(frozen=True)

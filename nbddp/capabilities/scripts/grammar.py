@@ -21,6 +21,7 @@ def arguments(parser: Parser) -> None:
     parser.description = (
         "Run a script on every rank, as torchrun does. Options go before the script; what follows it is passed to it."
     )
+    parser.offers = {"script": (".py",)}
     parser.add_argument("script", metavar="SCRIPT", help="path of the script, or with -m the name of the module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's sys.argv[1:]")
     add_options(parser, _line(parser))

@@ -119,9 +119,10 @@ def _arguments(parser: Parser, form: str) -> None:
     parser.allow_abbrev = True
     parser.usage = f"{parser.prog.replace('%', '%%')} [options] SCRIPT [arguments]"
     parser.description = "Run a script on the pool by torchrun's command line."
+    parser.offers = {"training_script": (".py",), "nproc_per_node": NPROC_WORDS, "log_dir": ("/",)}
     prog = parser.prog.removesuffix(f" {form}")
     texts: dict[str, Callable[[str], Any] | None] = {
-        "--nnodes": nodes_or_range, "--nproc-per-node": Reader("nbddp.launch.options:workers_per_node", NPROC_WORDS),
+        "--nnodes": nodes_or_range, "--nproc-per-node": Reader("nbddp.launch.options:workers_per_node"),
         "--rdzv-backend": None, "--rdzv-endpoint": None,
         "--rdzv-id": None, "--rdzv-conf": None, "--max-restarts": count, "--monitor-interval": seconds,
         "--start-method": None, "--event-log-handler": None, "--role": None, "--node-rank": int,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.capabilities.slurm import held_jobs
 from nbddp.errors import BadInput
-from nbddp.launch.options import Parser, at_cursor, complete, positive, waiting_for
-from nbddp.launch.path_completion import BATCH, files
+from nbddp.launch.options import Parser, positive
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.screens import for_shell
 
@@ -66,19 +65,13 @@ def attach_in_notebook(asked: Asked, line: CommandLine) -> None:
 
 def submit_arguments(parser: Parser) -> None:
     parser.usage = "%%ddp submit [options] JOB.sbatch [arguments]\n       %%ddp submit --follow JOB"
+    parser.offers = {"script": (".sbatch", ".slurm", ".sh")}
     parser.add_argument("script", nargs="?", metavar="JOB.sbatch", help="batch script, as of %%ddp export --to slurm")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="arguments", help="arguments of the batch script")
     parser.add_argument("--follow", type=positive, metavar="JOB", help="follow a job that was submitted before")
     parser.add_argument("--detach", action="store_true", help="submit the job without following it")
     parser.add_argument("--on-stop", choices=("cancel", "leave"), default="cancel", help="what Stop does to the job "
                         "(default: cancel it)")  # fmt: skip
-
-
-def complete_submit(parser: Parser, line: str) -> list[str]:
-    current, before = at_cursor(line)
-    due = before and waiting_for(parser, before[-1])
-    scripts = [] if due or current.startswith("-") else files(current, BATCH)
-    return [*scripts, *complete(parser, line)]
 
 
 def submit_in_notebook(asked: Asked, line: CommandLine) -> None:

@@ -404,23 +404,18 @@ def _group_class(torch: Any) -> Any:
                 self.handed_over(bucket, future_of(work))
             return work
 
-        @unseen  # type: ignore[untyped-decorator]
-        def broadcast(self, tensors: Any, options: Any) -> Any:
-            return self.real.broadcast(tensors, options)
-
-        @unseen  # type: ignore[untyped-decorator]
-        def allgather(self, *args: Any) -> Any:
-            return self.real.allgather(*args)
-
-        @unseen  # type: ignore[untyped-decorator]
-        def reduce_scatter(self, *args: Any) -> Any:
-            return self.real.reduce_scatter(*args)
-
-        @unseen  # type: ignore[untyped-decorator]
-        def barrier(self, options: Any) -> Any:
-            return self.real.barrier(options)
-
+    for name in ("broadcast", "allgather", "reduce_scatter", "barrier"):
+        setattr(RecordingGroup, name, unseen(_of_real(name)))
     return RecordingGroup
+
+
+def _of_real(name: str) -> Callable[..., Any]:
+    """The method of a group that calls the real group's."""
+
+    def call(group: Any, *args: Any) -> Any:
+        return getattr(group.real, name)(*args)
+
+    return call
 
 
 class _Notes:

@@ -83,7 +83,7 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
     """STEPS steps; with `make`, a checkpoint after every EVERY, and first of all `load` is called: with `resumed` there
     is a checkpoint at `path`, otherwise none.
 
-    fail_at: the last rank raises Failure before this step; the others wait for it in theirs.
+    fail_at: the last rank raises RankDeath before this step; the others wait for it in theirs.
     Returns `began` (what load returned), `first` (the outcome of a load without a checkpoint), `states` (step →
     what is seen before it), `final`, `wrote` and `read` (files), `moved` (where files were renamed to), `gap` (those of
     these that were removed before). In a process group.
@@ -93,12 +93,9 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
     from torch.nn.parallel import DistributedDataParallel
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(7)  # the same data and the same first weights everywhere
+    torch.manual_seed(7)  # the same data everywhere
     x, y = torch.randn(SAMPLES, 6), torch.randn(SAMPLES, 1)
-    torch.manual_seed(OTHER_SEED if resumed else SEED)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.25), torch.nn.Linear(8, 1))
-    torch.manual_seed((OTHER_SEED if resumed else SEED) + rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if not resumed else 0.3, momentum=0.9)
+    model, optimizer = fresh(rank, resumed)
     batches, states, began = Batches(SAMPLES, BATCH, rank, world_size), {}, 0
     first: tuple[str, Any] = ("value", 0)
     with files() as touched:
@@ -114,17 +111,33 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
             if step == fail_at and rank == world_size - 1:
                 raise RankDeath
             own = next(batches)
-            loss = (copy(x[own]) - y[own]).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if step == 2:
-                optimizer.param_groups[0]["lr"] = 0.1  # a schedule that has done its part
+            learn(copy, optimizer, x[own], y[own], step)
             if checkpoint and (step + 1) % EVERY == 0:
                 with lists_of_the_world():
                     checkpoint.save(copy, optimizer, batches, step + 1)
                 dist.barrier()
     return {"began": began, "first": first, "states": states, "final": seen(model, optimizer, batches), **touched}
+
+
+def fresh(rank: int, resumed: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model with the same first weights on every rank, and its optimizer; a resumed training has others. After that
+    each rank draws random numbers of its own."""
+    import torch
+
+    seed, rate = (OTHER_SEED, 0.3) if resumed else (SEED, 0.2)
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.25), torch.nn.Linear(8, 1))
+    torch.manual_seed(seed + rank)
+    return model, torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+
+
+def learn(copy: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
+    """One step; the third ends with a schedule that has done its part."""
+    optimizer.zero_grad()
+    (copy(x) - y).square().mean().backward()
+    optimizer.step()
+    if step == 2:
+        optimizer.param_groups[0]["lr"] = 0.1
 
 
 def settle(copy: Any, x: torch.Tensor) -> None:

@@ -1,24 +1,26 @@
-"""Completion and inspection inside `%%ddp` cells: what rank 0 knows, in the notebook's own tooltips.
+"""Tab and `?` in `%%ddp` cells: what rank 0 knows, in the notebook's own tooltips.
 
-Options of the magic line are completed from the grammar; names in the body by asking
-rank 0 over its control channel, which answers while a cell runs. Without a pool, or
-without an answer in time, the notebook's own completion goes on as always.
+Options of a line are completed from the grammar; names in the body by asking rank 0 over its control channel, which
+answers while a cell runs. Without a pool, or without an answer in time, the notebook's own completion goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer as ipython_completer
 
+from nbddp.capabilities.completion.lines import at_cursor, command_of, complete_cell, complete_command
 from nbddp.execution.cell_text import Parted, parted
-from nbddp.launch import options
-from nbddp.notebook import commands
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
+
+if TYPE_CHECKING:
+    from nbddp.pool.pool import Pool
+    from nbddp.pool.state import PoolState
 
 COMPLETION: Any = getattr(ipython_completer, "SimpleCompletion", SimpleNamespace)
 TYPES = "jupyter_types_experimental"  # the messaging protocol has it with an underscore
@@ -26,20 +28,20 @@ WORD = "magic"  # the kind of a subcommand
 PATIENCE = 1.0  # seconds; a tooltip that comes later is not wanted
 
 
-class Assistant:
+class CompletionPart:
     """Hooks into one shell's completer and its kernel's inspection."""
 
-    def __init__(self, shell: Any, pool: Callable[[], Any]):
-        self.shell, self.pool = shell, pool
+    def __init__(self, pool: PoolState):
         decorate = getattr(ipython_completer, "context_matcher", None)  # not in IPython 7, which Colab and Kaggle have
         self._matcher = decorate and decorate(identifier="nbddp")(lambda context: self.match(context))
         self._inspect: Any = None
         self._complete: Any = None
 
-    def install(self) -> None:
-        kernel = getattr(self.shell, "kernel", None)
+    def installed(self, shell: Any, pool: Callable[[], Pool]) -> None:
+        self.shell, self.pool = shell, pool
+        kernel = getattr(shell, "kernel", None)
         if self._matcher:
-            self.shell.Completer.custom_matchers.append(self._matcher)
+            shell.Completer.custom_matchers.append(self._matcher)
         elif kernel is not None:
             self._complete = kernel.do_complete
             kernel.do_complete = self.do_complete
@@ -47,25 +49,23 @@ class Assistant:
             self._inspect = kernel.do_inspect
             kernel.do_inspect = self.do_inspect
 
-    def remove(self) -> None:
+    def removed(self) -> None:
         if self._matcher and self._matcher in self.shell.Completer.custom_matchers:
             self.shell.Completer.custom_matchers.remove(self._matcher)
         if self._complete is not None:
             self.shell.kernel.do_complete = self._complete
-            self._complete = None
         if self._inspect is not None:
             self.shell.kernel.do_inspect = self._inspect
-            self._inspect = None
 
     def match(self, context: Any) -> Any:
         """IPython's matcher: completions at the cursor; in %ddp and %%ddp lines only nbddp's own."""
         until = context.text_until_cursor
         cell = parted(context.full_text)
         if cell is not None and until.startswith("%%ddp ") and context.cursor_line == cell.top:
-            return _words(options.complete_cell(until[6:]), until)
+            return _words(complete_cell(until[6:]), until)
         if until.lstrip().startswith("%ddp "):
             line = until.lstrip()[5:]
-            found = commands.complete_command(line)
+            found = complete_command(line)
             return {"completions": []} if found is None else _words([*found, *self._names(line)], until)
         if cell is not None and context.cursor_line > cell.top:
             return self._on_rank_0(cell, context)
@@ -73,8 +73,8 @@ class Assistant:
 
     def _names(self, line: str) -> list[str]:
         """Names that may come next where a subcommand takes some: the notebook's, or those that rank 0 keeps."""
-        command, rest = commands.typed(line)
-        current, taken = options.at_cursor(rest)
+        command, rest = command_of(line)
+        current, taken = at_cursor(rest)
         if command is None or not command.names or line == command.name or current.startswith("-"):
             return []
         if command.names == "notebook":
@@ -93,9 +93,8 @@ class Assistant:
             return {"completions": []}
         fragment = body[answer["cursor_start"] : cursor]
         if answer["matches"][0].startswith(".") and "." in fragment:
-            fragment = fragment[
-                fragment.rindex(".") :
-            ]  # IPython 8 counts from the word's start, and answers from its dot
+            # IPython 8 counts from the word's start, and answers from its dot
+            fragment = fragment[fragment.rindex(".") :]
         return _result(answer["matches"], fragment, answer["kinds"])
 
     def do_complete(self, code: str, cursor_pos: int) -> Any:

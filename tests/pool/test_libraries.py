@@ -74,6 +74,12 @@ def test_deepspeed_keeps_no_group_that_is_gone(pool: nbddp.Pool, how: str) -> No
     assert list(found) == [(True, True, 1, True)] * 2
 
 
+def test_deepspeed_keeps_no_group_that_another_replaces(pool: nbddp.Pool) -> None:
+    pool.run_cell(HOLDS, screen=NullScreen())
+    code = f"dist.init_process_group('gloo')\n{HELD}"
+    assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [(True, True, 1, True)] * 2
+
+
 ACCELERATE = """
 import os, sys, types, torch.distributed as dist
 class PartialState:
@@ -117,6 +123,15 @@ def test_accelerate_begins_anew_when_its_group_is_gone(pool: nbddp.Pool, how: st
     assert list(rank) == [0, 1], "an object that is left over still knows its rank"
     for code in ("Accelerator().reduce()", "PartialState().num_processes"):
         assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [2, 2]
+    pool.run_cell("for name in ('accelerate', 'accelerate.state'): del sys.modules[name]", screen=NullScreen())
+
+
+def test_accelerate_begins_anew_in_the_cell_that_has_ended_its_group(pool: nbddp.Pool) -> None:
+    pool.run_cell(
+        "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=NullScreen()
+    )
+    twice = "Accelerator().reduce(); dist.destroy_process_group(); Accelerator().reduce()"
+    assert list(pool.run_cell(ACCELERATE + twice, want_value=True, screen=NullScreen())) == [2, 2]
     pool.run_cell("for name in ('accelerate', 'accelerate.state'): del sys.modules[name]", screen=NullScreen())
 
 

@@ -1,4 +1,4 @@
-"""What kind of thing a completion is, without calling the program's code.
+"""Tab and `?` on a rank; and what kind of thing a completion is, without calling the program's code.
 
 IPython knows kinds from Jedi alone, which takes seconds on torch and is off on the ranks.
 """
@@ -14,8 +14,20 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from nbddp.worker.parts import RankWorker
+
 UNKNOWN = ""
 DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*$")
+
+
+def complete(worker: RankWorker, code: str, cursor_pos: int) -> Any:
+    found = worker.shell.kernel.do_complete(code, cursor_pos)
+    found["kinds"] = kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
+    return found
+
+
+def inspected(worker: RankWorker, code: str, cursor_pos: int, detail_level: int = 0) -> Any:
+    return worker.shell.kernel.do_inspect(code, cursor_pos, detail_level)
 
 
 def kinds(before: str, matches: Sequence[str], names: Mapping[str, object]) -> list[str]:

@@ -1,8 +1,8 @@
 """Libraries that were written for a process that runs one program.
 
-Some would start ranks of their own in a cell, which is already run by every rank: they are told so. Lightning's and
-Fabric's launchers for notebooks (`ddp_notebook`, `ddp_spawn`, `ddp_fork`) start all ranks anew in each rank, which then
-meet under numbers that are taken, and hang.
+Some refuse where somebody types (Lightning, Fabric). Some would start ranks of their own in a cell, which is already
+run by every rank: they are told so. Lightning's and Fabric's launchers for notebooks (`ddp_notebook`, `ddp_spawn`,
+`ddp_fork`) start all ranks anew in each rank, which then meet under numbers that are taken, and hang.
 
 Some keep in their modules what belongs to a process group, and use it in the next cell, when the group is gone: it is
 taken from them (DeepSpeed), or when the program makes the library's object anew (accelerate, whose old object may still
@@ -15,8 +15,13 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from nbddp.errors import Raised
+    from nbddp.worker.parts import RankWorker
+
+PROMPTS = ("ps1", "ps2", "ps3")  # of `sys`: they say that somebody types
 LAUNCHERS = ("lightning", "pytorch_lightning", "lightning_fabric")
 SAYS = (
     'this cell already runs on every rank, but this strategy starts its own ranks; use strategy="ddp" with as many '
@@ -28,11 +33,42 @@ GONE = ("Default process group has not been initialized", "is not registered, pl
 PACKAGES = ("site-packages", "dist-packages")
 
 
-def install() -> None:
-    """Refuse their processes; once, when the worker starts."""
-    import torch.multiprocessing
+class Libraries:
+    """The part of a worker that hears of its groups and its exceptions."""
 
-    torch.multiprocessing.start_processes = _refusing(torch.multiprocessing.start_processes)
+    def __init__(self, worker: RankWorker) -> None:
+        import torch.multiprocessing
+
+        torch.multiprocessing.start_processes = _refusing(torch.multiprocessing.start_processes)
+        for prompt in PROMPTS:
+            vars(sys).pop(prompt, None)
+
+    def group_begins(self) -> None:
+        if "accelerate" in sys.modules:
+            _renew_accelerate(sys.modules["accelerate"])
+
+    def group_gone(self) -> None:
+        """No library may think that it has a group."""
+        import torch.distributed as dist
+
+        for name, things in HOLDERS.items():
+            if name in sys.modules:
+                _empty(vars(sys.modules[name]), things, dist.ProcessGroup)
+        self.group_begins()
+
+    def note(self, found: Raised) -> str:
+        """Whose group is gone, if torch says so to an installed library: not to a cell's own call."""
+        if not any(words in found.message for words in GONE):
+            return ""
+        outside = [frame.file for frame in found.frames if f"{os.sep}torch{os.sep}" not in frame.file]
+        if not outside or not any(folder in outside[-1] for folder in PACKAGES):
+            return ""
+        parts = outside[-1].split(os.sep)
+        library = parts[next(n for n, part in enumerate(parts) if part in PACKAGES) + 1].removesuffix(".py")
+        return (
+            f"{library} uses a process group that no longer exists; if an earlier cell made it, create {library}'s "
+            "objects again, or run the cell with --fresh"
+        )
 
 
 def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,18 +83,6 @@ def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # -- what libraries keep of a group -------------------------------------------------------------
-
-
-def forget() -> None:
-    """The default group of an earlier cell is gone, or there was none: no library may think that it has it."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or dist.is_initialized():
-        return
-    for name, things in HOLDERS.items():
-        if name in sys.modules:
-            _empty(vars(sys.modules[name]), things, dist.ProcessGroup)
-    if "accelerate" in sys.modules:
-        _renew_accelerate(sys.modules["accelerate"])
 
 
 def _empty(names: dict[str, Any], things: Sequence[str], group: type) -> None:
@@ -98,19 +122,3 @@ def _is_stale(partial: Any) -> bool:
     if not kept.get("backend"):
         return False
     return not dist.is_initialized() or str(kept.get("num_processes")) != os.environ.get("WORLD_SIZE")
-
-
-def owner_of_a_group_that_is_gone(message: str, files: Sequence[str]) -> str:
-    """What to say of an error by which torch answers who asks for a group that is gone; empty where it is another
-    error, or a cell's own call. files: of its frames, outermost first."""
-    if not any(words in message for words in GONE):
-        return ""
-    outside = [file for file in files if f"{os.sep}torch{os.sep}" not in file]
-    if not outside or not any(folder in outside[-1] for folder in PACKAGES):
-        return ""
-    parts = outside[-1].split(os.sep)
-    library = parts[next(n for n, part in enumerate(parts) if part in PACKAGES) + 1].removesuffix(".py")
-    return (
-        f"{library} uses a process group that no longer exists; if an earlier cell made it, create {library}'s "
-        "objects again, or run the cell with --fresh"
-    )

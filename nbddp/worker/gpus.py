@@ -1,0 +1,113 @@
+"""What GPUs ask of a rank: another backend where ranks share one, and a look at CUDA after an error.
+
+NCCL takes one rank per GPU, from version 2.30 on more if it is told to (`--oversubscribe`). So a default group is
+gloo's there, which works on CUDA tensors, or NCCL's where that allows it; and who asks for an older NCCL by name gets a
+sentence at once, where NCCL would say "Duplicate GPU detected" in the first collective.
+
+After a device-side assert or an illegal address every later call of CUDA fails, for good (CUDA's "sticky" errors; its
+Programming Guide, "Error Checking"); after an allocation that fails none does. Which it was is asked of CUDA itself: a
+context that is broken says so at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import traceback
+from typing import Any
+
+from nbddp.worker import failure
+
+ALLOWS, ALLOW = (2, 30), "NCCL_MULTI_RANK_GPU_ENABLE"
+GLOO = "cpu:gloo,cuda:gloo"
+Keywords = dict[str, Any]
+OF_CUDA = re.compile(r"cuda|cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|triton|accelerator", re.IGNORECASE)
+ASKED = 2.0  # seconds; a context that is well, and still at work, may take longer to answer
+
+
+# -- ranks that share one -------------------------------------------------------------------------
+
+
+def with_backend(args: tuple[Any, ...], kwargs: Keywords) -> tuple[tuple[Any, ...], Keywords]:
+    """Arguments of an init, with the backend that ranks which share GPUs can have."""
+    asked = args[0] if args else kwargs.get("backend")
+    found = backend(None if asked is None else str(asked), nccl_version())
+    return ((found, *args[1:]), kwargs) if args else ((), {**kwargs, "backend": found})
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Of the NCCL that this torch was built with; empty where it was built without."""
+    import torch
+
+    try:
+        found: Any = torch.cuda.nccl.version()
+    except (AttributeError, RuntimeError):
+        return ()
+    return tuple(found) if isinstance(found, tuple) else ()
+
+
+def backend(asked: str | None, version: tuple[int, ...]) -> str | None:
+    """The backend of a group whose ranks share GPUs. Raises RuntimeError for one that would refuse them."""
+    if version >= ALLOWS and os.environ.get(ALLOW, "1") != "0":
+        os.environ[ALLOW] = "1"
+        return asked
+    if not asked:
+        return GLOO
+    if "nccl" not in asked.lower():
+        return asked
+    which = "NCCL " + ".".join(map(str, version)) if version else "NCCL"
+    raise RuntimeError(
+        f"ranks share a GPU here (--oversubscribe), but {which} does not allow that: call init_process_group() "
+        "without a backend, which takes gloo and works on CUDA tensors, or start as many ranks as there are GPUs"
+    )
+
+
+# -- after an error -------------------------------------------------------------------------------
+
+
+def broken_context(error: BaseException) -> str:
+    """What CUDA says after `error` if this process's context is broken; empty if it is not, or CUDA is not used."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or not _is_of_cuda(error):
+        return ""
+    said: list[str] = []
+
+    def ask() -> None:
+        try:
+            torch.cuda.synchronize()
+        except Exception as e:
+            said.append(failure.message(e).partition("\n")[0])
+
+    asking = threading.Thread(target=ask, name="nbddp-context", daemon=True)
+    asking.start()
+    asking.join(ASKED)
+    return said[0] if said else ""
+
+
+def _is_of_cuda(error: BaseException) -> bool:
+    """Whether CUDA or a library on it is named in an exception of the chain that is no lack of memory."""
+    current: BaseException | None = error
+    chain: list[BaseException] = []
+    while current is not None and not any(current is e for e in chain):
+        chain.append(current)
+        current, _ = failure.before(current)
+    named = (f"{failure.type_name(e)} {failure.message(e)}" for e in chain if not _lacks_memory(e))
+    return any(map(OF_CUDA.search, named))
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    return issubclass(type(error), getattr(sys.modules.get("torch"), "OutOfMemoryError", ()))
+
+
+def let_go_of_memory(error: BaseException) -> None:
+    """After an out-of-memory error: free what the failed calls held, and the allocator's cache.
+
+    The traceback keeps every tensor of the functions it went through alive; the cell's own names stay.
+    """
+    if _lacks_memory(error):
+        traceback.clear_frames(failure.traceback_of(error))
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_initialized():
+            cuda.empty_cache()
