@@ -25,6 +25,7 @@ KEEPS_PROCESS = {  # defaults of ours; what the user has set wins (torch's Proce
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # its monitor would kill the process while an abort takes long
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
 }
+TORCHCOMMS = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"  # replaces the process groups that ranks are read and freed by
 SEEN_AT_IMPORT = (
     "TORCH", "PYTORCH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON",
@@ -123,6 +124,11 @@ def visible_devices(worker: Worker, node: Node, visible: str) -> str | None:
     if node.simulated:
         return ",".join(d.mask for d in node.devices)
     return None
+
+
+def uses_torchcomms(env: Mapping[str, str]) -> bool:
+    """Whether torch is told to make its process groups of torchcomms: of all values only 0 and none say no to it."""
+    return env.get(TORCHCOMMS, "") not in ("", "0")
 
 
 def needs_new_agent(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 from tests.places import ROOT
 
 DELETED = (  # one that can be deleted stays so
-    "attached", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
+    "attached", "env", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "bench", "check", "collectives", "compare", "debugger", "doctor", "export", "forecast", "memory", "panel",
@@ -36,7 +36,7 @@ dist.all_reduce(sizes)
 print(f"rank {os.environ['RANK']} sees {sizes.item()}")
 """)
 run("%ddp status")
-for options in ("--keep-warm 10m", "--nnodes 1:2"):
+for options in ("--keep-warm 10m", "--nnodes 1:2", "--env A=1"):
     try:
         run(f"%ddp start {options}")
     except nbddp.BadInput as e:
@@ -110,6 +110,7 @@ def test_a_cell_runs_without_them(copy: Path) -> None:
     assert sorted(line for line in said if "sees" in line) == [f"rank {r} │ rank {r} sees 2.0" for r in range(2)]
     assert "--keep-warm 10m: nothing here keeps a process; leave it out" in said
     assert "--nnodes 1:2: here no nodes come and go; set one number" in said
+    assert any(line.startswith("%ddp start has no option --env") for line in said)
 
 
 @pytest.mark.parametrize("words", ["status", "--help"])

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 import nbddp
+from nbddp.capabilities.env import options as env_options
 from nbddp.errors import BadInput, RunHung, WorkerFailed
-from nbddp.launch import env_options
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.output.screens import NullScreen
 from tests import warm

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from nbddp.capabilities.env import options as env_options
 from nbddp.errors import BadInput
-from nbddp.launch import env_options
-from nbddp.launch.options import complete_cell, parse_cell
+from nbddp.launch.options import complete_cell, known, parse_cell
 
 # -- tables ----------------------------------------------------------------------------------------
 
@@ -50,6 +50,7 @@ def test_tab_offers_the_levels_and_goes_on() -> None:
     assert complete_cell("--debug ")[:3] == ["off", "info", "detail"]
     assert "--env" in complete_cell("--debug ")
     assert complete_cell("--debug d") == ["detail"]
+    assert known()["debug"].choices == tuple(env_options.LEVELS)
 
 
 def test_a_setting_wins_over_a_level_and_stays_until_it_is_taken_back() -> None:

@@ -30,6 +30,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/compare": "command replicas",
     "capabilities/debugger": "command prompt sender stdin transcript",
     "capabilities/doctor": "command examination findings",
+    "capabilities/env": "options part",
     "capabilities/export": "cells command names options program sbatch target_support targets "
     "torchrun_line",
     "capabilities/forecast": "command cost scale",

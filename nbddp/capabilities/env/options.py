@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbddp.errors import BadInput
-from nbddp.launch.torchrun_env import INTERFACES, SEEN_AT_IMPORT
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.torchrun_env import INTERFACES, SEEN_AT_IMPORT, TORCHCOMMS, uses_torchcomms
 
 Settings = Mapping[str, str]
+Typed = tuple[str, str | None]  # None: the variable is taken back
 
 OFF, INFO, DETAIL = "off", "info", "detail"
 _INFO = {
@@ -40,12 +42,16 @@ READ_AGAIN = (
     "OMP_NUM_THREADS",
 )  # fmt: skip
 READ_ONCE = ("NCCL_", "GLOO_", "TP_", "UCX_", "FI_", "IBV_", "CUDA_", "CUBLAS_")
-TORCHCOMMS = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"  # replaces the process groups that ranks are read and freed by
 EXCLUDES, EXACT = "^", "="  # of NCCL_SOCKET_IFNAME
 
 
-def setting(text: str) -> tuple[str, str | None]:
-    """`KEY=VALUE`, or `KEY` to take the variable back (None), for argparse."""
+def level(text: str) -> str:
+    """Empty: the default."""
+    return text or INFO
+
+
+def setting(text: str) -> Typed:
+    """`KEY=VALUE`, or `KEY` to take the variable back, for argparse."""
     name, equals, value = text.partition("=")
     if not NAME.fullmatch(name):
         raise argparse.ArgumentTypeError(f"{text!r} does not name a variable; write it as NCCL_DEBUG=INFO")
@@ -58,28 +64,33 @@ def setting(text: str) -> tuple[str, str | None]:
     return name, value if equals else None
 
 
-def uses_torchcomms(env: Mapping[str, str]) -> bool:
-    """Whether torch is told to make its process groups of torchcomms: of all values only 0 and none say no to it."""
-    return env.get(TORCHCOMMS, "") not in ("", "0")
+def given_level(debug: str | None) -> str | None:
+    """`debug` of a call. Raises BadInput for a level that is none."""
+    if debug is not None and debug not in LEVELS:
+        raise BadInput(f"debug={debug!r} is not one of {', '.join(LEVELS)}")
+    return debug
 
 
-def checked(level: str | None, env: Mapping[str, str]) -> tuple[tuple[str, str | None], ...]:
-    """`env` of a call as settings. Raises BadInput for a level or a name that is none."""
-    if level is not None and level not in LEVELS:
-        raise BadInput(f"debug={level!r} is not one of {', '.join(LEVELS)}")
+def given(env: Settings | None) -> tuple[Typed, ...]:
+    """`env` of a call. Raises BadInput for a name that is none."""
     try:
-        return tuple(setting(f"{name}={value}") for name, value in env.items())
+        return tuple(setting(f"{name}={value}") for name, value in (env or {}).items())
     except argparse.ArgumentTypeError as e:
         raise BadInput(f"env: {e}") from None
 
 
-def merged(old: Sequence[tuple[str, str | None]], new: Sequence[tuple[str, str | None]]) -> tuple[tuple[str, str], ...]:
+def of_line(spec: LaunchSpec, running: LaunchSpec) -> tuple[tuple[str, str], ...]:
+    """What the ranks of a running pool are to have, with what a line says."""
+    return merged(running.env, spec.env)
+
+
+def merged(old: Sequence[Typed], new: Sequence[Typed]) -> tuple[tuple[str, str], ...]:
     """What `--env` has said so far and what it says now."""
     found: dict[str, str | None] = {**dict(old), **dict(new)}
     return tuple(sorted((name, value) for name, value in found.items() if value is not None))
 
 
-def wanted(level: str | None, env: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+def wanted(level: str | None, env: Sequence[Typed]) -> dict[str, str]:
     """The variables that a level of `--debug` and settings of `--env` ask for; of the same name the setting's."""
     return {**LEVELS[level or OFF], **{name: value for name, value in env if value is not None}}
 
