@@ -566,6 +566,11 @@ ROWS = (
         requests={"environment": "nbddp.capabilities.env.on_rank:environment"},
     ),
     Capability(
+        name="capacity",
+        part=PoolPart(target="nbddp.capabilities.capacity.part:CapacityPart", when=("start",)),
+        on_agent=OnAgent(ops={"limits": "nbddp.capabilities.capacity.on_agent:limits"}),
+    ),
+    Capability(
         name="check",
         options=(
             Option(

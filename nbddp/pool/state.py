@@ -148,7 +148,6 @@ class PoolState:
             group.end_spent()
         topology = source.plan(merged)
         said = [words for planned in self.parts.planned for words in planned(merged, topology)]
-        slow = [] if merged.oversubscribe else group.room_for(topology)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if source is not group.source:  # nothing refuses the line any more
@@ -161,7 +160,7 @@ class PoolState:
         group.variables = env.wanted
         renewed = spec.fresh or env.renews
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*said, *group.source.told, *slow, *notes, *lines(self.parts.notes)]
+        notes = [*said, *group.source.told, *notes, *lines(self.parts.notes)]
         group.source.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)

@@ -15,7 +15,7 @@ import pytest
 from tests.places import ROOT
 
 DELETED = (  # one that can be deleted stays so
-    "attached", "env", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
+    "attached", "capacity", "env", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "bench", "check", "collectives", "compare", "debugger", "doctor", "export", "forecast", "memory", "panel",

@@ -26,6 +26,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities": "__init__",
     "capabilities/attached": "clusters",
     "capabilities/bench": "command result",
+    "capabilities/capacity": "part",
     "capabilities/collectives": "breakdown command instances program",
     "capabilities/compare": "command replicas",
     "capabilities/debugger": "command prompt sender stdin transcript",
