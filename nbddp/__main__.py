@@ -2,7 +2,10 @@
 
 import sys
 
-from nbddp.notebook.terminal import main
+from nbddp.protocol.capability import load, terminal_row
 
 if __name__ == "__main__":
-    sys.exit(main())
+    row = terminal_row()
+    if row is None:
+        sys.exit("python -m nbddp needs the capability `terminal`, which this copy of nbddp lacks; a notebook has %ddp")
+    sys.exit(load(row.main)())

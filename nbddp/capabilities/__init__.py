@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.capability import Capability, Command, EntryPoint, Guard, OnAgent, Option, PoolPart, RankPart
 from nbddp.protocol.messages import STOPPED
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
@@ -569,6 +569,16 @@ ROWS = (
         name="capacity",
         part=PoolPart(target="nbddp.capabilities.capacity.part:CapacityPart", when=("start",)),
         on_agent=OnAgent(ops={"limits": "nbddp.capabilities.capacity.on_agent:limits"}),
+    ),
+    Capability(
+        name="terminal",
+        terminal=EntryPoint(
+            main="nbddp.capabilities.terminal.main:main",
+            handlers={
+                "status": "nbddp.capabilities.terminal.main:status", "start": "nbddp.capabilities.terminal.main:start",
+                "stop": "nbddp.capabilities.terminal.main:stop", "restart": "nbddp.capabilities.terminal.main:restart",
+            },
+        ),
     ),
     Capability(
         name="check",

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 TABLE = "nbddp.capabilities"
 Target = str
@@ -171,6 +171,29 @@ class Guard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EntryPoint:
+    """`python -m nbddp`.
+
+    - main: () -> exit status. handlers: commands that every pool has -> as `Command.terminal`.
+    """
+
+    main: Target
+    handlers: Mapping[str, Target]
+
+
+class DetachedResource(Protocol):
+    """What a kernel that has ended has left for the next one, such as a process or nodes."""
+
+    @property
+    def name(self) -> str: ...
+    def words(self, prog: str) -> str:
+        """What it is, and how `prog` ends it by its name."""
+
+    def end(self) -> str:
+        """End it; what is said of that."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Capability:
     """A row.
 
@@ -181,7 +204,7 @@ class Capability:
     - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
       pool for which the option is said. Of several the last row's is taken.
     - offers: () -> lines on where else workers could be, once they have started on this machine.
-    - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
+    - waits: () -> the `DetachedResource`s of earlier kernels. terminal: one row has it.
 
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
 
@@ -206,6 +229,7 @@ class Capability:
     sources: Mapping[str, Target] = field(default_factory=dict)
     offers: Target = ""
     waits: Target = ""
+    terminal: EntryPoint | None = None
 
 
 def load(target: Target) -> Any:
@@ -226,6 +250,11 @@ def rows() -> tuple[Capability, ...]:
 def guard_row() -> Guard | None:
     """The guard, if a row has one."""
     return next((row.guard for row in rows() if row.guard is not None), None)
+
+
+def terminal_row() -> EntryPoint | None:
+    """The terminal, if a row has one."""
+    return next((row.terminal for row in rows() if row.terminal is not None), None)
 
 
 class _Method:

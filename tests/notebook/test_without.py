@@ -19,7 +19,7 @@ DELETED = (  # one that can be deleted stays so
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "bench", "check", "collectives", "compare", "debugger", "doctor", "export", "forecast", "memory", "panel",
-    "private", "stacks", "stale_modules", "subprocesses", "timings", "topology", "trace", "widgets",
+    "private", "stacks", "stale_modules", "subprocesses", "terminal", "timings", "topology", "trace", "widgets",
 )  # fmt: skip
 PROGRAM = '''
 from IPython.core.interactiveshell import InteractiveShell
@@ -136,3 +136,6 @@ def test_ranks_without_parts_and_guard_are_as_under_torchrun(tmp_path_factory: p
     ]
     assert "rank 1 raised ZeroDivisionError: division by zero (cell line 2)" in said
     assert "%ddp has no subcommand 'timings'; %ddp lists them" in said
+    done = subprocess.run([sys.executable, "-m", "nbddp", "status"], cwd=copy, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("python -m nbddp needs the capability `terminal`")

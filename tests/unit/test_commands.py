@@ -13,8 +13,9 @@ import pytest
 import nbddp
 from nbddp import capabilities
 from nbddp.capabilities.slurm import allocation
+from nbddp.capabilities.terminal import main as terminal
 from nbddp.errors import BadInput
-from nbddp.notebook import commands, terminal
+from nbddp.notebook import commands
 from nbddp.notebook.commands import OWN, complete_command, known, overview, parse_command
 from nbddp.protocol.capability import Capability, Command, load
 from tests.places import ROOT
@@ -111,7 +112,7 @@ def test_a_terminal_shows_and_ends_what_earlier_kernels_have_left(
     left = [allocation.KeptAllocation(tmp_path, {"job": job}) for job in (12, 34)]
     monkeypatch.setattr(allocation.KeptAllocation, "end", lambda one: f"Slurm job {one.name} released")
     monkeypatch.setattr(allocation.KeptAllocation, "left", 600.0)
-    assert terminal.waiting() == []
+    assert terminal.detached() == []
     monkeypatch.setattr(allocation, "kept", lambda: left)
 
     def said(*words: str) -> list[str]:

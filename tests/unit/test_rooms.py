@@ -88,7 +88,7 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
     unneeded |= {"nbddp.agent.server", "nbddp.capabilities.attached.engine_side"}
     unneeded |= {f"nbddp.{name_of(path)}" for path in FILES if path.name == "command.py"}
     unneeded |= {"pygments.lexers", "pynvml", "matplotlib", "ipywidgets", "torch"}
-    names = "nbddp.notebook.terminal, nbddp.capabilities.scripts.terminal, nbddp.pool.pool"
+    names = "nbddp.capabilities.terminal.main, nbddp.capabilities.scripts.terminal, nbddp.pool.pool"
     code = f"import sys, {names}; print(*{unneeded!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
