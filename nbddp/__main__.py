@@ -2,10 +2,10 @@
 
 import sys
 
-from nbddp.protocol.capability import load, terminal_row
+from nbddp.protocol.capability import load, rows
 
 if __name__ == "__main__":
-    row = terminal_row()
-    if row is None:
+    main = next((row.main for row in rows() if row.main), "")
+    if not main:
         sys.exit("python -m nbddp needs the capability `terminal`, which this copy of nbddp lacks; a notebook has %ddp")
-    sys.exit(load(row.main)())
+    sys.exit(load(main)())

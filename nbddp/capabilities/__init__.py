@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, EntryPoint, Guard, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.capability import Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
 from nbddp.protocol.messages import STOPPED
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
@@ -550,8 +550,7 @@ ROWS = (
         part=PoolPart(target="nbddp.capabilities.env.part:EnvPart", when=("start",)),
         options=(
             Option(
-                name="debug", after="keep_warm", type="nbddp.capabilities.env.options:level", const="info",
-                choices=("off", "info", "detail"), given="nbddp.capabilities.env.options:given_level",
+                name="debug", after="keep_warm", choices=("off", "info", "detail"), const="info",
                 help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until --debug off; "
                 "detail also compares each collective across ranks",
             ),
@@ -572,13 +571,11 @@ ROWS = (
     ),
     Capability(
         name="terminal",
-        terminal=EntryPoint(
-            main="nbddp.capabilities.terminal.main:main",
-            handlers={
-                "status": "nbddp.capabilities.terminal.main:status", "start": "nbddp.capabilities.terminal.main:start",
-                "stop": "nbddp.capabilities.terminal.main:stop", "restart": "nbddp.capabilities.terminal.main:restart",
-            },
-        ),
+        main="nbddp.capabilities.terminal.main:main",
+        terminal={
+            "status": "nbddp.capabilities.terminal.main:status", "start": "nbddp.capabilities.terminal.main:start",
+            "stop": "nbddp.capabilities.terminal.main:stop", "restart": "nbddp.capabilities.terminal.main:restart",
+        },
     ),
     Capability(
         name="check",

@@ -256,7 +256,7 @@ def filled(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
         number = taken(parser, rest)
         action = option_of(parser, rest[0])
         missing = action is not None and action.nargs == "?" and number == 1
-        found += [f"{rest[0]}=" if missing else rest[0], *rest[1:number]]
+        found += [f"{rest[0]}={action.const}" if action and missing else rest[0], *rest[1:number]]
         del rest[:number]
     return [*found, *rest]
 
@@ -499,10 +499,8 @@ def complete(parser: Parser, line: str) -> list[str]:
 
 def waiting_for(parser: Parser, word: str) -> argparse.Action | None:
     """The action that takes the word after `word`, if `word` is an option with a value."""
-    for action in parser._actions:
-        if word in action.option_strings and action.nargs is None:
-            return action
-    return None
+    action = option_of(parser, word)
+    return action if action is not None and action.nargs is None else None
 
 
 def launch_spec(space: argparse.Namespace, line: str, **more: Any) -> LaunchSpec:

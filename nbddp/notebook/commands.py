@@ -27,7 +27,7 @@ from nbddp.launch.options import (
     rank_set,
     split_line,
 )
-from nbddp.protocol.capability import Command, load, rows, terminal_row
+from nbddp.protocol.capability import Command, load, rows
 
 if TYPE_CHECKING:
     from nbddp.agent.client import AgentClient
@@ -125,8 +125,8 @@ class Asked(Protocol):
 @functools.cache
 def known(prog: str = NOTEBOOK) -> Mapping[str, Command]:
     """Name → command, in the order of the list."""
-    row = terminal_row()
-    found = [replace(own, terminal=row.handlers.get(own.name, "") if row else "") for own in OWN]
+    handlers = {name: target for row in rows() for name, target in row.terminal.items()}
+    found = [replace(own, terminal=handlers.get(own.name, "")) for own in OWN]
     for command in (command for row in rows() for command in row.commands):
         before = [other.name for other in found]
         last = before.index(command.after) + 1 if command.after in before else len(found) - 1

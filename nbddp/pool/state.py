@@ -311,7 +311,8 @@ class PoolState:
 
 def _torchcomms() -> str:
     """That the environment replaces the process groups. Where torchcomms is not installed torch ignores it."""
-    if not torchrun_env.uses_torchcomms(os.environ) or find_spec("torchcomms") is None:
+    asked = os.environ.get(torchrun_env.TORCHCOMMS, "") not in torchrun_env.NOT_TORCHCOMMS
+    if not asked or find_spec("torchcomms") is None:
         return ""
     return (
         f"{torchrun_env.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "

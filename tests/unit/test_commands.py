@@ -50,7 +50,8 @@ def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
     own += [target for c in row.commands for field in TARGETS if (target := getattr(c, field))]
     there = row.on_agent
     own += [*there.ops.values(), *there.starts.values()]
-    own += filter(None, [there.warm, there.begins, there.succeeds, row.agents, row.waits])
+    own += filter(None, [there.warm, there.begins, there.succeeds, row.agents, row.waits, row.main])
+    own += row.terminal.values()
     for target in own:
         assert target.startswith((f"nbddp.capabilities.{row.name}.", "nbddp.notebook.commands:")), target
         assert callable(load(target)), target
@@ -58,6 +59,7 @@ def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
 
 @pytest.mark.parametrize("command", OWN, ids=lambda command: command.name)
 def test_the_commands_of_every_pool_have_handlers(command: Command) -> None:
+    assert {name for row in capabilities.ROWS for name in row.terminal} <= {own.name for own in OWN}
     for target in filter(None, (getattr(command, field) for field in TARGETS)):
         assert callable(load(target)), target
 

@@ -1,15 +1,10 @@
 """`--env` on a rank that lives."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from nbddp.worker.parts import RankWorker
+from collections.abc import Mapping
 
 
-def environment(worker: RankWorker, buffers: Sequence[Any], *, variables: Mapping[str, str | None]) -> list[bytes]:
+def environment(worker: object, buffers: object, *, variables: Mapping[str, str | None]) -> list[bytes]:
     """Variables that a living process can take; None takes one away."""
     for name, value in variables.items():
         if value is None:

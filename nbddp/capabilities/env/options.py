@@ -13,12 +13,11 @@ from typing import Any
 
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
-from nbddp.launch.torchrun_env import INTERFACES, SEEN_AT_IMPORT, TORCHCOMMS, uses_torchcomms
+from nbddp.launch.torchrun_env import INTERFACES, NOT_TORCHCOMMS, SEEN_AT_IMPORT, TORCHCOMMS
 
 Settings = Mapping[str, str]
 Typed = tuple[str, str | None]  # None: the variable is taken back
 
-OFF, INFO, DETAIL = "off", "info", "detail"
 _INFO = {
     "TORCH_DISTRIBUTED_DEBUG": "INFO",  # DDP's statistics, and checks of its graph
     "TORCH_CPP_LOG_LEVEL": "INFO",  # what c10d, gloo's and NCCL's process groups log
@@ -29,7 +28,7 @@ _DETAIL = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",  # each collective is compared across ranks before it is called
     "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,COLL",
 }
-LEVELS: dict[str, Settings] = {OFF: {}, INFO: _INFO, DETAIL: {**_INFO, **_DETAIL}}
+LEVELS: dict[str, Settings] = {"off": {}, "info": _INFO, "detail": {**_INFO, **_DETAIL}}
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OURS = (
@@ -45,11 +44,6 @@ READ_ONCE = ("NCCL_", "GLOO_", "TP_", "UCX_", "FI_", "IBV_", "CUDA_", "CUBLAS_")
 EXCLUDES, EXACT = "^", "="  # of NCCL_SOCKET_IFNAME
 
 
-def level(text: str) -> str:
-    """Empty: the default."""
-    return text or INFO
-
-
 def setting(text: str) -> Typed:
     """`KEY=VALUE`, or `KEY` to take the variable back, for argparse."""
     name, equals, value = text.partition("=")
@@ -57,18 +51,11 @@ def setting(text: str) -> Typed:
         raise argparse.ArgumentTypeError(f"{text!r} does not name a variable; write it as NCCL_DEBUG=INFO")
     if name in OURS or name.startswith("TORCHELASTIC_"):
         raise argparse.ArgumentTypeError(f"the pool sets {name} for each rank; choose another name")
-    if name == TORCHCOMMS and uses_torchcomms({name: value}):
+    if name == TORCHCOMMS and value not in NOT_TORCHCOMMS:
         raise argparse.ArgumentTypeError(f"nbddp cannot read or free ranks in torchcomms; leave out {name}")
     if "\0" in value:
         raise argparse.ArgumentTypeError(f"the value of {name} has a NUL byte, which no variable can hold")
     return name, value if equals else None
-
-
-def given_level(debug: str | None) -> str | None:
-    """`debug` of a call. Raises BadInput for a level that is none."""
-    if debug is not None and debug not in LEVELS:
-        raise BadInput(f"debug={debug!r} is not one of {', '.join(LEVELS)}")
-    return debug
 
 
 def given(env: Settings | None) -> tuple[Typed, ...]:
@@ -92,11 +79,7 @@ def merged(old: Sequence[Typed], new: Sequence[Typed]) -> tuple[tuple[str, str],
 
 def wanted(level: str | None, env: Sequence[Typed]) -> dict[str, str]:
     """The variables that a level of `--debug` and settings of `--env` ask for; of the same name the setting's."""
-    return {**LEVELS[level or OFF], **{name: value for name, value in env if value is not None}}
-
-
-def differing(old: Settings, new: Settings) -> list[str]:
-    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    return {**LEVELS[level or "off"], **{name: value for name, value in env if value is not None}}
 
 
 def at_import(names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from nbddp.capabilities.env import options
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
-from nbddp.launch.torchrun_env import INTERFACES
+from nbddp.launch.torchrun_env import INTERFACES, differing
 from nbddp.pool.change import EnvChange
 from nbddp.protocol.request import Request
 
@@ -27,7 +27,7 @@ class EnvPart:
     def environment(self, spec: LaunchSpec) -> EnvChange:
         """From the variables that workers have to those of `spec`."""
         old, new = self._pool.group.variables, options.wanted(spec.debug, spec.env)
-        names = options.differing(old, new)
+        names = differing(old, new)
         once = options.read_once(names)
         living = {name: new.get(name, os.environ.get(name)) for name in names if name not in once}
         self._first = not self._pool.group.workers

@@ -194,7 +194,7 @@ def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine
     """
     if words and _spelled("--print-completion")[0] == words[0].partition("=")[0].replace("_", "-"):  # needs no script
         raise BadInput(f"{parser.prog} --print-completion: {REFUSED['print_completion']}")
-    read = {name: value for name, value in _assigned(words) if name.startswith("PET_")}
+    read = dict(word.split("=", 1) for word in _assigned(words) if word.startswith("PET_"))
     space = parser.parse_strictly([*_from_environment(parser, {**os.environ, **read}), *words])
     prog = parser.prog.removesuffix(f" {command.name}")
     refused = next((name for name in REFUSED if getattr(space, name)), None)
@@ -203,12 +203,11 @@ def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine
     return CommandLine(command, {}, _spec(space), tuple(_for(note, prog) for note in _notes(space)))
 
 
-def _assigned(words: Sequence[str]) -> list[tuple[str, str]]:
+def _assigned(words: Sequence[str]) -> list[str]:
     """What `--env` sets before the script: torchrun itself would read PET_ variables there."""
     found, rest = [], list(words)
     while len(rest) > 1 and rest[0] == "--env" and ASSIGNED.fullmatch(rest[1]):
-        name, _, value = rest[1].partition("=")
-        found.append((name, value))
+        found.append(rest[1])
         rest = rest[2:]
     return found
 

@@ -60,12 +60,9 @@ def _carry_out(words: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print("stopped by the user", file=sys.stderr)
         return 130
-    except BadInput as e:
-        print(e, file=sys.stderr)
-        return 2
     except NbddpError as e:
         print(e, file=sys.stderr)
-        return 1
+        return 2 if isinstance(e, BadInput) else 1
     return 0
 
 
@@ -163,10 +160,7 @@ def chosen(line: CommandLine, default_all: bool = False) -> list[AgentClient]:
 
 
 def _gone(agent: AgentClient) -> None:
-    ended = threading.Event()
-    agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
-    if agent.alive:
-        ended.wait(10)
+    agent.wait_until(lambda: not agent.alive, 10)
     end = time.monotonic() + 5
     while agent.home.exists() and time.monotonic() < end:
         time.sleep(0.01)
