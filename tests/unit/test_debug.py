@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+import nbddp
 from nbddp.capabilities.env import options as env_options
 from nbddp.errors import BadInput
-from nbddp.launch.options import complete_cell, known, parse_cell
+from nbddp.launch.options import LaunchSpec, complete_cell, known, parse_cell
 
 # -- tables ----------------------------------------------------------------------------------------
 
@@ -44,6 +45,16 @@ def test_what_cannot_be_set_is_refused_in_a_sentence(line: str, words: str) -> N
     with pytest.raises(BadInput) as e:
         parse_cell(line)
     assert words in str(e.value)
+
+
+def test_a_call_in_python_is_checked_as_a_line_is() -> None:
+    spec = nbddp.Pool(debug="info", env={"A": "1"}).spec
+    assert (spec.debug, spec.env) == ("info", (("A", "1"),))
+    assert nbddp.Pool(debug=None, env=None).spec == LaunchSpec()
+    with pytest.raises(BadInput, match="^debug='loud' is not one of off, info, detail$"):
+        nbddp.Pool(debug="loud")
+    with pytest.raises(BadInput, match="^env: the pool sets RANK for each rank"):
+        nbddp.Pool(env={"RANK": "1"})
 
 
 def test_tab_offers_the_levels_and_goes_on() -> None:
