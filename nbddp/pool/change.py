@@ -46,7 +46,7 @@ class EnvChange:
 
     wanted: variables that workers are to have besides the notebook's; names: what of that changes. at_import: of these,
     what is read while torch is imported; imported: the variables with which it is imported then. renews: whether it
-    takes new workers; asks: else what is asked of those that live.
+    takes new workers; asks: else what is asked of those that live. notes: what to say of it.
     """
 
     wanted: Mapping[str, str] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class EnvChange:
     at_import: Sequence[str] = ()
     imported: Mapping[str, str] = field(default_factory=dict)
     renews: bool = False
+    notes: Sequence[str] = ()
     asks: Request | None = None
 
 

@@ -147,7 +147,7 @@ class PoolState:
         if group.running:
             group.end_spent()
         topology = source.plan(merged)
-        said = [words for planned in self.parts.planned for words in planned(merged, topology)]
+        said = [*env.notes, *(words for planned in self.parts.planned for words in planned(merged, topology))]
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if source is not group.source:  # nothing refuses the line any more

@@ -24,15 +24,13 @@ CONTROLLERS_FILES, WORKERS_FILES = 120, 6  # descriptors of the controller: at f
 def limits(agent: NodeAgent, peer: Peer, message: Message) -> Message:
     """What bounds the number of workers beyond those that there are, as it is now: fields of `Limit` in `part`."""
     workers = sum(child.kind == WORKER for child in agent.children.values())
-    found = [{"what": "memory", "each": SPAWNED if children.why_not_fork() else FORKED, "free": free_memory()}]
-    threads = free_threads()
-    if threads is not None:
-        found.append({"what": "threads", "each": THREADS, "free": threads})
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the controller raises its own limit as far as it may
-    if files != resource.RLIM_INFINITY:
-        free = files - CONTROLLERS_FILES - WORKERS_FILES * workers
-        found.append({"what": "open files", "each": WORKERS_FILES, "free": free})
-    return {"limits": found}
+    left = None if files == resource.RLIM_INFINITY else files - CONTROLLERS_FILES - WORKERS_FILES * workers
+    found = (
+        ("memory", SPAWNED if children.why_not_fork() else FORKED, free_memory()), ("threads", THREADS, free_threads()),
+        ("open files", WORKERS_FILES, left),
+    )  # fmt: skip
+    return {"limits": [{"what": what, "each": each, "free": free} for what, each, free in found if free is not None]}
 
 
 def free_memory(proc: Path = PROC, root: Path = CGROUPS) -> int:

@@ -109,16 +109,15 @@ def change_words(names: Sequence[str], new: Settings, imports: bool) -> str:
 # -- interfaces ------------------------------------------------------------------------------------
 
 
-def check_interfaces(settings: Settings, interfaces: Sequence[Mapping[str, Any]], host: str = "this machine") -> None:
-    """Raises BadInput for a variable that names an interface which a host does not have.
-
-    interfaces: those that are up, as `agent.hardware.interfaces` has them.
-    """
+def missing_interface(settings: Settings, interfaces: Sequence[Mapping[str, Any]], host: str = "this machine") -> str:
+    """That a variable names an interface which a host does not have; empty if none does. interfaces: those that are up,
+    as `agent.hardware.interfaces` has them."""
     for name in INTERFACES:
         lost = _missing(name, settings.get(name, ""), [str(one["name"]) for one in interfaces])
         if lost:
             there = ", ".join(f"{one['name']} ({(one['addresses'] or ['no address'])[0]})" for one in interfaces)
-            raise BadInput(f"{name}={settings[name]}: {host} has no interface {lost} that is up; it has {there}")
+            return f"{name}={settings[name]}: {host} has no interface {lost} that is up; it has {there}"
+    return ""
 
 
 def _missing(variable: str, value: str, there: Sequence[str]) -> str:

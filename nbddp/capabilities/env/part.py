@@ -18,41 +18,31 @@ if TYPE_CHECKING:
 
 
 class EnvPart:
-    """`_change`: what the line that is being met changes; `_first`: whether there were no workers before it."""
-
     def __init__(self, pool: PoolState):
         self._pool = pool
-        self._change, self._first = EnvChange(), True
 
     def environment(self, spec: LaunchSpec) -> EnvChange:
         """From the variables that workers have to those of `spec`."""
-        old, new = self._pool.group.variables, options.wanted(spec.debug, spec.env)
-        names = differing(old, new)
-        once = options.read_once(names)
+        group, new = self._pool.group, options.wanted(spec.debug, spec.env)
+        names = differing(group.variables, new)
+        once, at_import = options.read_once(names), options.at_import(names)
         living = {name: new.get(name, os.environ.get(name)) for name in names if name not in once}
-        self._first = not self._pool.group.workers
-        self._change = EnvChange(
-            new, names, options.at_import(names), {name: new[name] for name in options.at_import(sorted(new))},
-            renews=bool(once), asks=Request("environment", {"variables": living}) if living else None,
+        return EnvChange(
+            new, names, at_import, {name: new[name] for name in options.at_import(sorted(new))}, renews=bool(once),
+            notes=[options.change_words(once, new, bool(at_import))] if once and group.workers else [],
+            asks=Request("environment", {"variables": living}) if living else None,
         )  # fmt: skip
-        return self._change
 
     def planned(self, spec: LaunchSpec, topology: Topology) -> list[str]:
-        """Raises BadInput for an interface that a node does not have."""
-        group, change = self._pool.group, self._change
-        named = any(name in change.wanted for name in INTERFACES)
-        for node in group.hosts if named else ():
-            options.check_interfaces(change.wanted, node.facts.interfaces, node.name)
-        if not self._first:
-            once = options.read_once(change.names)
-            return [options.change_words(once, change.wanted, bool(change.at_import))] if once else []
-        if group.added:
-            return []
-        try:
-            options.check_interfaces(os.environ, group.nodes[0].facts.interfaces)
-        except BadInput as e:
-            return [str(e)]
-        return []
+        """Raises BadInput for an interface that a node does not have. One that the notebook's own environment names is
+        noted at the first start."""
+        group, new = self._pool.group, options.wanted(spec.debug, spec.env)
+        for node in group.hosts if any(name in new for name in INTERFACES) else ():
+            if lost := options.missing_interface(new, node.facts.interfaces, node.name):
+                raise BadInput(lost)
+        first = group.topology is None and not group.added
+        lost = options.missing_interface(os.environ, group.nodes[0].facts.interfaces) if first else ""
+        return [lost] if lost else []
 
     def holds(self) -> list[str]:
         variables = self._pool.group.variables
