@@ -136,8 +136,7 @@ def fields_of(*of: str) -> tuple[Option, ...]:
 class LaunchSpec(PoolFields, Options):
     """What one `%%ddp` line asks for: of the run what `Options` has, and of the pool; rows of capabilities add fields.
 
-    `nproc` None keeps the running pool as it is. `output` is the name that gets the values. `keep_warm`: in
-    seconds.
+    `nproc` None keeps the running pool as it is. `output`: the name that gets the values. `keep_warm`: in seconds.
     """
 
     nproc: int | str | None = None

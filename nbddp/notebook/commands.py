@@ -89,7 +89,7 @@ OWN = (
 @dataclass(frozen=True)
 class CommandLine:
     """What a line requests: a command and its arguments by name. launch: what it says of the pool and of a script.
-    notes: what else to say about it. agents: in a terminal those of the pools that it is about. Raises BadInput."""
+    notes: what else to say about it. agents: in a terminal those of the pools that it is about; raises BadInput."""
 
     command: Command
     args: dict[str, Any]
