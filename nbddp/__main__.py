@@ -2,7 +2,10 @@
 
 import sys
 
-from nbddp.notebook.terminal import main
+from nbddp.protocol.capability import load, rows
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main = next((row.main for row in rows() if row.main), "")
+    if not main:
+        sys.exit("python -m nbddp needs the capability `terminal`, which this copy of nbddp lacks; a notebook has %ddp")
+    sys.exit(load(main)())

@@ -23,8 +23,8 @@ from typing import Any
 from nbddp.agent import children, warning_filters
 from nbddp.agent import server as agent_server
 from nbddp.agent.server import WARM, NodeAgent, import_all
+from nbddp.capabilities.env import options as env_options
 from nbddp.capabilities.warm import client, fingerprint, on_agent, server
-from nbddp.launch import env_options
 
 SECONDS = 600.0  # that a fork waits
 Request = dict[str, Any]

@@ -1,11 +1,9 @@
-"""What of this machine is no GPU: NUMA nodes and cores, network interfaces, and what bounds the number of workers."""
+"""What of this machine is no GPU: NUMA nodes and cores, network interfaces, memory and threads of processes."""
 
 from __future__ import annotations
 
 import os
-import resource
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,7 @@ import psutil
 
 from nbddp.compat import system
 
-NUMA_NODES, PROC, CGROUPS = Path("/sys/devices/system/node"), Path("/proc"), Path("/sys/fs/cgroup")
-FORKED, SPAWNED = 50 << 20, 220 << 20  # bytes of a worker that has done nothing yet (its share of pages; all its own)
-THREADS = 13  # of a worker with a process group on gloo
-CONTROLLERS_FILES, WORKERS_FILES = 120, 6  # descriptors of the controller: at first, and for each worker
+NUMA_NODES, PROC = Path("/sys/devices/system/node"), Path("/proc")
 
 
 def allowed_cores() -> set[int]:
@@ -90,64 +85,6 @@ def memory_of(process: psutil.Process) -> int:
     return int(getattr(facts, "pss", facts.rss))
 
 
-def limits(workers: int, spawned: bool) -> list[dict[str, Any]]:
-    """What bounds the number of workers beyond those that there are: fields of `capacity.Limit`. spawned: each imports
-    torch anew."""
-    found = [{"what": "memory", "each": SPAWNED if spawned else FORKED, "free": free_memory()}]
-    threads = free_threads()
-    if threads is not None:
-        found.append({"what": "threads", "each": THREADS, "free": threads})
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the controller raises its own limit as far as it may
-    if files != resource.RLIM_INFINITY:
-        free = files - CONTROLLERS_FILES - WORKERS_FILES * workers
-        found.append({"what": "open files", "each": WORKERS_FILES, "free": free})
-    return found
-
-
-def free_memory(proc: Path = PROC, root: Path = CGROUPS) -> int:
-    """Bytes that can be had without swapping: the machine's, or what the tightest control group leaves."""
-    free = [psutil.virtual_memory().available]
-    for folder in control_groups("memory", proc, root):
-        for limit, used, idle in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            bound, now = _number(folder / limit), _number(folder / used)
-            if bound is not None and now is not None:
-                free.append(bound - now + _field(folder / "memory.stat", idle))
-    return max(0, min(free))
-
-
-def free_threads(proc: Path = PROC, root: Path = CGROUPS) -> int | None:
-    """Threads that may still be made; None where nothing bounds them."""
-    free = []
-    for folder in control_groups("pids", proc, root):
-        bound, now = _number(folder / "pids.max"), _number(folder / "pids.current")
-        if bound is not None and now is not None:
-            free.append(bound - now)
-    bound = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if system.is_linux() and bound != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not bound by it
-        free.append(bound - own_threads(proc))  # elsewhere it bounds processes
-    return max(0, min(free)) if free else None
-
-
-def control_groups(controller: str, proc: Path = PROC, root: Path = CGROUPS) -> Iterator[Path]:
-    """Folders of this process's control groups of one kind, from its own up to the root's: version 2, then 1. In a
-    container the path may lead outside; then only the root is there."""
-    file = proc / "self/cgroup"
-    for line in file.read_text().splitlines() if file.exists() else ():  # Linux has them
-        _, names, path = line.split(":", 2)
-        if names and controller not in names.split(","):
-            continue
-        base = root / controller if names else root
-        own = base / path.lstrip("/")
-        for folder in (own, *own.parents):
-            if folder.is_dir():
-                yield folder
-            if folder == base:
-                break
-
-
 def own_threads(proc: Path = PROC) -> int:
     """Threads of this user's processes."""
     count = 0
@@ -156,19 +93,3 @@ def own_threads(proc: Path = PROC) -> int:
             if folder.stat().st_uid == os.geteuid():
                 count += len(os.listdir(folder / "task"))
     return count
-
-
-def _number(file: Path) -> int | None:
-    """What the file holds; None if it is missing or holds no bound (`max`)."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _field(file: Path, name: str) -> int:
-    try:
-        rows = dict(line.split(" ", 1) for line in file.read_text().splitlines())
-    except (OSError, ValueError):
-        return 0
-    return int(rows.get(name, 0))

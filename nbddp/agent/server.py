@@ -368,11 +368,6 @@ class NodeAgent:
         children = [asdict(c) for c in self.children.values()]
         return {"info": self.info, "files": self.files, "children": children, "keep": self.keep}
 
-    def _do_limits(self, peer: Peer, message: Message) -> Message:
-        """What bounds the number of workers here, as it is now."""
-        workers = sum(c.kind == WORKER for c in self.children.values())
-        return {"limits": hardware.limits(workers, spawned=bool(children.why_not_fork()))}
-
     def _do_stop(self, peer: Peer, message: Message) -> Message:
         self.keep = 0.0
         self.stop()
@@ -387,7 +382,6 @@ class NodeAgent:
         "describe": _do_describe,
         "note": _do_note,
         "status": _do_status,
-        "limits": _do_limits,
         "stop": _do_stop,
     }
 

@@ -66,11 +66,16 @@ class Activity:
 
 def activities(events: Iterable[Event]) -> dict[int, Activity]:
     """Rank → what it did, of the events of a merged trace (`merge.Merged.data["traceEvents"]`)."""
-    of: dict[int, list[Event]] = {}
+    return {rank: _activity(own, rank) for rank, own in sorted(by_rank(events).items())}
+
+
+def by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
+    """Rank → its events that last."""
+    found: dict[int, list[Event]] = {}
     for e in events:
         if e.get("ph") == "X":
-            of.setdefault(e["pid"] // PROCESSES, []).append(e)
-    return {rank: _activity(own, rank) for rank, own in sorted(of.items())}
+            found.setdefault(e["pid"] // PROCESSES, []).append(e)
+    return found
 
 
 def span(event: Event) -> Span:

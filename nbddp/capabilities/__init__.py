@@ -12,6 +12,7 @@ from nbddp.protocol.capability import Capability, Command, Guard, OnAgent, Optio
 from nbddp.protocol.messages import STOPPED
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
+    from collections.abc import Mapping
     from dataclasses import dataclass
     from typing import TypedDict
 
@@ -49,8 +50,10 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
 
     @dataclass(frozen=True, kw_only=True)
     class PoolFields:
-        """keep_alive: in seconds."""
+        """keep_alive: in seconds. env: None takes a variable back."""
 
+        debug: str | None = None
+        env: tuple[tuple[str, str | None], ...] = ()
         hosts: str | None = None
         via: str | None = None
         ssh_config: str | None = None
@@ -74,6 +77,8 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         logs: LogOptions | None = None
 
     class PoolArguments(TypedDict, total=False):
+        debug: str | None
+        env: Mapping[str, str] | None
         hosts: str | None
         via: str | None
         ssh_config: str | None
@@ -133,7 +138,7 @@ ROWS = (
         ),
         options=(
             Option(
-                name="hosts", workers="hosts", group="other hosts", after="env", metavar="LIST", offers=("*",),
+                name="hosts", workers="hosts", group="other hosts", after="keep_warm", metavar="LIST", offers=("*",),
                 help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file with one host per "
                 "line (nodea slots=4)",
             ),
@@ -538,6 +543,38 @@ ROWS = (
             ),
         ),
         sources={"cluster": "nbddp.capabilities.attached.host_source:ClusterEngines"},
+    ),
+    Capability(
+        name="env",
+        part=PoolPart(target="nbddp.capabilities.env.part:EnvPart", when=("start",)),
+        options=(
+            Option(
+                name="debug", after="keep_warm", choices=("off", "info", "detail"), const="info",
+                help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until --debug off; "
+                "detail also compares each collective across ranks",
+            ),
+            Option(
+                name="env", annotation="Mapping[str, str] | None", default=(), repeats=True, metavar="KEY=VALUE",
+                type="nbddp.capabilities.env.options:setting", given="nbddp.capabilities.env.options:given",
+                merge="nbddp.capabilities.env.options:of_line",
+                help="set an environment variable on every rank; KEY alone undoes that. Workers are replaced if the "
+                "variable is read once per process",
+            ),
+        ),
+        requests={"environment": "nbddp.capabilities.env.on_rank:environment"},
+    ),
+    Capability(
+        name="capacity",
+        part=PoolPart(target="nbddp.capabilities.capacity.part:CapacityPart", when=("start",)),
+        on_agent=OnAgent(ops={"limits": "nbddp.capabilities.capacity.on_agent:limits"}),
+    ),
+    Capability(
+        name="terminal",
+        main="nbddp.capabilities.terminal.main:main",
+        terminal={
+            "status": "nbddp.capabilities.terminal.main:status", "start": "nbddp.capabilities.terminal.main:start",
+            "stop": "nbddp.capabilities.terminal.main:stop", "restart": "nbddp.capabilities.terminal.main:restart",
+        },
     ),
     Capability(
         name="check",

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbddp.errors import BadInput
-from nbddp.launch import env_options
 from nbddp.launch.units import lasting
 from nbddp.protocol.capability import Option, Target, load, option_fields, rows
 from nbddp.protocol.program import SHUTDOWN
@@ -60,16 +59,6 @@ OWN = (
         name="keep_warm", python=False, type="nbddp.launch.options:duration", metavar="TIME",
         help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
         "2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a terminal)",
-    ),
-    Option(
-        name="debug", choices=tuple(env_options.LEVELS), const=env_options.INFO, type="nbddp.launch.options:level",
-        help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until --debug off; detail "
-        "also compares each collective across ranks",
-    ),
-    Option(
-        name="env", repeats=True, default=(), type="nbddp.launch.env_options:setting", metavar="KEY=VALUE",
-        help="set an environment variable on every rank; KEY alone undoes that. Workers are replaced if the variable "
-        "is read once per process",
     ),
     Option(
         name="fresh", on=("cell", "script"), group="run", const=True, default=False, keeps=False,
@@ -147,8 +136,7 @@ def fields_of(*of: str) -> tuple[Option, ...]:
 class LaunchSpec(PoolFields, Options):
     """What one `%%ddp` line asks for: of the run what `Options` has, and of the pool; rows of capabilities add fields.
 
-    `nproc` None keeps the running pool as it is. `output` is the name that gets the values. `debug`: a level of
-    `launch.env_options`; `env`: variables of the ranks, None to take one back. `keep_warm`: in seconds.
+    `nproc` None keeps the running pool as it is. `output`: the name that gets the values. `keep_warm`: in seconds.
     """
 
     nproc: int | str | None = None
@@ -159,8 +147,6 @@ class LaunchSpec(PoolFields, Options):
     oversubscribe: bool = False
     device: str | None = None
     keep_warm: float | None = None
-    debug: str | None = None
-    env: tuple[tuple[str, str | None], ...] = ()
     fresh: bool = False
     output: str = ""
 
@@ -275,7 +261,7 @@ def filled(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
         number = taken(parser, rest)
         action = option_of(parser, rest[0])
         missing = action is not None and action.nargs == "?" and number == 1
-        found += [f"{rest[0]}=" if missing else rest[0], *rest[1:number]]
+        found += [f"{rest[0]}={action.const}" if action and missing else rest[0], *rest[1:number]]
         del rest[:number]
     return [*found, *rest]
 
@@ -361,11 +347,6 @@ def nodes_or_range(text: str) -> int | tuple[int, int]:
 
 
 duration = quantity(lasting)  # `10m` → seconds
-
-
-def level(text: str) -> str:
-    """Empty: the default."""
-    return text or env_options.INFO
 
 
 def count(text: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbddp.launch import env_options
 from nbddp.launch.options import LaunchSpec, fields_of
 from nbddp.protocol.capability import load
 
@@ -25,7 +24,6 @@ def merged(spec: LaunchSpec, running: LaunchSpec | None) -> LaunchSpec:
         "nproc": spec.nproc if spec.nproc is not None else old.nproc if spec.nnodes is None else None,
         "nnodes": spec.nnodes or (old.nnodes if keep_shape else None),
         "elastic": spec.elastic or (None if spec.nnodes else old.elastic),
-        "env": env_options.merged(old.env, spec.env),
     }
     return replace(spec, **kept)
 

@@ -25,6 +25,8 @@ KEEPS_PROCESS = {  # defaults of ours; what the user has set wins (torch's Proce
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # its monitor would kill the process while an abort takes long
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
 }
+# replaces the process groups that ranks are read and freed by, whatever its value except for these
+TORCHCOMMS, NOT_TORCHCOMMS = "TORCH_DISTRIBUTED_USE_TORCHCOMMS", ("", "0")
 SEEN_AT_IMPORT = (
     "TORCH", "PYTORCH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON",
@@ -125,10 +127,15 @@ def visible_devices(worker: Worker, node: Node, visible: str) -> str | None:
     return None
 
 
+def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Names whose values are not the same in both."""
+    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+
+
 def needs_new_agent(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """Names that differ and are read while torch is imported, a process starts or GPUs are counted.
 
     A worker forked from a warm process never re-reads them, and the warm process counts the GPUs once, so a change of
     one of these needs a new warm process; any other change reaches a worker when it starts.
     """
-    return sorted(name for name in {*old, *new} if name.startswith(SEEN_AT_IMPORT) and old.get(name) != new.get(name))
+    return [name for name in differing(old, new) if name.startswith(SEEN_AT_IMPORT)]

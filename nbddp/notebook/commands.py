@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbddp.errors import BadInput
@@ -29,6 +29,7 @@ from nbddp.launch.options import (
 from nbddp.protocol.capability import Command, load, rows
 
 if TYPE_CHECKING:
+    from nbddp.agent.client import AgentClient
     from nbddp.notebook.history import CellHistory
     from nbddp.pool.pool import Pool
 
@@ -41,24 +42,24 @@ OWN = (
     Command(
         name="status", of_pool=True,
         help="table of the workers: rank, node, local rank, device, pid, state, memory",
-        notebook="nbddp.notebook.pool_commands:status", terminal="nbddp.notebook.terminal:status",
+        notebook="nbddp.notebook.pool_commands:status",
     ),
     Command(
         name="start",
         help="start the pool without running a cell",
         grammar="nbddp.launch.options:pool_options", parse="nbddp.notebook.commands:parse_pool_options",
-        notebook="nbddp.notebook.pool_commands:start", terminal="nbddp.notebook.terminal:start",
+        notebook="nbddp.notebook.pool_commands:start",
     ),
     Command(
         name="stop", of_pool=True,
         help="end all workers of the pool and the warm process",
-        notebook="nbddp.notebook.pool_commands:stop", terminal="nbddp.notebook.terminal:stop",
+        notebook="nbddp.notebook.pool_commands:stop",
     ),
     Command(
         name="restart", of_pool=True,
         help="replace the worker processes; the ranks stay, their names are lost",
         grammar="nbddp.notebook.commands:restart_arguments", parse="nbddp.notebook.commands:parse_pool_options",
-        notebook="nbddp.notebook.pool_commands:restart", terminal="nbddp.notebook.terminal:restart",
+        notebook="nbddp.notebook.pool_commands:restart",
     ),
     Command(
         name="push", names="notebook",
@@ -87,12 +88,13 @@ OWN = (
 @dataclass(frozen=True)
 class CommandLine:
     """What a line requests: a command and its arguments by name. launch: what it says of the pool and of a script.
-    notes: what else to say about it."""
+    notes: what else to say about it. agents: in a terminal those of the pools that it is about; raises BadInput."""
 
     command: Command
     args: dict[str, Any]
     launch: LaunchSpec = field(default_factory=LaunchSpec)
     notes: tuple[str, ...] = ()
+    agents: Callable[[], list[AgentClient]] = list
 
     @property
     def name(self) -> str:
@@ -122,7 +124,8 @@ class Asked(Protocol):
 @functools.cache
 def known(prog: str = NOTEBOOK) -> Mapping[str, Command]:
     """Name → command, in the order of the list."""
-    found = list(OWN)
+    handlers = {name: target for row in rows() for name, target in row.terminal.items()}
+    found = [replace(own, terminal=handlers.get(own.name, "")) for own in OWN]
     for command in (command for row in rows() for command in row.commands):
         before = [other.name for other in found]
         last = before.index(command.after) + 1 if command.after in before else len(found) - 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import BadInput
-from nbddp.launch import env_options, options
+from nbddp.launch import options
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
@@ -69,8 +69,6 @@ def status(magics: DDPMagics, line: CommandLine) -> Any:
     answer = pool.status()
     for words in lines(pool.parts.holds):
         print(words)
-    if pool.group.variables:
-        print(f"workers have {env_options.words(sorted(pool.group.variables), pool.group.variables)}")
     if answer["keep"]:
         print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
     magics.tell_shortcomings()

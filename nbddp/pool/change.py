@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nbddp.launch import torchrun_env
 from nbddp.launch.topology import Topology, counted, rank_words
+from nbddp.protocol.request import Request
 
 
 class RankLayout(NamedTuple):
@@ -37,6 +38,24 @@ class Change:
     end: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvChange:
+    """What a line changes in the environment of a pool's processes.
+
+    wanted: variables that workers are to have besides the notebook's; names: what of that changes. at_import: of these,
+    what is read while torch is imported; imported: the variables with which it is imported then. renews: whether it
+    takes new workers; asks: else what is asked of those that live. notes: what to say of it.
+    """
+
+    wanted: Mapping[str, str] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    at_import: Sequence[str] = ()
+    imported: Mapping[str, str] = field(default_factory=dict)
+    renews: bool = False
+    notes: Sequence[str] = ()
+    asks: Request | None = None
 
 
 def plan_change(old: RankLayout | None, new: RankLayout, living: Mapping[int, bool], fresh: bool = False) -> Change:

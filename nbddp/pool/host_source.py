@@ -16,8 +16,7 @@ from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json
 
 if TYPE_CHECKING:
-    from nbddp.pool.change import Change
-    from nbddp.pool.env_change import EnvChange
+    from nbddp.pool.change import Change, EnvChange
     from nbddp.pool.state import PoolState
     from nbddp.pool.worker_group import WorkerGroup
 

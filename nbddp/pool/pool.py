@@ -15,7 +15,6 @@ from nbddp.errors import WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import RankValues, check_ranks
-from nbddp.launch import env_options
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
@@ -83,16 +82,13 @@ class Pool(PoolMethods):
         visible: str | None = None,
         oversubscribe: bool = False,
         device: str | None = None,
-        debug: str | None = None,
-        env: Mapping[str, str] | None = None,
         agent: AgentClient | None = None,
         **options: Unpack[PoolArguments],
     ):
         spec = LaunchSpec(
             nproc=nproc, nnodes=None if isinstance(nnodes, tuple) else nnodes, gpus_per_proc=gpus_per_proc,
             elastic=nnodes if isinstance(nnodes, tuple) else None, visible=visible,
-            oversubscribe=oversubscribe, device=device, debug=debug, env=env_options.checked(debug, env or {}),
-            **given("Pool", "pool", options),
+            oversubscribe=oversubscribe, device=device, **given("Pool", "pool", options),
         )  # fmt: skip
         self.measured: list[Any] = []  # collectives that were measured on these devices
         self.life = self.holding(spec, agent, self.connection)

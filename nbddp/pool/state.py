@@ -21,13 +21,13 @@ from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import check_ranks
-from nbddp.launch import env_options, spec_merge, torchrun_env
+from nbddp.launch import spec_merge, torchrun_env
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
 from nbddp.output.screens import NullScreen
 from nbddp.pool import host_source
-from nbddp.pool.env_change import EnvChange
+from nbddp.pool.change import EnvChange
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import PoolNode
 from nbddp.pool.rank_channel import RankChannel
@@ -37,7 +37,6 @@ from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all, lines
-from nbddp.protocol.request import Request
 
 NO_LOOPBACK = (
     f"the processes of a pool meet at {system.LOOPBACK}, which this machine does not have; "
@@ -99,15 +98,15 @@ class PoolState:
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
         merged = spec_merge.merged(spec, self.spec if stands else None)
-        setting = EnvChange(self.group.variables, merged, first=not self.group.workers)
-        self._source_of(merged).refuse_variables(merged, setting)
-        if setting.imports and self.group.nodes:
+        self.parts.on("start")
+        env = next((asks(merged) for asks in self.parts.environment), EnvChange())
+        self._source_of(merged).refuse_variables(merged, env)
+        if env.at_import and self.group.nodes:
             self.stop(keep=False)
-        self.have_agent(setting.imported, controls_only=merged.on_hosts)
+        self.have_agent(env.imported, controls_only=merged.on_hosts)
         source = self._have_nodes(merged, progress)
-        told = setting.checked(self.group)
         self._refuse_keeping(merged)
-        return [*told, *self._match(spec, merged, setting, source, progress), *self._what_ended()]
+        return [*self._match(spec, merged, env, source, progress), *self._what_ended()]
 
     def _source_of(self, merged: LaunchSpec) -> HostSource:
         """The source of nodes that a line asks for: the one that there is, or a new one of another kind."""
@@ -141,14 +140,14 @@ class PoolState:
             raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {why}; leave it out")
 
     def _match(
-        self, spec: LaunchSpec, merged: LaunchSpec, setting: EnvChange, source: HostSource, progress: Progress
+        self, spec: LaunchSpec, merged: LaunchSpec, env: EnvChange, source: HostSource, progress: Progress
     ) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
         group, visible = self.group, spec_merge.visible(merged)
         if group.running:
             group.end_spent()
         topology = source.plan(merged)
-        slow = [] if merged.oversubscribe else group.room_for(topology)
+        said = [*env.notes, *(words for planned in self.parts.planned for words in planned(merged, topology))]
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if source is not group.source:  # nothing refuses the line any more
@@ -158,10 +157,10 @@ class PoolState:
         if not group.running:
             self._start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
-        group.variables = setting.wanted
-        renewed = spec.fresh or bool(setting.once)
+        group.variables = env.wanted
+        renewed = spec.fresh or env.renews
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*group.source.told, *slow, *notes, *lines(self.parts.notes)]
+        notes = [*said, *group.source.told, *notes, *lines(self.parts.notes)]
         group.source.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
@@ -173,13 +172,12 @@ class PoolState:
         group.source.settled(self.spec)
         for started in self.parts.started if old is None else ():
             started(group.agent)
-        if setting.living and old is not None and not renewed:
-            self.runs.run(Request("environment", {"variables": setting.living}), NullScreen())
+        if env.asks is not None and old is not None and not renewed:
+            self.runs.run(env.asks, NullScreen())
         return notes
 
     def _start_cluster(self, progress: Progress) -> None:
         """Of a cluster that does not start nothing is left: the next start is whole."""
-        self.parts.on("start")
         with uninterrupted():
             try:
                 self.group.source.connect(progress)
@@ -313,9 +311,10 @@ class PoolState:
 
 def _torchcomms() -> str:
     """That the environment replaces the process groups. Where torchcomms is not installed torch ignores it."""
-    if not env_options.uses_torchcomms(os.environ) or find_spec("torchcomms") is None:
+    asked = os.environ.get(torchrun_env.TORCHCOMMS, "") not in torchrun_env.NOT_TORCHCOMMS
+    if not asked or find_spec("torchcomms") is None:
         return ""
     return (
-        f"{env_options.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
+        f"{torchrun_env.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
         f"replaced; to use the usual ones, leave it out and restart the kernel"
     )

@@ -10,19 +10,17 @@ import itertools
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
-from nbddp.agent.gather import AgentRequests, ask_all, end_all
+from nbddp.agent.gather import AgentRequests, end_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat.system import LOOPBACK
 from nbddp.compat.working_dir import here, known
-from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
-from nbddp.launch.capacity import Limit, crowded, refuse_crowd
+from nbddp.errors import AgentFailed, PoolError, PoolNotRunning, RankStatus
 from nbddp.launch.topology import Topology, Worker
 from nbddp.output.progress import Progress, StageText
 from nbddp.pool import start_requests
@@ -264,23 +262,6 @@ class WorkerGroup:
         notes = self.source.start(topology, visible, change, progress)
         progress(StageText(f"devices assigned ({topology.devices_words()})", "devices"))
         return notes
-
-    def room_for(self, topology: Topology) -> list[str]:
-        """What is to be said of machines that get many more workers than they have cores. Raises BadInput for one that
-        cannot hold them: simulated nodes share this machine; other hosts have room of their own each. What the pool
-        does not start is there already."""
-        if topology.world_size <= len(self.workers) or not self.renews:
-            return []
-        hosts, here = self.hosts, not self.added
-        wanted = Counter(self.seat(place) for place in topology.workers)
-        for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
-            limits = [Limit(**row) for row in answer["limits"]]
-            try:
-                refuse_crowd(len(hosts[i].workers), wanted[i], topology.nnodes if here else 1, limits)
-            except BadInput as e:
-                raise e if here else BadInput(f"{topology.nodes[i].host}: {e}") from None
-        told = [(node.host(i), crowded(wanted[i], node.host(i).cores)) for i, node in enumerate(hosts)]
-        return [words if here else f"{host.host}: {words}" for host, words in told if words]
 
     def need_folder(self) -> None:
         """New processes start in this one's working folder. Raises BadInput, before any has ended, if it is gone."""

@@ -1,7 +1,7 @@
 """What a capability adds to the program: a row of the table `nbddp.capabilities`, and how the core reads it.
 
 A row is plain data. Its targets are texts, "module:name", and `load` imports one when it is first needed: so a row
-costs nothing until then, and without a row nothing of its folder is known. Standard library alone.
+costs nothing until then, and without a row nothing of its folder is known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+
+from nbddp.errors import BadInput
 
 TABLE = "nbddp.capabilities"
 Target = str
@@ -145,8 +147,8 @@ class PoolPart:
     """What a capability keeps in the notebook for each pool; `protocol.pool_parts` makes it and says what it may do.
 
     - target: called with the `PoolState`, which it does not keep alive.
-    - when: what makes it. `shell`: the magics are loaded; `start`: workers start; `run`: a program runs. Without any of
-      these the first message does, or whoever asks for it.
+    - when: what makes it. `shell`: the magics are loaded; `start`: workers are planned; `run`: a program runs. Without
+      any of these the first message does, or whoever asks for it.
     - messages: types of messages of ranks that it hears.
     - asked: fields of a `Request`: it hears launch, begin and end of those runs alone that have one. None: of all.
     """
@@ -169,6 +171,16 @@ class Guard:
     rank: Target
 
 
+class DetachedResource(Protocol):
+    """What an earlier kernel has left for the next one, such as a process or nodes. words: what it is, and how `prog`
+    ends it by its name; end: what is said of its end."""
+
+    @property
+    def name(self) -> str: ...
+    def words(self, prog: str) -> str: ...
+    def end(self) -> str: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capability:
     """A row.
@@ -180,7 +192,8 @@ class Capability:
     - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
       pool for which the option is said. Of several the last row's is taken.
     - offers: () -> lines on where else workers could be, once they have started on this machine.
-    - waits: () -> what earlier kernels have left for the next one, each a `Waiting` of `nbddp.notebook.terminal`.
+    - waits: () -> the `DetachedResource`s of earlier kernels.
+    - main: () -> exit status of `python -m nbddp`. terminal: its handlers of the commands that every pool has.
 
     On a rank (`RankWorker` is that of `nbddp.worker.parts`):
 
@@ -205,6 +218,8 @@ class Capability:
     sources: Mapping[str, Target] = field(default_factory=dict)
     offers: Target = ""
     waits: Target = ""
+    main: Target = ""
+    terminal: Mapping[str, Target] = field(default_factory=dict)
 
 
 def load(target: Target) -> Any:
@@ -255,11 +270,14 @@ def option_fields(of: str) -> type:
 
 
 def given(call: str, of: str, said: Mapping[str, object]) -> FieldValues:
-    """Values of fields, from the arguments of a call in Python. Raises TypeError for one that no row has."""
+    """Values of fields, from the arguments of a call in Python. Raises TypeError for one that no row has, and BadInput
+    for a value that is none of its choices."""
     known = {option.name: option for option in added_options(of) if option.python}
-    unknown = next((name for name in said if name not in known), None)
-    if unknown is not None:
-        raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}")
+    for name, value in said.items():
+        if name not in known:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+        if known[name].choices and value not in (None, *known[name].choices):
+            raise BadInput(f"{name}={value!r} is not one of {', '.join(known[name].choices)}")
     return {n: load(known[n].given)(value) if known[n].given else value for n, value in said.items()}
 
 
@@ -270,8 +288,8 @@ def with_options(of: str) -> Callable[[Call], Call]:
         shape = signature(call)
         own = [each for each in shape.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
         more = [
-            Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.annotation)
-            for one in added_options(of) if one.python
+            Parameter(o.name, Parameter.KEYWORD_ONLY, default=None if o.given else o.default, annotation=o.annotation)
+            for o in added_options(of) if o.python
         ]  # fmt: skip
         vars(call)["__signature__"] = Signature([*own, *more], return_annotation=shape.return_annotation)
         return call

@@ -37,6 +37,9 @@ class PoolParts:
         # a shell with the magics; it gives its `Pool`
         self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
         self.removed: list[Callable[[], None]] = []
+        # a line that is to be met; one that raises BadInput refuses it, and nothing has changed
+        self.environment: list[Callable[[Any], Any]] = []  # its `LaunchSpec`; to an `EnvChange` of `nbddp.pool.change`
+        self.planned: list[Callable[[Any, Any], list[str]]] = []  # and its `Topology`; what to say of it
         # the pool, in its life and in lines
         self.started: list[Callable[[Any], None]] = []  # it has workers; given the agent of this machine
         self.ranks_ended: list[Callable[[Collection[int]], None]] = []  # their processes are over
@@ -45,7 +48,7 @@ class PoolParts:
         self.released: list[Callable[[], None]] = []  # what it holds besides processes is to be given back
         self.left: list[Callable[[], None]] = []  # the same, except for what another kernel is to find
         self.given_back: Lines = []  # what `released` gives back
-        self.holds: Lines = []  # what `status` says of that
+        self.holds: Lines = []  # what `status` says besides its table
         self.notes: Lines = []  # what to say when a line is met, before a cell too
         self.shortcomings: Lines = []  # what does not work here
         # a run, which is an `Execution`

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.protocol import json_values, pickling
@@ -54,16 +53,6 @@ def _exits(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     return []
 
 
-def _environment(worker: RankWorker, buffers: Sequence[Any], *, variables: Mapping[str, str | None]) -> list[bytes]:
-    """Variables that a living process can take (`--env`); None takes one away."""
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    return []
-
-
 # each is given the worker, the request's buffers and, as keyword arguments, its fields; it answers with buffers
 REQUESTS: dict[str, Callable[..., list[bytes]]] = {
     "call": _call,
@@ -71,7 +60,6 @@ REQUESTS: dict[str, Callable[..., list[bytes]]] = {
     "pull": _pull,
     "end_group": _end_group,
     "exits": _exits,
-    "environment": _environment,
 }
 
 

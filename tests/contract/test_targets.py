@@ -22,10 +22,10 @@ from nbddp.capabilities.export import target_support, targets
 from nbddp.capabilities.export.command import files_of
 from nbddp.capabilities.export.options import POOL, job_of, launch_of, said_of
 from nbddp.capabilities.export.targets import NONE, TARGETS, Files
+from nbddp.capabilities.terminal import main as terminal
 from nbddp.errors import BadInput
 from nbddp.export import Job, Launch
 from nbddp.launch.options import parse_cell
-from nbddp.notebook import terminal
 from nbddp.notebook.commands import parse_command
 from tests import places
 from tests.unit.test_targets import ENV, FIXED, HARD, JOB, LAUNCHES, SCRIPT, exported

@@ -16,9 +16,9 @@ import pytest
 
 from nbddp.capabilities.export.cells import cells_of
 from nbddp.capabilities.export.program import ExportedCell, indented, program
+from nbddp.capabilities.terminal import main as terminal
 from nbddp.errors import BadInput
 from nbddp.export import script
-from nbddp.notebook import terminal
 from nbddp.notebook.commands import parse_command
 from nbddp.notebook.history import CellHistory, Ran
 from tests.kernels import Kernel

@@ -20,12 +20,12 @@ import pytest
 from nbddp.agent import runtime_dir
 from nbddp.agent.client import AgentClient, ask
 from nbddp.capabilities.completion.lines import complete_cell
+from nbddp.capabilities.terminal import main as terminal
 from nbddp.capabilities.warm import client as warm_client
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.capabilities.warm.client import WaitingProcess
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.launch import options
-from nbddp.notebook import terminal
 from nbddp.pool.pool import Pool
 from tests import places
 from tests.kernels import Kernel

@@ -15,11 +15,12 @@ import pytest
 from tests.places import ROOT
 
 DELETED = (  # one that can be deleted stays so
-    "attached", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
+    "attached", "capacity", "env", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "bench", "check", "collectives", "compare", "completion", "debugger", "doctor", "export", "forecast", "libraries",
-    "memory", "panel", "private", "stacks", "stale_modules", "subprocesses", "timings", "topology", "trace", "widgets",
+    "memory", "panel", "private", "stacks", "stale_modules", "subprocesses", "terminal", "timings", "topology", "trace",
+    "widgets",
 )  # fmt: skip
 PROGRAM = '''
 from IPython.core.interactiveshell import InteractiveShell
@@ -36,7 +37,7 @@ dist.all_reduce(sizes)
 print(f"rank {os.environ['RANK']} sees {sizes.item()}")
 """)
 run("%ddp status")
-for options in ("--keep-warm 10m", "--nnodes 1:2"):
+for options in ("--keep-warm 10m", "--nnodes 1:2", "--env A=1"):
     try:
         run(f"%ddp start {options}")
     except nbddp.BadInput as e:
@@ -110,6 +111,7 @@ def test_a_cell_runs_without_them(copy: Path) -> None:
     assert sorted(line for line in said if "sees" in line) == [f"rank {r} │ rank {r} sees 2.0" for r in range(2)]
     assert "--keep-warm 10m: nothing here keeps a process; leave it out" in said
     assert "--nnodes 1:2: here no nodes come and go; set one number" in said
+    assert any(line.startswith("%ddp start has no option --env") for line in said)
 
 
 @pytest.mark.parametrize("words", ["status", "--help"])
@@ -135,3 +137,6 @@ def test_ranks_without_parts_and_guard_are_as_under_torchrun(tmp_path_factory: p
     ]
     assert "rank 1 raised ZeroDivisionError: division by zero (cell line 2)" in said
     assert "%ddp has no subcommand 'timings'; %ddp lists them" in said
+    done = subprocess.run([sys.executable, "-m", "nbddp", "status"], cwd=copy, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("python -m nbddp needs the capability `terminal`")

@@ -324,7 +324,7 @@ def test_a_node_that_differs_in_any_fact_is_not_folded_away(change: dict[str, An
 
 def test_the_terminal_plans_without_pool_agent_torch_or_figure(tmp_path: Path) -> None:
     code = (
-        "import sys; from nbddp.notebook import terminal\n"
+        "import sys; from nbddp.capabilities.terminal import main as terminal\n"
         "terminal.main(['topology', '--nnodes', '2', '--gpus-per-node', '4', '--gpus-per-proc', '2'])\n"
         "print(sorted({'torch', 'matplotlib', 'ipyparallel', 'zmq'} & set(sys.modules)))"
     )

@@ -14,8 +14,9 @@ import nbddp
 from nbddp import capabilities
 from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.slurm import allocation
+from nbddp.capabilities.terminal import main as terminal
 from nbddp.errors import BadInput
-from nbddp.notebook import commands, terminal
+from nbddp.notebook import commands
 from nbddp.notebook.commands import OWN, known, overview, parse_command
 from nbddp.protocol.capability import Capability, Command, load
 from tests.places import ROOT
@@ -50,7 +51,8 @@ def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
     own += [target for c in row.commands for field in TARGETS if (target := getattr(c, field))]
     there = row.on_agent
     own += [*there.ops.values(), *there.starts.values()]
-    own += filter(None, [there.warm, there.begins, there.succeeds, row.agents, row.waits])
+    own += filter(None, [there.warm, there.begins, there.succeeds, row.agents, row.waits, row.main])
+    own += row.terminal.values()
     for target in own:
         assert target.startswith((f"nbddp.capabilities.{row.name}.", "nbddp.notebook.commands:")), target
         assert callable(load(target)), target
@@ -58,6 +60,7 @@ def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
 
 @pytest.mark.parametrize("command", OWN, ids=lambda command: command.name)
 def test_the_commands_of_every_pool_have_handlers(command: Command) -> None:
+    assert {name for row in capabilities.ROWS for name in row.terminal} <= {own.name for own in OWN}
     for target in filter(None, (getattr(command, field) for field in TARGETS)):
         assert callable(load(target)), target
 
@@ -112,7 +115,7 @@ def test_a_terminal_shows_and_ends_what_earlier_kernels_have_left(
     left = [allocation.KeptAllocation(tmp_path, {"job": job}) for job in (12, 34)]
     monkeypatch.setattr(allocation.KeptAllocation, "end", lambda one: f"Slurm job {one.name} released")
     monkeypatch.setattr(allocation.KeptAllocation, "left", 600.0)
-    assert terminal.waiting() == []
+    assert terminal.detached() == []
     monkeypatch.setattr(allocation, "kept", lambda: left)
 
     def said(*words: str) -> list[str]:

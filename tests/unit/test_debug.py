@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 
+import nbddp
 from nbddp.capabilities.completion.lines import complete_cell
+from nbddp.capabilities.env import options as env_options
 from nbddp.errors import BadInput
-from nbddp.launch import env_options
-from nbddp.launch.options import parse_cell
+from nbddp.launch.options import LaunchSpec, known, parse_cell
 
 # -- tables ----------------------------------------------------------------------------------------
 
@@ -47,10 +48,21 @@ def test_what_cannot_be_set_is_refused_in_a_sentence(line: str, words: str) -> N
     assert words in str(e.value)
 
 
+def test_a_call_in_python_is_checked_as_a_line_is() -> None:
+    spec = nbddp.Pool(debug="info", env={"A": "1"}).spec
+    assert (spec.debug, spec.env) == ("info", (("A", "1"),))
+    assert nbddp.Pool(debug=None, env=None).spec == LaunchSpec()
+    with pytest.raises(BadInput, match=r"^debug='loud' is not one of off, info, detail$"):
+        nbddp.Pool(debug="loud")
+    with pytest.raises(BadInput, match=r"^env: the pool sets RANK for each rank"):
+        nbddp.Pool(env={"RANK": "1"})
+
+
 def test_tab_offers_the_levels_and_goes_on() -> None:
     assert complete_cell("--debug ")[:3] == ["off", "info", "detail"]
     assert "--env" in complete_cell("--debug ")
     assert complete_cell("--debug d") == ["detail"]
+    assert known()["debug"].choices == tuple(env_options.LEVELS)
 
 
 def test_a_setting_wins_over_a_level_and_stays_until_it_is_taken_back() -> None:

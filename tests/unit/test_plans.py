@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.agent import devices, hardware
+from nbddp.agent import devices
+from nbddp.agent.hardware import own_threads
+from nbddp.capabilities.capacity import on_agent
+from nbddp.capabilities.capacity.part import Limit, crowded, refuse_crowd
 from nbddp.capabilities.completion.lines import complete_cell, complete_command
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch import options, torchrun_env
-from nbddp.launch.capacity import Limit, crowded, refuse_crowd
 from nbddp.launch.topology import Device, Node, Topology, rank_words
 from nbddp.notebook import commands
 from nbddp.protocol.program import Program
@@ -147,7 +149,7 @@ def test_memory_is_bounded_by_the_tightest_control_group(
         file = Path(os.path.normpath(proc / name))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
-    found = hardware.free_memory(proc, root)
+    found = on_agent.free_memory(proc, root)
     if free is None:
         assert found == pytest.approx(psutil.virtual_memory().available, rel=0.2)
     else:
@@ -160,10 +162,10 @@ def test_threads_are_bounded_by_the_control_group(tmp_path: Path) -> None:
     (tmp_path / "pids").mkdir()
     (tmp_path / "pids/pids.max").write_text("100\n")
     (tmp_path / "pids/pids.current").write_text("40\n")
-    found = hardware.free_threads(tmp_path, tmp_path)
+    found = on_agent.free_threads(tmp_path, tmp_path)
     assert found is not None
     assert found <= 60
-    assert hardware.own_threads() >= psutil.Process().num_threads()
+    assert own_threads() >= psutil.Process().num_threads()
 
 
 def test_no_hosts_are_refused_in_words() -> None:

@@ -26,11 +26,13 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities": "__init__",
     "capabilities/attached": "clusters",
     "capabilities/bench": "command result",
+    "capabilities/capacity": "part",
     "capabilities/collectives": "breakdown command instances program",
     "capabilities/compare": "command replicas",
     "capabilities/completion": "lines",
     "capabilities/debugger": "command prompt sender stdin transcript",
     "capabilities/doctor": "command examination findings",
+    "capabilities/env": "options part",
     "capabilities/export": "cells command names options program sbatch target_support targets "
     "torchrun_line",
     "capabilities/forecast": "command cost scale",
@@ -88,7 +90,7 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
     unneeded |= {"nbddp.agent.server", "nbddp.capabilities.attached.engine_side"}
     unneeded |= {f"nbddp.{name_of(path)}" for path in FILES if path.name == "command.py"}
     unneeded |= {"pygments.lexers", "pynvml", "matplotlib", "ipywidgets", "torch"}
-    names = "nbddp.notebook.terminal, nbddp.capabilities.scripts.terminal, nbddp.pool.pool"
+    names = "nbddp.capabilities.terminal.main, nbddp.capabilities.scripts.terminal, nbddp.pool.pool"
     code = f"import sys, {names}; print(*{unneeded!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

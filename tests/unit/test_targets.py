@@ -19,9 +19,9 @@ from nbddp.capabilities.export import targets
 from nbddp.capabilities.export.command import code_of, write
 from nbddp.capabilities.export.program import ExportedCell
 from nbddp.capabilities.export.targets import LONGEST_COMMAND, LONGEST_FUNCTION, NONE, TARGETS, Files, seconds
+from nbddp.capabilities.terminal import main as terminal
 from nbddp.errors import BadInput
 from nbddp.export import SRUN, STATIC, Job, Launch
-from nbddp.notebook import terminal
 
 HARD = ("--lr", "$HOME 'it\" #", "a\\b", "", "ü: - {x}")
 ENV = (("A", "x 'y\" $z: #"), ("y", "no"), ("EMPTY", ""))

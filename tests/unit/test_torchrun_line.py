@@ -87,6 +87,11 @@ def test_variables_before_a_pasted_line_are_those_of_the_ranks(line: str) -> Non
     assert (spec.nproc, spec.argv) == (2, ())
 
 
+def test_a_variable_that_the_pool_sets_is_refused_in_a_sentence() -> None:
+    with pytest.raises(BadInput, match="torchrun --env: the pool sets RANK for each rank"):
+        asked("RANK=1 torchrun train.py")
+
+
 def test_what_is_pasted_and_is_no_torchrun_is_named_as_typed() -> None:
     for line in ("A=1 python train.py", "!ls"):
         with pytest.raises(BadInput, match=f"has no subcommand '{line.split()[0]}'"):

@@ -29,8 +29,7 @@ from nbddp.protocol.agent import Warm
 from nbddp.protocol.codec import Json, from_json
 
 if TYPE_CHECKING:
-    from nbddp.pool.change import Change
-    from nbddp.pool.env_change import EnvChange
+    from nbddp.pool.change import Change, EnvChange
     from nbddp.pool.state import PoolState
 
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # it imports matplotlib
 
 import re
 
-from nbddp.analysis.activity import TRANSFER, communicates, on_gpu, span
-from nbddp.capabilities.trace.merge import PROCESSES, WAIT
+from nbddp.analysis.activity import TRANSFER, by_rank, communicates, on_gpu, span
+from nbddp.capabilities.trace.merge import WAIT
 
 MOST_KINDS = 8  # of collectives
 RANKS = ("rank", "compute", "communication", "exposed", "of it waiting", "copies", "idle", "overlapped")
@@ -200,7 +200,7 @@ class Longest:
 def longest(events: Iterable[Event], most: int = MOST) -> list[Longest]:
     """Those with the most time in all, at most `most`."""
     times: dict[tuple[str, str], dict[int, list[int]]] = {}
-    for rank, own in _by_rank(events).items():
+    for rank, own in by_rank(events).items():
         for name, kind, took in _durations(own):
             times.setdefault((name, kind), {}).setdefault(rank, []).append(took)
     found = [
@@ -209,14 +209,6 @@ def longest(events: Iterable[Event], most: int = MOST) -> list[Longest]:
         for (name, kind), by in times.items()
     ]  # fmt: skip
     return sorted(found, key=lambda f: (-f.total, f.name))[:most]
-
-
-def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
-    found: dict[int, list[Event]] = {}
-    for e in events:
-        if e.get("ph") == "X":
-            found.setdefault(e["pid"] // PROCESSES, []).append(e)
-    return found
 
 
 def _durations(own: Sequence[Event]) -> list[tuple[str, str, int]]:

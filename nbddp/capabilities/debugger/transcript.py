@@ -124,16 +124,15 @@ class Transcripts:
 
     def heard(self, rank: int, message: Stopped) -> None:
         """A rank has stopped, has answered, or goes on."""
-        talk = self.talks.get(rank, Talk(rank))
-        said = tuple(message.said.splitlines())
         where = place(*message.place) if message.place else ""
-        again = replace(
-            talk, stopped=message.stopped, where=where, asked=False,
-            lines=(*talk.lines, *said)[-MOST:], answer=(*talk.answer, *said),
-        )  # fmt: skip
-        self.talks = {**self.talks, rank: again}
+        talk = replace(self.talks.get(rank, Talk(rank)), stopped=message.stopped, where=where)
+        self._said(talk, tuple(message.said.splitlines()))
+
+    def _said(self, talk: Talk, said: tuple[str, ...]) -> None:
+        again = replace(talk, asked=False, lines=(*talk.lines, *said)[-MOST:], answer=(*talk.answer, *said))
+        self.talks = {**self.talks, talk.rank: again}
         for told in list(self.views.values()):
-            told(rank, said)
+            told(talk.rank, said)
 
     def sent(self, ranks: Sequence[int], line: str) -> None:
         """These ranks were sent a line."""
@@ -144,9 +143,4 @@ class Transcripts:
 
     def refused(self, rank: int, line: str) -> None:
         """The rank no longer stood in its debugger when the line came: it was not read."""
-        said = (f"rank {rank} continued before it read {line!r}",)
-        talk = self.talks[rank]
-        again = replace(talk, asked=False, lines=(*talk.lines, *said)[-MOST:], answer=(*talk.answer, *said))
-        self.talks = {**self.talks, rank: again}
-        for told in list(self.views.values()):
-            told(rank, said)
+        self._said(self.talks[rank], (f"rank {rank} continued before it read {line!r}",))

@@ -20,12 +20,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nbddp.capabilities.env.options import merged, wanted
 from nbddp.capabilities.export import options, target_support, targets
 from nbddp.capabilities.export.cells import cells_of
 from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.sbatch import Job
 from nbddp.errors import BadInput
-from nbddp.launch import env_options
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.notebook.history import CellHistory, Ran
@@ -187,8 +187,8 @@ def _shape_of(specs: Sequence[LaunchSpec], pool: Mapping[str, Any]) -> dict[str,
             "logs": spec.logs,
         }  # fmt: skip
         found.update({name: value for name, value in said.items() if value is not None})
-        debug, env = spec.debug or debug, env_options.merged(env, spec.env)
-    return {**found, "env": env_options.wanted(debug, env), **pool}
+        debug, env = spec.debug or debug, merged(env, spec.env)
+    return {**found, "env": wanted(debug, env), **pool}
 
 
 def _job(args: Mapping[str, Any], pool: Mapping[str, Any], script: Path, argv: Sequence[str]) -> list[str]:

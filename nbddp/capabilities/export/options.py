@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbddp.capabilities.env.options import merged, setting
 from nbddp.capabilities.export import target_support, targets
 from nbddp.capabilities.export.sbatch import Job
 from nbddp.capabilities.export.torchrun_line import C10D, PORT, SRUN, STATIC, Launch
 from nbddp.errors import BadInput
-from nbddp.launch import env_options
 from nbddp.launch.options import Parser, count, nodes_or_range, positive, rank_set, split_argv
 from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import Command
@@ -60,9 +60,7 @@ def arguments(parser: Parser) -> None:
     add("--image", default="", metavar="IMAGE", help="container image")
     add("--package", action="append", default=[], metavar="PACKAGE", help="Python package to install; repeatable")
     add("--setup", action="append", default=[], metavar="LINE", help="shell line to run first; repeatable")
-    add(
-        "--env", action="append", default=[], type=env_options.setting, metavar="KEY=VALUE", help="environment variable"
-    )
+    add("--env", action="append", default=[], type=setting, metavar="KEY=VALUE", help="environment variable")
 
 
 def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine:
@@ -83,7 +81,7 @@ def launch_of(args: Mapping[str, Any], pool: Mapping[str, Any], argv: Sequence[s
         pool["gpus_per_proc"] if args["gpus_per_proc"] is None else args["gpus_per_proc"], args["rendezvous"] or C10D,
         args["host"] or HOST, args["port"] or PORT, args["name"] or NAME,
         pool["max_restarts"] if args["max_restarts"] is None else args["max_restarts"],
-        None if least == most else least, env_options.merged(tuple(pool["env"].items()), args["env"]),
+        None if least == most else least, merged(tuple(pool["env"].items()), args["env"]),
         pool["visible"] == "own", pool["logs"],
     )  # fmt: skip
 

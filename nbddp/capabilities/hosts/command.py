@@ -63,10 +63,8 @@ def scale_in_notebook(asked: Asked, line: CommandLine) -> None:
 
 def scale_in_terminal(line: CommandLine) -> None:
     """Ask the owner of a pool for more or fewer nodes, also while a cell runs."""
-    from nbddp.notebook.terminal import chosen
-
     nodes = line.args["nodes"]
-    for agent in chosen(line):
+    for agent in line.agents():
         bounds = agent.request("status")["info"].get("elastic")
         if not bounds:
             raise BadInput(f"pool {agent.pool_id} has a fixed number of nodes; start one with --nnodes 1:{nodes}")

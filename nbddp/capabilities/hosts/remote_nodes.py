@@ -31,7 +31,7 @@ from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import weakly
 
 if TYPE_CHECKING:
-    from nbddp.pool.env_change import EnvChange
+    from nbddp.pool.change import EnvChange
     from nbddp.pool.state import PoolState
 
 

@@ -15,10 +15,9 @@ from typing import Any
 
 from nbddp.capabilities.scripts import logs
 from nbddp.errors import BadInput
-from nbddp.launch import env_options
-from nbddp.launch.options import NPROC_WORDS, LaunchSpec, Parser, Reader, count, nodes_or_range, seconds
+from nbddp.launch.options import NPROC_WORDS, LaunchSpec, Parser, Reader, count, known, nodes_or_range, seconds
 from nbddp.notebook.commands import CommandLine
-from nbddp.protocol.capability import Command
+from nbddp.protocol.capability import Command, FieldValues
 from nbddp.protocol.program import DASHED, SIGNALS, Program, shutdown_of, signals_of
 
 TORCHRUN, LAUNCH = "torchrun", "launch"
@@ -146,7 +145,8 @@ def _arguments(parser: Parser, form: str) -> None:
         add(name, action="store_true", default=None)
     if form == LAUNCH:
         add("--use-env", action="store_true")
-    parser.add_argument("--env", action="append", default=[], type=env_options.setting, metavar="KEY=VALUE", help=ENV)
+    if option := known().get("env"):
+        parser.add_argument("--env", action="append", type=Reader(option.type), metavar="KEY=VALUE", help=ENV)
     add("training_script", metavar="SCRIPT")
     add("training_script_args", nargs=argparse.REMAINDER, metavar="arguments")
 
@@ -195,7 +195,7 @@ def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine
     """
     if words and _spelled("--print-completion")[0] == words[0].partition("=")[0].replace("_", "-"):  # needs no script
         raise BadInput(f"{parser.prog} --print-completion: {REFUSED['print_completion']}")
-    read = {name: value for name, value in _assigned(words) if value is not None and name.startswith("PET_")}
+    read = dict(word.split("=", 1) for word in _assigned(words) if word.startswith("PET_"))
     space = parser.parse_strictly([*_from_environment(parser, {**os.environ, **read}), *words])
     prog = parser.prog.removesuffix(f" {command.name}")
     refused = next((name for name in REFUSED if getattr(space, name)), None)
@@ -204,11 +204,11 @@ def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine
     return CommandLine(command, {}, _spec(space), tuple(_for(note, prog) for note in _notes(space)))
 
 
-def _assigned(words: Sequence[str]) -> list[tuple[str, str | None]]:
+def _assigned(words: Sequence[str]) -> list[str]:
     """What `--env` sets before the script: torchrun itself would read PET_ variables there."""
     found, rest = [], list(words)
     while len(rest) > 1 and rest[0] == "--env" and ASSIGNED.fullmatch(rest[1]):
-        found.append(env_options.setting(rest[1]))
+        found.append(rest[1])
         rest = rest[2:]
     return found
 
@@ -244,11 +244,13 @@ def _spec(space: argparse.Namespace) -> LaunchSpec:
         space.training_script, bool(space.module), run_id=named, role=space.role or "", shutdown=shutdown,
         local_rank=DASHED if by_option else "", signals=space.signals_to_handle or SIGNALS,
     )  # fmt: skip
+    env = tuple(one for one in getattr(space, "env", None) or () if not one[0].startswith("PET_"))
+    more: FieldValues = {"env": env} if env else {}
     return LaunchSpec(
         nproc=1 if space.nproc_per_node is None else space.nproc_per_node,
         nnodes=None if elastic else nnodes, elastic=elastic, visible="own" if space.virtual_local_rank else None,
         max_restarts=space.max_restarts or 0, fresh=True, argv=tuple(space.training_script_args), program=program,
-        logs=logs.of_options(vars(space)), env=tuple(one for one in space.env if not one[0].startswith("PET_")),
+        logs=logs.of_options(vars(space)), **more,
     )  # fmt: skip
 
 

@@ -78,9 +78,7 @@ def in_notebook(asked: Asked, line: CommandLine) -> Stacks:
 
 
 def in_terminal(line: CommandLine) -> None:
-    from nbddp.notebook.terminal import chosen
-
-    for agent in chosen(line):
+    for agent in line.agents():
         print(live(agent))
 
 

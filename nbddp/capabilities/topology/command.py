@@ -41,12 +41,10 @@ def in_notebook(asked: Asked, line: CommandLine) -> Any:
 
 
 def in_terminal(line: CommandLine) -> None:
-    from nbddp.notebook.terminal import chosen
-
     layout = planned_layout(line)
     if layout is not None:
         print(layout.words())
         return
-    for agent in chosen(line):
+    for agent in line.agents():
         data = agent.request("status")["info"].get("topology")
         print(topology_of(data).words() if data else f"pool {agent.pool_id} has no workers yet")

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbddp.errors import BadInput
-from nbddp.launch.torchrun_env import INTERFACES, SEEN_AT_IMPORT
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.torchrun_env import INTERFACES, NOT_TORCHCOMMS, SEEN_AT_IMPORT, TORCHCOMMS
 
 Settings = Mapping[str, str]
+Typed = tuple[str, str | None]  # None: the variable is taken back
 
-OFF, INFO, DETAIL = "off", "info", "detail"
 _INFO = {
     "TORCH_DISTRIBUTED_DEBUG": "INFO",  # DDP's statistics, and checks of its graph
     "TORCH_CPP_LOG_LEVEL": "INFO",  # what c10d, gloo's and NCCL's process groups log
@@ -27,7 +28,7 @@ _DETAIL = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",  # each collective is compared across ranks before it is called
     "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,COLL",
 }
-LEVELS: dict[str, Settings] = {OFF: {}, INFO: _INFO, DETAIL: {**_INFO, **_DETAIL}}
+LEVELS: dict[str, Settings] = {"off": {}, "info": _INFO, "detail": {**_INFO, **_DETAIL}}
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OURS = (
@@ -40,52 +41,45 @@ READ_AGAIN = (
     "OMP_NUM_THREADS",
 )  # fmt: skip
 READ_ONCE = ("NCCL_", "GLOO_", "TP_", "UCX_", "FI_", "IBV_", "CUDA_", "CUBLAS_")
-TORCHCOMMS = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"  # replaces the process groups that ranks are read and freed by
 EXCLUDES, EXACT = "^", "="  # of NCCL_SOCKET_IFNAME
 
 
-def setting(text: str) -> tuple[str, str | None]:
-    """`KEY=VALUE`, or `KEY` to take the variable back (None), for argparse."""
+def setting(text: str) -> Typed:
+    """`KEY=VALUE`, or `KEY` to take the variable back, for argparse."""
     name, equals, value = text.partition("=")
     if not NAME.fullmatch(name):
         raise argparse.ArgumentTypeError(f"{text!r} does not name a variable; write it as NCCL_DEBUG=INFO")
     if name in OURS or name.startswith("TORCHELASTIC_"):
         raise argparse.ArgumentTypeError(f"the pool sets {name} for each rank; choose another name")
-    if name == TORCHCOMMS and uses_torchcomms({name: value}):
+    if name == TORCHCOMMS and value not in NOT_TORCHCOMMS:
         raise argparse.ArgumentTypeError(f"nbddp cannot read or free ranks in torchcomms; leave out {name}")
     if "\0" in value:
         raise argparse.ArgumentTypeError(f"the value of {name} has a NUL byte, which no variable can hold")
     return name, value if equals else None
 
 
-def uses_torchcomms(env: Mapping[str, str]) -> bool:
-    """Whether torch is told to make its process groups of torchcomms: of all values only 0 and none say no to it."""
-    return env.get(TORCHCOMMS, "") not in ("", "0")
-
-
-def checked(level: str | None, env: Mapping[str, str]) -> tuple[tuple[str, str | None], ...]:
-    """`env` of a call as settings. Raises BadInput for a level or a name that is none."""
-    if level is not None and level not in LEVELS:
-        raise BadInput(f"debug={level!r} is not one of {', '.join(LEVELS)}")
+def given(env: Settings | None) -> tuple[Typed, ...]:
+    """`env` of a call. Raises BadInput for a name that is none."""
     try:
-        return tuple(setting(f"{name}={value}") for name, value in env.items())
+        return tuple(setting(f"{name}={value}") for name, value in (env or {}).items())
     except argparse.ArgumentTypeError as e:
         raise BadInput(f"env: {e}") from None
 
 
-def merged(old: Sequence[tuple[str, str | None]], new: Sequence[tuple[str, str | None]]) -> tuple[tuple[str, str], ...]:
+def of_line(spec: LaunchSpec, running: LaunchSpec) -> tuple[tuple[str, str], ...]:
+    """What the ranks of a running pool are to have, with what a line says."""
+    return merged(running.env, spec.env)
+
+
+def merged(old: Sequence[Typed], new: Sequence[Typed]) -> tuple[tuple[str, str], ...]:
     """What `--env` has said so far and what it says now."""
     found: dict[str, str | None] = {**dict(old), **dict(new)}
     return tuple(sorted((name, value) for name, value in found.items() if value is not None))
 
 
-def wanted(level: str | None, env: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+def wanted(level: str | None, env: Sequence[Typed]) -> dict[str, str]:
     """The variables that a level of `--debug` and settings of `--env` ask for; of the same name the setting's."""
-    return {**LEVELS[level or OFF], **{name: value for name, value in env if value is not None}}
-
-
-def differing(old: Settings, new: Settings) -> list[str]:
-    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    return {**LEVELS[level or "off"], **{name: value for name, value in env if value is not None}}
 
 
 def at_import(names: Sequence[str]) -> list[str]:
@@ -115,16 +109,15 @@ def change_words(names: Sequence[str], new: Settings, imports: bool) -> str:
 # -- interfaces ------------------------------------------------------------------------------------
 
 
-def check_interfaces(settings: Settings, interfaces: Sequence[Mapping[str, Any]], host: str = "this machine") -> None:
-    """Raises BadInput for a variable that names an interface which a host does not have.
-
-    interfaces: those that are up, as `agent.hardware.interfaces` has them.
-    """
+def missing_interface(settings: Settings, interfaces: Sequence[Mapping[str, Any]], host: str = "this machine") -> str:
+    """That a variable names an interface which a host does not have; empty if none does. interfaces: those that are up,
+    as `agent.hardware.interfaces` has them."""
     for name in INTERFACES:
         lost = _missing(name, settings.get(name, ""), [str(one["name"]) for one in interfaces])
         if lost:
             there = ", ".join(f"{one['name']} ({(one['addresses'] or ['no address'])[0]})" for one in interfaces)
-            raise BadInput(f"{name}={settings[name]}: {host} has no interface {lost} that is up; it has {there}")
+            return f"{name}={settings[name]}: {host} has no interface {lost} that is up; it has {there}"
+    return ""
 
 
 def _missing(variable: str, value: str, there: Sequence[str]) -> str:

@@ -1,16 +1,21 @@
-"""How many workers a machine can hold: a rule over what each needs and what is free.
-
-The agent reports the limits (`agent/hardware.py`), the pool asks before it starts anything. Pure: imports only the
-standard library, `nbddp.errors` and `nbddp.launch.machine`.
-"""
+"""How many workers a machine can hold: a rule over what each needs and what is free. The nodes' agents say what is free
+(`on_agent`), and are asked before anything is started."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from nbddp.agent.gather import ask_all
 from nbddp.errors import BadInput
 from nbddp.launch.machine import counted
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology
+
+if TYPE_CHECKING:
+    from nbddp.pool.state import PoolState
 
 
 @dataclass(frozen=True)
@@ -60,3 +65,26 @@ def refuse_crowd(living: int, wanted: int, nnodes: int, limits: Sequence[Limit])
         f"{counted(new, 'more worker' if living else 'worker')} would need {tight.words(new)}; {advice}, "
         "or add --oversubscribe to start them anyway"
     )
+
+
+class CapacityPart:
+    def __init__(self, pool: PoolState):
+        self._pool = pool
+
+    def planned(self, spec: LaunchSpec, topology: Topology) -> list[str]:
+        """What is to be said of machines that get many more workers than they have cores. Raises BadInput for one that
+        cannot hold them: simulated nodes share this machine; other hosts have room of their own each. What the pool
+        does not start is there already."""
+        group = self._pool.group
+        if spec.oversubscribe or topology.world_size <= len(group.workers) or not group.renews:
+            return []
+        hosts, here = group.hosts, not group.added
+        wanted = Counter(group.seat(place) for place in topology.workers)
+        for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
+            limits = [Limit(**row) for row in answer["limits"]]
+            try:
+                refuse_crowd(len(hosts[i].workers), wanted[i], topology.nnodes if here else 1, limits)
+            except BadInput as e:
+                raise e if here else BadInput(f"{topology.nodes[i].host}: {e}") from None
+        told = [(node.host(i), crowded(wanted[i], node.host(i).cores)) for i, node in enumerate(hosts)]
+        return [words if here else f"{host.host}: {words}" for host, words in told if words]

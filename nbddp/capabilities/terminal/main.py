@@ -6,13 +6,14 @@ processes by name.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
 
 from nbddp.agent import runtime_dir
 from nbddp.agent.client import AgentClient
@@ -22,25 +23,13 @@ from nbddp.launch.topology import counted
 from nbddp.launch.units import lasts
 from nbddp.notebook import commands
 from nbddp.notebook.commands import CommandLine
-from nbddp.protocol.capability import load, rows
+from nbddp.protocol.capability import DetachedResource, load, rows
 
 PROG = "python -m nbddp"
 UNREAD = 128 + 13  # as a shell has it for a process that SIGPIPE has ended
 
 
-class Waiting(Protocol):
-    """What an earlier kernel has left for the next one; `stop NAME` ends it."""
-
-    @property
-    def name(self) -> str: ...
-    def words(self, prog: str) -> str:
-        """What it is, and how `prog` ends it."""
-
-    def end(self) -> str:
-        """End it; what is said of that."""
-
-
-def waiting() -> list[Waiting]:
+def detached() -> list[DetachedResource]:
     """All of this user's."""
     return [one for row in rows() if row.waits for one in load(row.waits)()]
 
@@ -63,6 +52,7 @@ def _carry_out(words: Sequence[str] | None) -> int:
         if not line.command.terminal:
             print(commands.overview(PROG))
             return 0
+        line = replace(line, agents=functools.partial(chosen, line))
         status: int | None = load(line.command.terminal)(line)
         return status or 0
     except options.HelpAsked as answer:
@@ -70,12 +60,9 @@ def _carry_out(words: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print("stopped by the user", file=sys.stderr)
         return 130
-    except BadInput as e:
-        print(e, file=sys.stderr)
-        return 2
     except NbddpError as e:
         print(e, file=sys.stderr)
-        return 1
+        return 2 if isinstance(e, BadInput) else 1
     return 0
 
 
@@ -85,7 +72,7 @@ def status(line: CommandLine) -> None:
     for strange in runtime_dir.strange():
         print(strange)
     asked_for = line.args["pool"]
-    found = [one for one in waiting() if asked_for in ("", one.name)]
+    found = [one for one in detached() if asked_for in ("", one.name)]
     pools = [] if asked_for and found else chosen(line, default_all=True)
     for one in found:
         print(one.words(PROG))
@@ -104,7 +91,7 @@ def status(line: CommandLine) -> None:
 def stop(line: CommandLine) -> None:
     """End a pool; where there is none, what earlier kernels have left."""
     name, running = line.args["pool"], runtime_dir.running()
-    found = [one for one in waiting() if one.name == name or not (name or running)]
+    found = [one for one in detached() if one.name == name or not (name or running)]
     for one in found:
         print(one.end())
     if found:
@@ -173,10 +160,7 @@ def chosen(line: CommandLine, default_all: bool = False) -> list[AgentClient]:
 
 
 def _gone(agent: AgentClient) -> None:
-    ended = threading.Event()
-    agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
-    if agent.alive:
-        ended.wait(10)
+    agent.wait_until(lambda: not agent.alive, 10)
     end = time.monotonic() + 5
     while agent.home.exists() and time.monotonic() < end:
         time.sleep(0.01)
