@@ -14,12 +14,16 @@ from nbddp.lessons.framework.answer import OK, Exercise, mismatch
 from nbddp.lessons.framework.on_rank import seeded
 from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks
 from nbddp.lessons.l13_mean_of_means.gradients import Gradients, combination, common_multiple, minus, near
-from nbddp.lessons.l13_mean_of_means.on_rank import accumulated, expected
+from nbddp.lessons.l13_mean_of_means.on_rank import Accumulated, RightAccumulation, accumulated, expected
 from nbddp.lessons.l13_mean_of_means.passes import Passes, micro
 from nbddp.output.screens import NullScreen
 
 COUNTS = (5, 3, 1)  # micro-batches; no usual world size, so that dividing by that is seen
 EXPECTED = Reference(expected, COUNTS)
+
+
+class Taken(Accumulated, RightAccumulation):
+    pass
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class RankAccumulation:
         return not self.exchanged and not any(self.gradients.values())
 
 
-def diagnose(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
-    """The line for what every rank did, one mapping per number of micro-batches."""
+def diagnose(by_rank: Mapping[int, Sequence[Taken]]) -> str:
+    """The line for what every rank did, one of `Taken` per number of micro-batches."""
     cases = [[RankAccumulation(rank, **case[i]) for rank, case in sorted(by_rank.items())] for i in range(len(COUNTS))]
     if all(t.untouched for case in cases for t in case):
         return "accumulate left no gradients: it is still to be written, or it calls no backward()"
@@ -131,7 +135,7 @@ def _judge_accumulation(function: Any) -> str:
     shows what is printed."""
     with grouped():
         right = EXPECTED.by_rank()
-        runs = [on_ranks(seeded, accumulated, function, COUNTS[0])]
+        runs: list[Sequence[Accumulated]] = [on_ranks(seeded, accumulated, function, COUNTS[0])]
         runs += [on_ranks(seeded, accumulated, function, count, screen=NullScreen()) for count in COUNTS[1:]]
     return diagnose({r: [{**run[r], **known} for run, known in zip(runs, right[r], strict=True)] for r in right})
 
