@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from nbddp.analysis.on_rank_walk import parameter_names, unwrapped, walk
 from nbddp.capabilities.compare.replicas import HeldValue, Leaf
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
+
+if TYPE_CHECKING:
+    import torch
 
 CHUNK = 1 << 24  # bytes that are looked at at once
 TEXT = 60  # characters of a value that is shown
@@ -79,7 +82,7 @@ def measure(
         return apart
 
 
-def _tensors(namespace: Mapping[str, object], wanted: set[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+def _tensors(namespace: Mapping[str, object], wanted: set[tuple[str, str]]) -> dict[tuple[str, str], torch.Tensor]:
     """The local tensors at these (name, path)."""
     names = parameter_names(namespace)
     return {

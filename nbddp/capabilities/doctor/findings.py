@@ -26,8 +26,7 @@ class Machine(TypedDict):
 @dataclass(frozen=True)
 class Findings:
     """`verdicts` has a ProbeResult for each seam that was tried. `ended` says why not all were; `pool` what a pool's
-    workers say; `system` says what the
-    operating system costs."""
+    workers say; `system` says what the operating system costs."""
 
     versions: Mapping[str, str]
     machine: Machine | None = None

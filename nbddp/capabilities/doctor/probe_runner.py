@@ -13,19 +13,17 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from nbddp.agent import hardware
 from nbddp.capabilities.doctor import probes_torch
+from nbddp.capabilities.doctor.findings import Machine
 from nbddp.compat import ipykernel, ipyparallel
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import SEAMS, Failed, ProbeResult, Seam, Untried, absent, expect
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.jsonl import Message
 from nbddp.worker import flight
-
-if TYPE_CHECKING:
-    from nbddp.capabilities.doctor.findings import Machine
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it

@@ -161,9 +161,8 @@ def job_of(args: ExportArguments) -> Job:
 
 def said_of(args: ExportArguments, launch: Launch) -> dict[str, object]:
     """The options of a job that the line has, or that its cells have and a launch carries."""
-    given: Mapping[str, object] = args
     names = (*target_support.TABLE, "rendezvous")
-    typed = {name: given[name] for name in names if given.get(name) not in (None, "", [])}
+    typed = {name: args.get(name) for name in names if args.get(name) not in (None, "", [])}
     carried = {"logs": launch.logs, "visible": launch.own_gpus}
     return {**typed, **{name: value for name, value in carried.items() if value}}
 

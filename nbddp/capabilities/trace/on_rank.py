@@ -13,9 +13,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbddp.capabilities.timings import on_rank
+from nbddp.capabilities.trace.merge import Collective, RankTrace
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.protocol import pickling
@@ -23,9 +24,6 @@ from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import position
 from nbddp.worker.call_log import CALLS
 from nbddp.worker.parts import RankWorker
-
-if TYPE_CHECKING:
-    from nbddp.capabilities.trace.merge import RankTrace
 
 MARK, MARKS = "nbddp clock", 20
 TAKEN = "the program has started torch.profiler itself; there can be one profile at a time, and its own is kept"
@@ -128,8 +126,6 @@ class Tracer:
                 profile.stop()
 
     def _kept(self, profile: Any) -> RankTrace:
-        from nbddp.capabilities.trace.merge import Collective, RankTrace
-
         with self._as_ours():
             profile.stop()
         collectives = [Collective(**call) for call in position.collectives(self._began)]

@@ -104,7 +104,7 @@ class Widgets:
 
     def take(self, rank: int, kind: str, content: CommContent, buffers: Sequence[Any] = ()) -> None:
         """Take in one message of a comm; comms that are no widgets' are left."""
-        ident, data = content.get("comm_id", ""), content.get("data") or WidgetMessage()
+        ident, data = str(content.get("comm_id", "")), content.get("data") or WidgetMessage()
         raw = [bytes(b) for b in buffers]
         with self._lock:
             if kind == "comm_open" and content.get("target_name") == TARGET:

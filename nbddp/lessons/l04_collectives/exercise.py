@@ -138,8 +138,6 @@ class Segment:
 
 
 class Brought(RingSum):
-    """What a rank brings from `all_reduced`, and what it was given."""
-
     given: Sequence[float]
 
 

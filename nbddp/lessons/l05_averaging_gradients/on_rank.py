@@ -8,7 +8,7 @@ gradients shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
 
@@ -17,8 +17,6 @@ RATE = 0.5  # learning rate between the two steps
 COMMON = 7  # seed of the data, and of the equal start
 Known = dict[str, list[float]]  # by the parameter's name, flat
 Layers = Mapping[str, list[float] | None]  # one may be missing
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 class Gradients(TypedDict, total=False):
@@ -43,8 +41,7 @@ def averaged(function: Callable[..., Any], hooks: bool) -> Brought:
     """What `function(model)` makes of the gradients; called after backward, or with `hooks` once before."""
     try:
         with waited():
-            steps, apart = _both(lambda: _steps(function, hooks, _model()), lambda: _apart(function, hooks, _model()))
-            return {"steps": steps, "apart": apart}
+            return _both(lambda: _steps(function, hooks, _model()), lambda: _apart(function, hooks, _model()))
     except NotImplementedError:
         return {"unwritten": True}
 
@@ -58,11 +55,10 @@ def expected() -> list[Brought | None]:
 
 
 def _expected(rank: int, size: int) -> Brought:
-    steps, apart = _both(lambda: _right_steps(_model(), rank, size), lambda: _own_apart(_model(), rank, size))
-    return {"steps": steps, "apart": apart}
+    return _both(lambda: _right_steps(_model(), rank, size), lambda: _own_apart(_model(), rank, size))
 
 
-def _both(equal: Callable[[], T], different: Callable[[], S]) -> tuple[T, S]:
+def _both(equal: Callable[[], list[Gradients]], different: Callable[[], Gradients]) -> Brought:
     """From parameters that are equal on all ranks, and from different ones."""
     import torch
 
@@ -70,7 +66,7 @@ def _both(equal: Callable[[], T], different: Callable[[], S]) -> tuple[T, S]:
     torch.manual_seed(COMMON)
     steps = equal()
     torch.manual_seed(own_seed)
-    return steps, different()
+    return {"steps": steps, "apart": different()}
 
 
 def _model() -> Any:

@@ -37,17 +37,13 @@ class State(TypedDict):
 
 
 class Touched(TypedDict):
-    """Files that were written and read, names that others were given, and those of these that were removed before."""
-
-    wrote: list[str]
+    wrote: list[str]  # files
     read: list[str]
-    moved: list[str]
-    gap: list[str]
+    moved: list[str]  # where files were renamed to
+    gap: list[str]  # those of these that were removed before
 
 
 class Training(Touched):
-    """What a rank brings from `train`."""
-
     began: Any  # what load returned
     first: tuple[str, Any]  # the outcome of a load without a checkpoint
     states: dict[int, State]  # before each step

@@ -22,8 +22,6 @@ Known = dict[str, list[float]]  # by the parameter's name, flat
 
 
 class Watched(TypedDict):
-    """What a learner's function did on a rank."""
-
     gradients: Mapping[str, list[float] | None]  # as `Known`; None where there is none
     called: int  # how often no_sync was called
     entered: int  # and its block begun

@@ -37,8 +37,6 @@ class Alone(TypedDict):
 
 
 class StageStep(Heard):
-    """What a rank brings from `step_taken`."""
-
     loss: Any  # what was returned
     gradients: Mapping[str, list[float] | None]  # as `Known`; None where there is none
     did: list[tuple[str, int]]  # passes through the stage in their order, forward ("F", i) and backward ("B", i)

@@ -27,8 +27,6 @@ SEED = 180
 
 
 class Alone(TypedDict):
-    """The training in one process."""
-
     losses: list[float]  # by step
     norms: list[float]  # by step, before clipping
     began: list[float]  # weights, flat
@@ -37,8 +35,6 @@ class Alone(TypedDict):
 
 
 class Training(TypedDict):
-    """A training by the learner's function on a rank."""
-
     loss: Any  # what it returned
     test: float  # the loss of this rank's own weights over the whole test
     weights: list[float]  # flat
@@ -92,6 +88,7 @@ def rows_of(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def alone() -> Alone:
+    """The training in one process."""
     import torch
 
     state = torch.random.get_rng_state()
