@@ -165,7 +165,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class RankRecording:
-    """What a rank has of the last run that took steps: those of the model it used last."""
+    """What a rank has noted of the last run that took steps: those of the model it used last. See `fitted`."""
 
     run: int = 0
     cell: int | None = None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.gather import AgentRequests
-from nbddp.analysis.steps import Recording, Step
+from nbddp.analysis.steps import Recording, Step, fitted
 from nbddp.capabilities.panel.rows import Pace, SeenRanks, Use, merged
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.execution.execution import Execution
@@ -156,5 +156,5 @@ def step(pool: Pool, run: int, number: int) -> Recording:
     lacking = [r for r in ranks if not found.get(r)]
     if lacking:
         raise BadInput(f"step {number} is not recorded on {rank_words(lacking)}; the newest 2000 steps are kept")
-    steps = {r: [from_json(Step, found[r]["step"])] for r in ranks}
+    steps = {r: [fitted(from_json(Step, found[r]["step"]))] for r in ranks}
     return Recording(steps, model=str(found[ranks[0]]["model"]))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.analysis.answers import clocks, unpacked
 from nbddp.analysis.clocks import aligned
-from nbddp.analysis.steps import RankRecording, Recording, origin
+from nbddp.analysis.steps import RankRecording, Recording, fitted, origin
 from nbddp.analysis.wait_time import typical
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
@@ -32,7 +32,7 @@ def timings(ranks: IdleRanks) -> Recording:
     newest = max(found.values(), key=lambda f: f.run)
     of_it = {r: f for r, f in found.items() if f.steps and f.run == newest.run}
     recording = Recording(
-        {r: f.steps for r, f in of_it.items()},
+        {r: [*map(fitted, f.steps)] for r, f in of_it.items()},
         model=newest.model,
         missing=sorted(set(found) - set(of_it)),
         origin=origin(newest.run, newest.cell, ranks.newest()),

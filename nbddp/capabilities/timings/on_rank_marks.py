@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from nbddp.analysis.steps import Bucket, Step, fitted
+from nbddp.analysis.steps import Bucket, Step
 from nbddp.capabilities.timings.on_rank_gpu_clock import GpuMark
 from nbddp.compat import system
 
@@ -66,16 +66,16 @@ class StepMarks:
         return (self.queued[0], self.queued[1]) if len(self.queued) == 2 else None
 
     def step(self) -> Step:
-        """What is known of it by now."""
+        """What is noted of it by now."""
         buckets = sorted(self.buckets, key=lambda b: b.index)
         names = names_of([self.order, self.model.declared], self.model.sizes, [b.numel for b in buckets])
-        return fitted(Step(
+        return Step(
             self.number, (told(self.entered), told(self.left)),
             (told(self.begun), told(self.computed), told(self.through)),
             (told(self.stepping), told(self.stepped)) if self.stepped else None,
             tuple(b.bucket(n) for b, n in zip(buckets, names, strict=True)),
             self.synced, self.rebuilt, self.rebuilds, tuple(self.loader or ()), self.waited(), self.inputs,
-        ))  # fmt: skip
+        )  # fmt: skip
 
 
 class DdpModel:
