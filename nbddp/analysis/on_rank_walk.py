@@ -19,7 +19,7 @@ DEEPEST = 32  # containers within containers
 Found = Iterator[tuple[str, str, Any]]
 
 
-def walk(namespace: Mapping[str, Any], name: str, names: Mapping[int, str] | None = None) -> Found:
+def walk(namespace: Mapping[str, object], name: str, names: Mapping[int, str] | None = None) -> Found:
     """(path, kind, leaf) of everything that a name holds. names: `parameter_names`, for who walks several."""
     return _walk(namespace[name], "", "", parameter_names(namespace) if names is None else names, 0)
 
@@ -99,7 +99,7 @@ def _labels(optimizer: Any, names: Mapping[int, str]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [f"parameter {i}" for i in range(len(some))]
 
 
-def parameter_names(namespace: Mapping[str, Any]) -> dict[int, str]:
+def parameter_names(namespace: Mapping[str, object]) -> dict[int, str]:
     """id of each parameter of the namespace's modules → its name there."""
     import torch
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 Span = tuple[int, int]
 
@@ -164,23 +163,22 @@ class Recording:
         return {r: steps[number] for r, steps in self._by_number.items()}
 
 
-def step_from(data: Mapping[str, Any]) -> Step:
-    """A step from the plain data that a worker sends."""
-    backward = tuple(data["backward"])
-    buckets = tuple(_bucket(b, backward[2]) for b in data["buckets"])
-    optimizer = tuple(data["optimizer"]) if data["optimizer"] else None
-    return Step(
-        data["number"], tuple(data["forward"]), backward, optimizer,
-        buckets, data["synced"], data["rebuilt"], data["rebuilds"],
-        tuple((start, end) for start, end in data.get("loader", ())), _pair(data.get("queued")), data.get("inputs"),
-    )  # fmt: skip
+@dataclass(frozen=True)
+class RankRecording:
+    """What a rank has noted of the last run that took steps: those of the model it used last. See `fitted`."""
+
+    run: int = 0
+    cell: int | None = None
+    model: str = ""
+    steps: tuple[Step, ...] = field(default=(), repr=False)  # an answer travels with its repr
 
 
-def _pair(found: Sequence[int] | None) -> tuple[int, int] | None:
-    return None if found is None else (found[0], found[1])
+def fitted(step: Step) -> Step:
+    """A step as it was noted, with buckets whose times do not contradict the end of its backward."""
+    return replace(step, buckets=tuple(_bucket(b, step.backward[2]) for b in step.buckets))
 
 
-def _bucket(data: Mapping[str, Any], end: int) -> Bucket:
+def _bucket(noted: Bucket, end: int) -> Bucket:
     """A bucket of a step whose backward ended at `end`, with a `done` that does not contradict that.
 
     DDP's reducer waits for every bucket before backward ends (on CPU in C++; on a GPU its stream does), so none is done
@@ -188,7 +186,6 @@ def _bucket(data: Mapping[str, Any], end: int) -> Bucket:
     the main thread that has just come out of that wait holds the interpreter for some milliseconds more. A note
     that is missing (0) is later still. What is known then is that the bucket was done at `end` at the latest.
     """
-    done = min(data["done"] or end, end)
-    ready, sent = (min(data[k], done) for k in ("ready", "sent"))  # of a GPU: two streams' times, a microsecond apart
-    names, queued = tuple(data["names"]), bool(data.get("queued"))
-    return Bucket(data["index"], data["bytes"], ready, sent, done, names, queued)
+    done = min(noted.done or end, end)
+    # of a GPU: two streams' times, a microsecond apart
+    return replace(noted, ready=min(noted.ready, done), sent=min(noted.sent, done), done=done)

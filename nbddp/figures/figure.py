@@ -21,6 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 from nbddp.figures.html import Spot, page
 from nbddp.figures.palette import MUTED, PAPER, RC
 from nbddp.output.table import Table
+from nbddp.protocol.messages import Metadata, MimeBundle
 
 DPI = 192  # two pixels of a picture to one of the page's: sharp on every screen, and 9 points are 9 points
 PAD = 0.12  # inches around a picture
@@ -117,7 +118,7 @@ class DescribedFigure:
         """Write the picture as PNG."""
         Path(path).write_bytes(self.png())
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
         data, spots = self._picture()
         width = width_of(data)
         bundle = {

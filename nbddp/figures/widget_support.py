@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbddp.output.buffer import VIEW as WIDGET
+from nbddp.protocol.messages import MimeBundle
 
 VERSION = {"version_major": 2, "version_minor": 0}  # ipywidgets 7 and 8; 7 shows a widget itself, without a bundle
 
@@ -25,6 +26,6 @@ def may_be_shown() -> bool:
     return True
 
 
-def view_of(widget: Any) -> dict[str, Any]:
+def view_of(widget: Any) -> MimeBundle:
     """A bundle's entry for a widget."""
     return {WIDGET: {**VERSION, "model_id": widget.model_id}}

@@ -77,9 +77,9 @@ def _parsed(cells: tuple[Cell, ...]) -> tuple[list[SubmittedStatement], list[Bro
     return parsed(cells)
 
 
-def _run(parts: Sequence[SubmittedStatement], wanted: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _run(parts: Sequence[SubmittedStatement], wanted: str) -> tuple[dict[str, object], dict[str, str]]:
     """All that may be run, and what binds `wanted`, in the order of the cells: (names, name → why it has none)."""
-    space: dict[str, Any] = {"__name__": "__main__"}  # as a notebook's cells have it
+    space: dict[str, object] = {"__name__": "__main__"}  # as a notebook's cells have it
     failed: dict[str, str] = {}
     for part in parts:
         if not (_plain(part.statement) or wanted in part.binds):

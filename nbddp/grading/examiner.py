@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, TypedDict
 
 from nbddp.agent import children, rlimits, spool_files
 from nbddp.agent.client import AgentClient
@@ -33,7 +33,8 @@ from nbddp.pool.pool import Pool
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.state import PoolState
 from nbddp.protocol import json_values
-from nbddp.protocol.messages import OUTCOME
+from nbddp.protocol.codec import Json, from_json
+from nbddp.protocol.messages import OUTCOME, JupyterMessage
 from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.run_spec import RunSpec
 
@@ -64,7 +65,7 @@ class StrangersRanks(RankChannel):
     """Of ranks on which a learner's code runs only outcomes are heard; what they print is dropped."""
 
     def send(self, rank: int, spec: RunSpec, hear: Any, code: str, buffers: list[bytes]) -> None:
-        def hear_outcomes(rank: int, message: dict[str, Any]) -> None:
+        def hear_outcomes(rank: int, message: JupyterMessage) -> None:
             if message["header"]["msg_type"] == OUTCOME:
                 hear(rank, message)
 
@@ -105,6 +106,17 @@ def exercises() -> dict[str, Exercise]:
     return folders.defined("exercise", Exercise)
 
 
+class ExaminerAnswer(TypedDict, total=False):
+    """In JSON, to the grader. lost: it cannot go on."""
+
+    ready: bool
+    references: str
+    ok: bool
+    line: str
+    failed: str
+    lost: bool
+
+
 class Examiner:
     """Answers the grader's requests about one learner's files."""
 
@@ -112,13 +124,13 @@ class Examiner:
         self.pool = pool
         self._endless: dict[tuple[Cell, ...], str] = {}  # cells whose reading never ends → the line
 
-    def _references(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _references(self, asked: Json) -> ExaminerAnswer:
         """What is right, worked out by ranks that have run no learner's code yet."""
         exercises()  # which make them
         found = {r.name: r.by_rank() for r in run_check.Reference.every} if self.pool.world_size > 1 else {}
         return {"references": json_values.write(found).decode()}
 
-    def _examine(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _examine(self, asked: Json) -> ExaminerAnswer:
         """The answer to `exercise` in a file with `cells`."""
         cells = tuple((where, source) for where, source in asked["cells"])
         try:
@@ -159,17 +171,17 @@ class Examiner:
             return False
         return True
 
-    REQUESTS: ClassVar[dict[str, Callable[[Examiner, dict[str, Any]], dict[str, Any]]]] = {
+    REQUESTS: ClassVar[dict[str, Callable[[Examiner, Json], ExaminerAnswer]]] = {
         "references": _references,
         "examine": _examine,
     }
 
 
-def main(request: dict[str, Any]) -> int:
+def main(request: Json) -> int:
     """Examine until nobody asks any more. request: `channel`; `nproc`; `deadline`, seconds; `guard`."""
     children.adopt_orphans()
     channel = socket.socket(fileno=request["channel"])
-    guard = sandbox_agent.Guard(**request["guard"])
+    guard = from_json(sandbox_agent.Guard, request["guard"])
     home, _, connection = sandbox_agent.launch(os.environ, guard, close=[channel.fileno()])
     refuse_pickles()
     rlimits.bound_self(OWN_MEMORY)
@@ -200,7 +212,7 @@ def _serve(lines: Any, pool: Pool) -> None:
                 _say(lines, {"failed": f"{type(error).__name__}: {error}"})
 
 
-def _say(lines: BinaryIO, answer: dict[str, Any]) -> None:
+def _say(lines: BinaryIO, answer: ExaminerAnswer) -> None:
     lines.write(json.dumps(answer).encode() + b"\n")
     lines.flush()
 

@@ -24,10 +24,12 @@ from nbddp.grading import collect, examiner, gradebook
 from nbddp.grading.collect import Submission
 from nbddp.grading.definitions import missing
 from nbddp.grading.examiner import exercises
+from nbddp.grading.sandbox.agent import Guard
 from nbddp.grading.sandbox.client import ForkedProcess, Gone, Server, bounds
 from nbddp.lessons.framework.answer import OK, Answer
 from nbddp.lessons.framework.run_check import DEADLINE
 from nbddp.output.table import Table
+from nbddp.protocol.codec import to_json
 
 COLUMNS = gradebook.SHOWN
 NPROC = 4
@@ -185,12 +187,9 @@ class Grader:
         return self._examiner()
 
     def _examiner(self) -> ForkedProcess:
-        guard = {
-            "limits": bounds(self.memory, int(60 * self.minutes)),
-            "processes": self.nproc + PROCESSES,
-            "memory": (self.nproc + 1) * self.memory,
-        }
-        request = {"nproc": self.nproc, "deadline": self.deadline, "guard": guard}
+        limits = bounds(self.memory, int(60 * self.minutes))
+        guard = Guard(limits, self.nproc + PROCESSES, (self.nproc + 1) * self.memory)
+        request = {"nproc": self.nproc, "deadline": self.deadline, "guard": to_json(guard)}
         process = self.server.start("nbddp.grading.examiner:main", request)
         try:
             told = process.channel.hear(STARTING)
@@ -251,7 +250,7 @@ class GradingSession:
             self._lose()
             raise
 
-    def _answer(self, told: Mapping[str, Any]) -> Answer:
+    def _answer(self, told: Mapping[str, object]) -> Answer:
         """What an examiner says, if it is an answer. Raises Gone if it has lost its ranks for good."""
         if "failed" in told:
             if told.get("lost"):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
 
 from nbddp.grading.submissions import outline
+from nbddp.protocol.codec import Json
 
 
-def main(request: dict[str, Any]) -> int:
+def main(request: Json) -> int:
     """Answer each line, arguments of `outline`, with its result, until nobody asks any more."""
     with socket.socket(fileno=request["channel"]) as channel, channel.makefile("rwb") as lines:
         for line in lines:

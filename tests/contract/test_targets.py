@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import yaml
 
 from nbddp.capabilities.export import target_support, targets
 from nbddp.capabilities.export.command import files_of
-from nbddp.capabilities.export.options import POOL, job_of, launch_of, said_of
+from nbddp.capabilities.export.options import Shape, job_of, launch_of, said_of
 from nbddp.capabilities.export.targets import NONE, TARGETS, Files
 from nbddp.capabilities.terminal import main as terminal
 from nbddp.errors import BadInput
@@ -177,15 +178,15 @@ TOGGLED = {
     "partition": "--partition p", "cpus_per_proc": "--cpus-per-proc 7", "memory": "--memory 3G", "image": "--image i",
     "package": "--package einops", "setup": "--setup 'module load x'", "env": "--env A=1", "taken back": "--env POOLS",
 }  # fmt: skip
-SHAPE = {**POOL, "gpus_per_proc": 1, "env": {"POOLS": "1"}}
+SHAPE = Shape(gpus_per_proc=1, env={"POOLS": "1"})
 
 
-def job(target: str, options: str, pool: dict[str, Any] = SHAPE) -> tuple[str, list[str]]:
+def job(target: str, options: str, shape: Shape = SHAPE) -> tuple[str, list[str]]:
     """The text of a job, and notes."""
     needed = "--gpu A100 " * (target == "sky")
     line = f"export --to {target} {needed}{options}" if target else f"export {options}"
     args = parse_command(line).args
-    launch = launch_of(args, pool, ())
+    launch = launch_of(args, shape, ())
     notes = target_support.notes(target, said_of(args, launch), launch)
     return TARGETS[target or "torchrun"](launch, job_of(args), NONE), [n for n in notes if "--gpu A100" not in n]
 
@@ -252,7 +253,7 @@ PET = {"PET_VIRTUAL_LOCAL_RANK": "1", "PET_LOG_DIR": "logs", "PET_REDIRECTS": "0
 @pytest.mark.parametrize("target", [*TARGETS, target_support.SCRIPT])
 def test_what_cells_say_of_torchruns_agent_is_written_or_answered(target: str) -> None:
     cell = parse_cell("--visible own --log-dir logs --redirects 0:1,1:3 --tee 3 --local-ranks-filter 0,2")
-    text, notes = job(target, "", {**SHAPE, "visible": cell.visible, "logs": cell.logs})
+    text, notes = job(target, "", replace(SHAPE, visible=cell.visible, logs=cell.logs))
     text = re.sub(r'"\n *- "', " ", text)  # YAML's list of words
     has = AGENT in text or all(f"{name!r}: {value!r}" in text for name, value in PET.items())
     assert has == (target not in ("torchx", "ray"))
@@ -261,7 +262,7 @@ def test_what_cells_say_of_torchruns_agent_is_written_or_answered(target: str) -
 
 def test_without_torchrun_its_options_are_answered() -> None:
     cell = parse_cell("--visible own --tee 3")
-    _, notes = job("slurm", "--rendezvous srun", {**SHAPE, "visible": cell.visible, "logs": cell.logs})
+    _, notes = job("slurm", "--rendezvous srun", replace(SHAPE, visible=cell.visible, logs=cell.logs))
     assert [note.partition(" has no effect here: ")[2] for note in notes] == [
         "with --rendezvous srun torchrun does not run; use static or c10d"
     ] * 2

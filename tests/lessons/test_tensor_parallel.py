@@ -10,6 +10,8 @@ import nbddp
 from nbddp.errors import BadInput
 from nbddp.lessons.l16_tensor_parallel.figure import draw_mesh
 from nbddp.lessons.l16_tensor_parallel.groups import right_groups
+from nbddp.lessons.l16_tensor_parallel.layers import judge_layers
+from nbddp.lessons.l16_tensor_parallel.on_rank import Computed, Expected
 from nbddp.lessons.l16_tensor_parallel.simulation import BETWEEN, DATA, NONE, TENSOR, WITHIN, build_mesh
 
 NPROC = 4
@@ -71,3 +73,14 @@ def test_every_rank_is_drawn_once_inside_its_node() -> None:
         assert [t for t in texts if t.startswith("rank ")] == [f"rank {r}" for r in range(made.ranks)]
         assert max(p.get_x() + p.get_width() for p in axes.patches) <= 6.4
         assert shown.words == made.words()
+
+
+# -- the layers' check ---------------------------------------------------------------------------
+
+
+def test_one_ranks_wrong_gradient_is_named_where_another_has_none() -> None:
+    right: Expected = {"output": [[1.0]], "x": [[2.0]], "up": [[3.0]] * 12, "down": [[4.0] * 12]}
+    wrong: Computed = {"output": [[1.0]], "shape": [1, 1], "graph": True, "x": [[7.0]], "up": [[3.0]] * 6,
+                       "down": [[4.0] * 6]}  # fmt: skip
+    line = judge_layers(right, {0: wrong, 1: {**wrong, "x": None}})
+    assert line.startswith("the outputs are right; rank 0: gradient of x[0][0]: expected 2.000, got 7.000")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from nbddp.capabilities.export.cells import cells_of
+from nbddp.capabilities.export.options import Shape
 from nbddp.capabilities.export.program import ExportedCell, indented, program
 from nbddp.capabilities.terminal import main as terminal
 from nbddp.errors import BadInput
@@ -182,10 +183,8 @@ def test_a_file_gives_its_cells_by_number_or_tag_and_pushed_literals() -> None:
 def test_options_that_do_not_go_together_are_refused(line: str, words: str, tmp_path: Path) -> None:
     from nbddp.capabilities.export import command
 
-    pool = {"nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}}
-
     def carry_out() -> None:
-        command.carry_out(parse_command(line).args, pool, CellHistory())
+        command.carry_out(parse_command(line).args, Shape(), CellHistory())
 
     with pytest.raises(BadInput) as e:
         carry_out()

@@ -22,12 +22,13 @@ from nbddp.capabilities.memory.history import (
     Phase,
     PhaseMark,
     Place,
+    RankAllocations,
     from_samples,
     from_snapshot,
     steps,
     window,
 )
-from nbddp.capabilities.memory.timeline import Allocations, RankAllocations, of_rank, sentences
+from nbddp.capabilities.memory.timeline import Allocations, sentences
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import torch as torch_compat
 from nbddp.output.screens import NullScreen
@@ -126,7 +127,7 @@ def test_on_a_gpu_the_history_is_the_allocators(monkeypatch: pytest.MonkeyPatch)
     options = {"context": "alloc", "stacks": "python", "max_entries": on_rank_timeline.ENTRIES, "clear_history": True}
     assert said == [("all", options), (None, {})]
     assert own.summary() == {"run": 7, "cell": 3, "model": "", "why": "", "steps": {0: 24 * MIB}}
-    rank = of_rank(0, own.of_step(0))
+    rank = own.of_step(0)
     assert (rank.kind, rank.window.peak, rank.phase()) == (CUDA, 24 * MIB, "in forward")
     assert [place for place, _ in rank.window.lines] == [("Cell In[3]", 7), None, BEFORE, ("Cell In[3]", 3),
                                                         ("Cell In[3]", 4)]  # fmt: skip

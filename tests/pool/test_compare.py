@@ -321,7 +321,7 @@ def test_digest_is_of_dtype_and_shape_too() -> None:
 
     zeros = [torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2), torch.zeros(6, dtype=torch.int32)]
     found = [compare_on_rank.look({"x": z}, "x") for z in [*zeros, torch.zeros(3, 2).t()]]
-    marks = [f["leaves"][""]["digest"] for f in found if f is not None]
+    marks = [f.leaves[""].digest for f in found if f is not None]
     assert len(set(marks)) == 4
     assert marks[0] == marks[4]
 

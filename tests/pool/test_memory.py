@@ -13,7 +13,7 @@ from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import MOST
 from nbddp.capabilities.memory.figure import draw_memory
 from nbddp.capabilities.memory.on_rank import Memory
-from nbddp.capabilities.memory.parts import RankMemory, table
+from nbddp.capabilities.memory.parts import table
 from nbddp.errors import PoolNotRunning
 from nbddp.output.screens import NullScreen
 from nbddp.protocol.run_spec import CELL, RunSpec
@@ -272,7 +272,7 @@ def test_cuda_peak_is_the_allocators_since_the_cell_began(monkeypatch: pytest.Mo
     recorder = types.SimpleNamespace(models=list, optimizers=[], trained=None)
     found = own.collect({"net": Module()}, recorder)
     assert found is not None
-    rank = RankMemory(rank=0, **found)
+    rank, _ = found
     assert (rank.kind, rank.peak, rank.outside, rank.parts) == ("cuda", 3000, 8, (150, 8, 0, 0, 0))
     assert (rank.rest, rank.total) == (3000 - 150, 3008)
 
@@ -283,4 +283,4 @@ def test_cuda_peak_is_the_allocators_since_the_cell_began(monkeypatch: pytest.Mo
     own.begin(RunSpec(CELL, 1))
     found = own.collect({"net": Module()}, recorder)
     assert found is not None
-    assert (found["kind"], found["outside"]) == ("cpu", 150)
+    assert (found[0].kind, found[0].outside) == ("cpu", 150)

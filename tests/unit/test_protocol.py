@@ -43,9 +43,9 @@ MESSAGES = (
 )
 # keys that other tables have too, such as options of a line and Jupyter's messages; the types are no dicts
 COMMON = {
-    "argv", "backend", "bytes", "call", "cell", "channel", "channels", "children", "cpu", "debug", "env", "epoch",
+    "argv", "backend", "call", "cell", "channel", "channels", "children", "cpu", "debug", "env", "epoch",
     "exit_code", "failed", "group", "idle", "keep", "kind", "left", "missing", "module", "names", "note", "op",
-    "options", "parts", "past", "place", "ranks", "rendezvous", "root", "run", "script", "segments", "sequence",
+    "options", "past", "place", "ranks", "rendezvous", "root", "run", "script", "segments", "sequence",
     "stack", "stopped", "store", "target", "token", "traceback", "user", "waits", "what", "why", "world",
 }  # fmt: skip
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from nbddp.analysis.clocks import ClockOffset, Ping, aligned, allowed, clock
 from nbddp.analysis.overlap import common, communication, exposed, hidden, hidden_share, lanes, length, union
-from nbddp.analysis.steps import Bucket, Recording, Span, Step, step_from
+from nbddp.analysis.steps import Bucket, Recording, Span, Step, fitted
 from nbddp.analysis.wait_time import bus_factor, curves, spread, straggler, transfers, typical
 from nbddp.capabilities.timings import command
 from nbddp.errors import BadInput
+from nbddp.protocol.codec import from_json
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
 
@@ -186,7 +187,7 @@ def test_plain_data_become_steps() -> None:
         "synced": True, "rebuilt": False, "rebuilds": False,
         "buckets": [{"index": 0, "bytes": 8, "ready": 1, "sent": 2, "done": 3, "names": ["w"]}],
     }  # fmt: skip
-    made = step_from(data)
+    made = fitted(from_json(Step, data))
     assert (made.end, made.buckets[0].names, made.optimizer) == (3, ("w",), None)
 
 
@@ -212,7 +213,7 @@ def recordings(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(recordings())
 def test_nothing_drawn_contradicts_the_order_of_events(data: dict[str, Any]) -> None:
-    made = step_from(data)
+    made = fitted(from_json(Step, data))
     assert_in_order(made)
     assert exposed(made) <= made.backward[2] - made.backward[1]
     assert hidden(made) + exposed(made) == length(communication(made))
@@ -233,7 +234,7 @@ def test_a_bucket_that_a_gpu_noted_late_is_within_backward() -> None:
     bucket = {"index": 0, "bytes": 8, "ready": 4, "sent": 4, "done": 9, "queued": True, "names": []}
     data = {"number": 0, "forward": [0, 1], "backward": [1, 2, 3], "optimizer": None, "synced": True, "rebuilt": False,
             "rebuilds": False, "buckets": [bucket]}  # fmt: skip
-    assert step_from(data).buckets[0] == Bucket(0, 8, 3, 3, 3, (), True)
+    assert fitted(from_json(Step, data)).buckets[0] == Bucket(0, 8, 3, 3, 3, (), True)
 
 
 def test_what_a_stream_queues_begins_when_it_is_through_with_what_was_before() -> None:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from nbddp.agent import devices, hardware, runtime_dir
 from nbddp.agent.hardware import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
@@ -32,7 +32,8 @@ from nbddp.compat import system
 from nbddp.compat.clock import clock
 from nbddp.compat.working_dir import known
 from nbddp.launch import torchrun_env
-from nbddp.protocol.jsonl import LineBuffer, encode
+from nbddp.protocol.codec import Json
+from nbddp.protocol.jsonl import LineBuffer, Message, encode
 from nbddp.worker import rank_guard
 
 if TYPE_CHECKING:  # it imports torch
@@ -44,16 +45,45 @@ OF_RUN = torchrun_env.of_run(torchrun_env.Rendezvous("", 0), "file").keys()
 GATE_SECONDS = 15.0  # for a process that keeps gates to start, and to reach the store
 
 
+class Owner(TypedDict):
+    pool: str  # its id
+    words: str  # who that is
+
+
+class EngineFacts(TypedDict):
+    """What a pool has to know of an engine before it takes it."""
+
+    place: list[str]
+    sees: list[str]
+    host: str
+    pid: int
+    started: float
+    python: str
+    versions: dict[str, str]
+    torch: bool  # whether it was imported before the engine was ever a worker
+    env: dict[str, str]
+    nanny: bool
+    worker: bool  # whether it belongs to a pool of processes
+    spoilt: str
+    held: str  # by whom
+
+
+class TakeRequest(TypedDict):
+    env: dict[str, str]
+    cwd: str
+    owner: Owner
+    roots: list[int]  # the pool's processes here
+
+
 @dataclass
 class EngineHold:
-    """The engine is a pool's. owner: `pool` (its id) and `words` (who that is); env: what it had before of the
-    variables that the pool sets."""
+    """The engine is a pool's. env: what it had before of the variables that the pool sets."""
 
-    owner: Mapping[str, str]
+    owner: Owner
     env: Mapping[str, str | None]
     cwd: str
     argv: list[str]
-    quits: Mapping[str, Any]
+    quits: Mapping[str, object]
     bulk: str
     threads: int  # of torch's, where it was imported; else 0
     heard: float = field(default_factory=clock.monotonic)
@@ -92,22 +122,20 @@ def _namespace(kind: str) -> str:
     return ""
 
 
-def look() -> dict[str, Any]:
-    """What a pool has to know of this engine before it takes it."""
+def look() -> EngineFacts:
     from nbddp.compat import ipykernel
 
     kernel = ipykernel.kernel_of_engine()
     return {
         "place": place(), "sees": sees_processes(), "host": socket.gethostname(), "pid": os.getpid(),
         "started": ProcessId.of(os.getpid()).started, "python": sys.executable, "versions": versions(),
-        "cwd": known(), "torch": _kernel is None and "torch" in sys.modules, "env": _told_env(),
+        "torch": _kernel is None and "torch" in sys.modules, "env": _told_env(),
         "nanny": bool(getattr(kernel.parent, "enable_nanny", False)),
-        "interfaces": hardware.interfaces(), "cores": len(hardware.allowed_cores()),
         "worker": _kernel is None and _is_worker(), "spoilt": _spoilt, "held": holder(),
     }  # fmt: skip
 
 
-def facts() -> dict[str, Any]:
+def facts() -> Json:
     """What this host has, as an agent tells it when it is warm."""
     cores = hardware.allowed_cores()
     with_cuda = "+cpu" not in metadata.version("torch")
@@ -131,8 +159,8 @@ def holder() -> str:
 # -- taken, and left ------------------------------------------------------------------------------
 
 
-def take(asked: dict[str, Any]) -> dict[str, Any]:
-    """Become the worker that is asked for: `env`, `cwd`, `owner`, and `roots`, the pool's processes here.
+def take(asked: TakeRequest) -> tuple[str, str]:
+    """Become the worker that is asked for; its working directory, and its folder for results.
 
     Raises RuntimeError if another pool has the engine, or if it could not be made a worker.
     """
@@ -163,7 +191,7 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
         raise
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
     _held = held
-    return {"cwd": known(), "bulk": held.bulk}
+    return known(), held.bulk
 
 
 def _is_worker() -> bool:
@@ -248,22 +276,22 @@ def _give_torch_back(held: EngineHold) -> None:
 # -- what the owner asks in between: in the control thread ------------------------------------------
 
 
-def _beat(content: Mapping[str, Any]) -> bool:
+def _beat(pool: str) -> bool:
     """The owner lives. Whether the engine is still its."""
-    if _held is None or _held.owner["pool"] != content["pool"]:
+    if _held is None or _held.owner["pool"] != pool:
         return False
     _held.heard = clock.monotonic()
     return True
 
 
-def _other(content: Mapping[str, Any]) -> str:
+def _other(pool: str) -> str:
     """Whose the engine is, if it is another pool's."""
-    return holder() if _held is not None and _held.owner["pool"] != content["pool"] else ""
+    return holder() if _held is not None and _held.owner["pool"] != pool else ""
 
 
-def _abandon(content: Mapping[str, Any]) -> bool:
+def _abandon(pool: str) -> bool:
     """The owner goes, and does not wait for the engine's program."""
-    if not _beat(content):
+    if not _beat(pool):
         return False
     assert _held is not None
     _held.heard = -float("inf")
@@ -271,7 +299,7 @@ def _abandon(content: Mapping[str, Any]) -> bool:
     return True
 
 
-def _memory(content: Mapping[str, Any]) -> int:
+def _memory() -> int:
     import psutil
 
     return hardware.memory_of(psutil.Process())
@@ -312,7 +340,7 @@ class Gates:
         )  # fmt: skip
         theirs.close()
 
-    def open(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def open(self, message: Message) -> Message:
         """Open the gate that is asked for; its port. Raises OSError."""
         self._channel.sendall(encode({"op": "open", **message}))
         while True:
@@ -321,7 +349,7 @@ class Gates:
                 raise OSError("the process that keeps the gate has ended")
             for answer in self._lines.feed(chunk):
                 if answer["store"] == message["store"]:
-                    return dict(answer)
+                    return answer
 
     def close(self, stores: list[int]) -> None:
         self._channel.sendall(encode({"op": "close", "stores": stores}))
@@ -331,23 +359,23 @@ class Gates:
         self._process.wait()
 
 
-def _open_gate(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Lead processes of this host to the pool's store on another."""
+def _open_gate(store: int, of: tuple[str, int], key: str, roots: list[int], **more: object) -> Message:
+    """As `protocol.agent.OpenStore` has it. Lead processes of this host to the pool's store on another."""
     global _gates
     if system.is_linux() and _gates is None:
         _gates = Gates()
     if _gates is None:
         raise OSError(f"{system.name()} does not report who owns a connection")
-    return _gates.open({name: content[name] for name in ("store", "of", "key", "roots")})
+    return _gates.open({"store": store, "of": of, "key": key, "roots": roots})
 
 
-def _close_gates(content: Mapping[str, Any]) -> None:
+def _close_gates(stores: list[int]) -> None:
     if _gates is not None:
-        _gates.close(content["stores"])
+        _gates.close(stores)
 
 
 def _engine(worker: RankWorker, do: str, **fields: Any) -> Any:
-    return QUESTIONS[do](fields)
+    return QUESTIONS[do](**fields)
 
 
 def _leave(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
@@ -358,7 +386,7 @@ def _leave(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
 
 ASKED: dict[str, Callable[..., Any]] = {"engine": _engine}  # more questions to this worker, and more requests
 REQUESTS: dict[str, Callable[..., list[bytes]]] = {"leave": _leave}
-QUESTIONS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+QUESTIONS: dict[str, Callable[..., Any]] = {
     "other": _other,
     "beat": _beat,
     "abandon": _abandon,

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.agent import spool_files, stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
@@ -43,9 +43,14 @@ from nbddp.pool.node import PoolNode, WorkerProcess
 from nbddp.pool.rpc import RankRpc
 from nbddp.protocol import messages
 from nbddp.protocol.agent import Warm
+from nbddp.protocol.codec import Json
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import ProcessExit
 from nbddp.protocol.run_spec import Question, Reply, RunSpec
+
+if TYPE_CHECKING:  # as an engine has it; a pool of processes of its own never needs it
+    from nbddp.capabilities.attached.engine_side import EngineFacts, Owner, TakeRequest
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for an engine to say what it is; then it is busy
@@ -65,7 +70,7 @@ class Engine:
 
     id: int
     uuid: str
-    told: Mapping[str, Any]
+    told: EngineFacts
 
     @property
     def here(self) -> bool:
@@ -81,7 +86,7 @@ class AttachedCluster:
     def __init__(self, cluster: Cluster, pool_id: str):
         """Raises AgentFailed if it does not answer."""
         self.cluster, self.lost = cluster, ""
-        self.owner = {
+        self.owner: Owner = {
             "pool": f"{pool_id} of {socket.gethostname()}",
             "words": f"the pool of process {os.getpid()} on {socket.gethostname()} ({getpass.getuser()})",
         }
@@ -238,7 +243,7 @@ class AttachedCluster:
             )
         return [*lines, *filter(None, [self.cluster.open_words(bool(far))])]
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """What `status` and `stacks` in a terminal need of it: there is no file that ends with the pool."""
         ranks = {str(w.rank): w.uuid for node in self.nodes for w in node.workers.values()}
         return {"cluster": self.cluster.name, "file": str(self.cluster.file.absolute()), "engines": ranks}
@@ -457,18 +462,17 @@ class AttachedNode(PoolNode):
             engine, joining = self._asked[place.rank], topology.joining(place) or loopback_name()
             env = torchrun_env.of_worker(place, topology, engine.told["env"], visible=visible, joining=joining)
             roots = [e.told["pid"] for e in self.engines[: place.local_world_size]]
-            request = {"env": env, "cwd": self._cwd, "owner": self.joined.owner, "roots": roots}
+            request: TakeRequest = {"env": env, "cwd": self._cwd, "owner": self.joined.owner, "roots": roots}
             asked[engine.id] = f"take({request!r})"
         return asked
 
-    def taken(self, answers: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    def taken(self, answers: Mapping[int, tuple[str, str]]) -> list[str]:
         """They have become ranks; what a user should know, in words."""
         moved = {}
         for rank, engine in self._asked.items():
-            answer = answers[engine.id]
-            self._bulk[rank] = answer["bulk"]
-            if answer["cwd"] != self._cwd:
-                moved[answer["cwd"]] = self._cwd
+            cwd, self._bulk[rank] = answers[engine.id]
+            if cwd != self._cwd:
+                moved[cwd] = self._cwd
             told = engine.told
             self.workers[rank] = WorkerProcess(rank, engine.uuid, told["pid"], told["started"], "", "", registered=True)
             self._states[rank] = RankStatus.IDLE, ""
@@ -530,7 +534,7 @@ class AttachedNode(PoolNode):
     def keep(self, seconds: float | None) -> None:
         """Nothing of these outlives the kernel by our doing."""
 
-    def describe(self, subject: tuple[object, ...], info: Callable[[], dict[str, Any]], files: list[str]) -> None:
+    def describe(self, subject: tuple[object, ...], info: Callable[[], Json], files: list[str]) -> None:
         """There is no agent to tell."""
 
     def errors_of(self, number: int) -> Path:
@@ -541,7 +545,7 @@ class AttachedNode(PoolNode):
     def note(self, ranks: Sequence[int], status: RankStatus, doing: str) -> None:
         self._states |= {r: (status, doing) for r in ranks if r in self.workers}
 
-    def children(self, asked: AgentRequests) -> list[dict[str, Any]]:
+    def children(self, asked: AgentRequests) -> list[Json]:
         """Its ranks as an agent tells of its children, with their memory in bytes."""
         living = {r: w for r, w in self.workers.items() if w.lives}
         heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
@@ -592,7 +596,7 @@ class Gatekeeper:
         self._node.joined.wire.question([self._rank], asked, lambda rank, reply: self._answers[number].put(reply))
         return number
 
-    def take(self, key: int, timeout: float = START_TIMEOUT) -> dict[str, Any]:
+    def take(self, key: int, timeout: float = START_TIMEOUT) -> Message:
         end = time.monotonic() + timeout
         answer: Any = None
         while answer is None:

@@ -74,9 +74,6 @@ def _measure(
 ) -> list[Measured]:
     """devices: each rank's own GPU as it sees it; None for all: on CPU."""
 
-    def ask(fields: dict[str, Any]) -> dict[int, Any]:
-        return unpacked(pool.answers("bench", **fields))
-
     ranks = len(devices)
     for name in collectives:
         if name not in BUS_FACTOR:
@@ -87,20 +84,21 @@ def _measure(
         raise BadInput(
             "each size needs at least one measurement and one warm-up call; use --repeat 1 --warmup 1 or more"
         )
-    ask({"part": "open", "devices": list(devices)})
+    pool.answers("bench", part="open", devices=list(devices))
     found: list[Measured] = []
     todo = [(c, s) for c in collectives for s in wanted]
     try:
         for i, (name, size) in enumerate(todo):
             progress(Progress(f"{name} of {size_words(size)} on {counted(ranks, 'rank')}", i, len(todo)))
-            answer = ask({"part": "measure", "collective": name, "size": size, "repeat": repeat, "warmup": warmup})[0]
-            one = Measured(name, answer["bytes"], ranks, tuple(answer["seconds"]), answer["wrong"])
+            answers = pool.answers("bench", part="measure", collective=name, size=size, repeat=repeat, warmup=warmup)
+            nbytes, seconds, wrong = unpacked(answers)[0]
+            one = Measured(name, nbytes, ranks, seconds, wrong)
             if one.bytes not in [m.bytes for m in found if m.collective == name]:  # tiny sizes round to the same
                 found.append(one)
     except KeyboardInterrupt:  # Stop between two runs
-        ask({"part": "close"})
+        pool.answers("bench", part="close")
         raise
-    ask({"part": "close"})
+    pool.answers("bench", part="close")
     return found
 
 

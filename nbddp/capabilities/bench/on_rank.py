@@ -117,9 +117,9 @@ def open_group(store: Any, rank: int, size: int, device: int | None) -> None:
         _open[0].reduced(torch.zeros(1, device=place), dist.ReduceOp.SUM)
 
 
-def measure(collective: str, size: int, repeat: int, warmup: int) -> dict[str, Any]:
-    """Seconds per call of each block, of the slowest rank; wrong elements on all ranks; and the bytes: the nearest size
-    that the ranks can share, at least one element each."""
+def measure(collective: str, size: int, repeat: int, warmup: int) -> tuple[int, tuple[float, ...], int]:
+    """The bytes: the nearest size that the ranks can share, at least one element each; seconds per call of each block,
+    of the slowest rank; and wrong elements on all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -134,7 +134,7 @@ def measure(collective: str, size: int, repeat: int, warmup: int) -> dict[str, A
         wrong += _checked(case)
         slowest = met.reduced(torch.tensor(seconds, dtype=torch.float64, device=device), dist.ReduceOp.MAX)
         total = met.reduced(torch.tensor([wrong], dtype=torch.int64, device=device), dist.ReduceOp.SUM)
-    return {"bytes": case.bytes, "seconds": slowest.tolist(), "wrong": int(total)}
+    return case.bytes, tuple(slowest.tolist()), int(total)
 
 
 def _on(device: Any) -> Any:

@@ -148,7 +148,7 @@ def _call_row(c: Longest) -> tuple[object, ...]:
     return (c.name, c.kind, c.count, duration(c.total / 1e9), duration(c.longest / 1e9), f"rank {c.rank}")
 
 
-def program(events: Iterable[Mapping[str, Any]]) -> Breakdown:
+def program(events: Iterable[Event]) -> Breakdown:
     """What the events of a merged trace show."""
     events = list(events)
     ranks = activities(events)

@@ -21,8 +21,6 @@ from typing import Any, Protocol
 from nbddp.capabilities.compare.replicas import (
     Compared,
     Difference,
-    HeldValue,
-    Leaf,
     agreeing_words,
     largest_words,
     shown_words,
@@ -44,7 +42,7 @@ class Ask(Protocol):
     """Asks some ranks for something about their names; rank → the buffers of its answer."""
 
     def __call__(
-        self, some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()
+        self, some: Sequence[int], fields: Mapping[str, object], buffers: Sequence[bytes] = ()
     ) -> Mapping[int, Sequence[Any]]: ...
 
 
@@ -57,13 +55,15 @@ def compare(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) ->
     """
     chosen = check_ranks(ranks, pool.placed().world_size, "--ranks")
 
-    def ask(some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()) -> dict[int, Any]:
+    def ask(
+        some: Sequence[int], fields: Mapping[str, object], buffers: Sequence[bytes] = ()
+    ) -> Mapping[int, Sequence[Any]]:
         return pool.answers("compare", some, buffers, **fields)
 
     if not names or not chosen:
         raise BadInput(f"there are no {'ranks' if names else 'names'} to compare; write %ddp compare model --ranks 0-1")
     answers = ask(chosen, {"part": "look", "names": list(names)})
-    found = [Compared(n, {r: _held(pickling.unpack(answers[r][i])) for r in chosen}) for i, n in enumerate(names)]
+    found = [Compared(n, {r: pickling.unpack(answers[r][i]) for r in chosen}) for i, n in enumerate(names)]
     for c in found:
         _check(c)
     largest = _measure(within(w for c in found for w in _wanted(c)), ask)
@@ -72,12 +72,6 @@ def compare(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) ->
 
 def show(asked: Asked, line: CommandLine) -> Report:
     return compare(asked.pool, *line.args["names"], ranks=line.args["ranks"])
-
-
-def _held(data: Mapping[str, Any] | None) -> HeldValue | None:
-    if data is None:
-        return None
-    return HeldValue(data["type"], {path: Leaf(**leaf) for path, leaf in data["leaves"].items()}, data["broadcasts"])
 
 
 def _check(c: Compared) -> None:

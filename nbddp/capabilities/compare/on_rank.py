@@ -12,13 +12,17 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nbddp.analysis.on_rank_walk import parameter_names, unwrapped, walk
+from nbddp.capabilities.compare.replicas import HeldValue, Leaf
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
+
+if TYPE_CHECKING:
+    import torch
 
 CHUNK = 1 << 24  # bytes that are looked at at once
 TEXT = 60  # characters of a value that is shown
@@ -36,9 +40,8 @@ def compare(
     return [pickling.pack_or_words(measure(held, spans, buffers))]
 
 
-def look(namespace: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Type and leaves of what `name` holds, as plain data (`nbddp.capabilities.compare.replicas.Leaf`); None if there
-    is no such name."""
+def look(namespace: Mapping[str, object], name: str) -> HeldValue | None:
+    """What `name` holds; None if there is no such name."""
     if name not in namespace:
         return None
     import torch
@@ -51,10 +54,10 @@ def look(namespace: Mapping[str, Any], name: str) -> dict[str, Any] | None:
         leaves = [_leaf(*found) for found in walk(namespace, name)]
     ddp = torch.nn.parallel.DistributedDataParallel
     broadcasts = isinstance(value, ddp) and bool(value.will_sync_module_buffers())
-    return {"type": _type(value), "leaves": {leaf["path"]: leaf for leaf in leaves}, "broadcasts": broadcasts}
+    return HeldValue(_type(value), {leaf.path: leaf for leaf in leaves}, broadcasts)
 
 
-def read(namespace: Mapping[str, Any], spans: Sequence[tuple[str, str, int, int]]) -> list[bytes]:
+def read(namespace: Mapping[str, object], spans: Sequence[tuple[str, str, int, int]]) -> list[bytes]:
     """The bytes `start` to `stop` of the tensors at (name, path)."""
     import torch
 
@@ -64,7 +67,7 @@ def read(namespace: Mapping[str, Any], spans: Sequence[tuple[str, str, int, int]
 
 
 def measure(
-    namespace: Mapping[str, Any], spans: Sequence[tuple[str, str, int, int]], theirs: Sequence[Any]
+    namespace: Mapping[str, object], spans: Sequence[tuple[str, str, int, int]], theirs: Sequence[Any]
 ) -> list[float]:
     """Per span the largest absolute difference between this rank's bytes and `theirs`: NaN if a NaN meets a number."""
     import torch
@@ -79,7 +82,7 @@ def measure(
         return apart
 
 
-def _tensors(namespace: Mapping[str, Any], wanted: set[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+def _tensors(namespace: Mapping[str, object], wanted: set[tuple[str, str]]) -> dict[tuple[str, str], torch.Tensor]:
     """The local tensors at these (name, path)."""
     names = parameter_names(namespace)
     return {
@@ -93,14 +96,14 @@ def _tensors(namespace: Mapping[str, Any], wanted: set[tuple[str, str]]) -> dict
 # -- leaves ----------------------------------------------------------------------------------
 
 
-def _leaf(path: str, kind: str, thing: Any) -> dict[str, Any]:
+def _leaf(path: str, kind: str, thing: Any) -> Leaf:
     import torch
 
     if isinstance(thing, torch.Tensor | np.ndarray):
         try:
-            return {"path": path, "kind": kind, **_digested(thing)}
+            return _digested(path, kind, thing)
         except (RuntimeError, TypeError, NotImplementedError, ValueError):  # meta, nested, quantized, of objects
-            return {"path": path, "kind": "opaque", "type": f"{_type(thing)} of {thing.dtype}"}
+            return Leaf(path, "opaque", f"{_type(thing)} of {thing.dtype}")
     if isinstance(thing, np.generic) and np.issubdtype(thing.dtype, np.number):
         thing = thing.item()
     if isinstance(thing, int | float | complex) and not isinstance(thing, bool):
@@ -110,16 +113,15 @@ def _leaf(path: str, kind: str, thing: Any) -> dict[str, Any]:
     elif isinstance(thing, set | frozenset):
         kind, value, text = kind or "value", None, f"{{{', '.join(sorted(map(repr, thing)))}}}"
     else:
-        return {"path": path, "kind": "opaque", "type": _type(thing)}
+        return Leaf(path, "opaque", _type(thing))
     kind = "number" if kind == "state tensor" else kind
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     short = text if len(text) <= TEXT else text[: TEXT - 1] + "…"
-    return {"path": path, "kind": kind, "type": _type(thing), "digest": digest, "value": value, "text": short}
+    return Leaf(path, kind, _type(thing), digest=digest, value=value, text=short)
 
 
-def _digested(thing: Any) -> dict[str, Any]:
-    """Digest, norm, shape and dtype of a tensor; of a sharded one those of this rank's part."""
-    part = _part(thing)
+def _digested(path: str, kind: str, thing: Any) -> Leaf:
+    """A tensor; of a sharded one this rank's part."""
     tensor = _as_tensor(thing)
     raw = _raw(tensor)
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(thing.shape)
@@ -129,9 +131,7 @@ def _digested(thing: Any) -> dict[str, Any]:
         piece = raw[start : start + CHUNK].cpu()
         digest.update(memoryview(piece.numpy()))
         norm = float(np.hypot(norm, _norm(piece, tensor.dtype)))
-    return {
-        "type": dtype, "shape": shape, "digest": digest.hexdigest(), "norm": norm, "bytes": raw.numel(), "part": part,
-    }  # fmt: skip
+    return Leaf(path, kind, dtype, shape, digest.hexdigest(), norm, raw.numel(), _part(thing))
 
 
 def _as_tensor(thing: Any) -> Any:

@@ -219,7 +219,7 @@ def _is_in_last_statement(frame: FrameType) -> bool:
     return not body or frame.f_lineno >= body[-1].lineno
 
 
-def completions(text: str, known: dict[str, Any]) -> list[str]:
+def completions(text: str, known: dict[str, object]) -> list[str]:
     """Names, or attributes after a dot, that the last word of a line may become."""
     found = WORD.search(text)
     word = found[0] if found else ""

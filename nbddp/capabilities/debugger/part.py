@@ -9,7 +9,7 @@ from nbddp.capabilities.debugger.prompt import Keyboard
 from nbddp.capabilities.debugger.sender import DebugSender
 from nbddp.capabilities.debugger.stdin import for_ranks
 from nbddp.pool.runs import shell
-from nbddp.protocol.codec import from_json
+from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.messages import Stopped
 from nbddp.protocol.request import Request
 
@@ -39,7 +39,7 @@ class DebuggerPart:
         if self._debug is not None:
             self._debug.remove()
 
-    def tells(self, request: Request) -> dict[str, Any]:
+    def tells(self, request: Request) -> dict[str, bool]:
         """Whether somebody can type lines for a rank that stops: without, a breakpoint raises."""
         elsewhere = request.is_program and self.elsewhere()
         self._keyboard = for_ranks(shell()) if request.is_program and not elsewhere else None
@@ -49,7 +49,7 @@ class DebuggerPart:
         if any(spec.debug for spec in run.specs.values()):
             self._sender = DebugSender(run, self._keyboard)
 
-    def message(self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[Any]) -> None:
+    def message(self, rank: int, kind: str, content: Json, buffers: Sequence[Any]) -> None:
         if self._sender is not None:
             self._sender.debugged.heard(rank, from_json(Stopped, content))
 

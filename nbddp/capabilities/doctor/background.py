@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp import __version__
 from nbddp.agent import runtime_dir
@@ -21,6 +21,7 @@ from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.examination import findings, messages, versions
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.errors import AgentFailed
+from nbddp.protocol.jsonl import Message
 
 if TYPE_CHECKING:
     from nbddp.pool.state import PoolState
@@ -64,7 +65,7 @@ class Probes:
             return [f"the compatibility checks {self._unknown}; %ddp doctor repeats them"]
         return []
 
-    def process_ended(self, event: Mapping[str, Any]) -> None:
+    def process_ended(self, event: Message) -> None:
         if event["kind"] != "trials" or self._path is None:  # None: they were those of a pool that has been stopped
             return
         code = event["code"]
@@ -87,7 +88,7 @@ def words(found: Findings) -> list[str]:
     ]
 
 
-def _request(env: Mapping[str, str], pool: Path, path: Path) -> dict[str, Any]:
+def _request(env: Mapping[str, str], pool: Path, path: Path) -> Message:
     return {
         "kind": "trials",
         "env": {name: value for name, value in env.items() if name != "PYTEST_CURRENT_TEST"},

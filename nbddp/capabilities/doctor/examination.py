@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.compat import system
 from nbddp.compat.probes import SEAMS, ProbeResult
-from nbddp.protocol.jsonl import parsed
+from nbddp.protocol.jsonl import Message, parsed
 from nbddp.protocol.run_spec import Question
 
 PACKAGES = ("torch", "IPython", "ipykernel", "ipyparallel")
@@ -42,10 +42,10 @@ def examine(
     return findings(lines, ended, "" if pool is None else _of_pool(pool))
 
 
-def findings(lines: list[dict[str, Any]], ended: str, of_pool: str = "") -> Findings:
+def findings(lines: list[Message], ended: str, of_pool: str = "") -> Findings:
     """What the trials have said. ended: why they ended before the last; of_pool: what the pool's workers have."""
     verdicts = {m["seam"]: ProbeResult(m["present"], m["works"], m["why"]) for m in lines if "seam" in m}
-    machine: dict[str, Any] = next((m["machine"] for m in lines if "machine" in m), {})
+    machine = next((m["machine"] for m in lines if "machine" in m), None)
     if ended:
         left = next((s.key for s in SEAMS if s.key not in verdicts), "the machine")
         ended = f"the checks ended at {left}: {ended}"
@@ -63,7 +63,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _run(command: list[str]) -> tuple[list[dict[str, Any]], str]:
+def _run(command: list[str]) -> tuple[list[Message], str]:
     """The messages of the trials, and why they ended before the last; empty if they did not."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
@@ -78,7 +78,7 @@ def _run(command: list[str]) -> tuple[list[dict[str, Any]], str]:
     return messages(done.stdout), why
 
 
-def messages(said: bytes) -> list[dict[str, Any]]:
+def messages(said: bytes) -> list[Message]:
     """Whole lines that are messages; a library's own print may stand between them."""
     return [message for message in map(parsed, said.split(b"\n")[:-1]) if message is not None]
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, TypedDict
 
 from nbddp.analysis.quantities import size
 from nbddp.compat.probes import SEAMS, ProbeResult, Seam, said
@@ -17,14 +17,19 @@ from nbddp.output.table import Table
 WIDTH = 118
 
 
+class Machine(TypedDict):
+    cores: int  # that this process may use
+    memory: int  # bytes
+    gpus: list[str]  # names of those that torch sees
+
+
 @dataclass(frozen=True)
 class Findings:
     """`verdicts` has a ProbeResult for each seam that was tried. `ended` says why not all were; `pool` what a pool's
-    workers say; `machine` has "cores", "memory" (bytes) and "gpus" (names), or is empty; `system` says what the
-    operating system costs."""
+    workers say; `system` says what the operating system costs."""
 
     versions: Mapping[str, str]
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    machine: Machine | None = None
     verdicts: Mapping[str, ProbeResult] = field(default_factory=dict)
     ended: str = ""
     pool: str = ""
@@ -86,8 +91,8 @@ class Together:
         return "<hr>".join(part._repr_html_() for part in self.parts)
 
 
-def _machine(found: Mapping[str, Any]) -> str:
-    gpus: Sequence[str] = found["gpus"]
+def _machine(found: Machine) -> str:
+    gpus = found["gpus"]
     names = ", ".join(dict.fromkeys(gpus))
     return " · ".join(
         [counted(found["cores"], "core"), f"{size(found['memory'])} of memory",

@@ -12,16 +12,18 @@ import faulthandler
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from nbddp.agent import hardware
 from nbddp.capabilities.doctor import probes_torch
+from nbddp.capabilities.doctor.findings import Machine
 from nbddp.compat import ipykernel, ipyparallel
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import SEAMS, Failed, ProbeResult, Seam, Untried, absent, expect
 from nbddp.deadlock.on_rank import flight
 from nbddp.protocol.capability import load, rows
+from nbddp.protocol.jsonl import Message
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
@@ -106,7 +108,7 @@ def history_of_errors() -> None:
             raise Untried("this IPython does not keep errors in its history")
         worded: list[Any] = []
 
-        def word(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        def word(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, object]:
             worded.append(error)
             return {"ename": "", "evalue": "", "traceback": []}
 
@@ -181,8 +183,7 @@ def tried(key: str) -> ProbeResult:
     return ProbeResult(True, True)
 
 
-def machine() -> dict[str, Any]:
-    """What of this machine matters: cores that this process may use, bytes of memory, the GPUs that torch sees."""
+def machine() -> Machine:
     import psutil
     import torch
 
@@ -213,7 +214,7 @@ def _report(out: IO[str]) -> None:
     say(machine=machine())
 
 
-def in_copy(request: Mapping[str, Any]) -> int:
+def in_copy(request: Message) -> int:
     """Report into the file `into`, which is there as soon as it is whole; as a child of the agent."""
     if hasattr(os, "nice"):
         os.nice(19)  # the ranks that start meanwhile come first

@@ -11,14 +11,14 @@ Pure: text, ast, and the file's JSON as data.
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 from nbddp.capabilities.export.names import called
 from nbddp.capabilities.export.program import ExportedCell
 from nbddp.errors import BadInput
 from nbddp.execution.cell_text import dedented, parted
 from nbddp.launch.options import LaunchSpec, parse_cell
+from nbddp.protocol.codec import Json
 
 LEAVE = """\
 import torch.distributed
@@ -93,7 +93,7 @@ def _refuse_another_group(before: int, number: int, asks_first: bool) -> None:
 # -- pieces of a program ---------------------------------------------------------------------------
 
 
-def cells_of(notebook: Mapping[str, Any], name: str, numbers: Collection[int] | None, tag: str) -> list[ExportedCell]:
+def cells_of(notebook: Json, name: str, numbers: Collection[int] | None, tag: str) -> list[ExportedCell]:
     """The `%%ddp` cells, and what `%ddp push` copies to them, where the file shows its value.
 
     numbers: those of these `In[n]` alone; tag: those that have it. Raises BadInput if there is none such, or if a value

@@ -17,12 +17,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nbddp.capabilities.env.options import merged, wanted
 from nbddp.capabilities.export import options, target_support, targets
 from nbddp.capabilities.export.cells import cells_of
+from nbddp.capabilities.export.options import ExportArguments, Shape
 from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.sbatch import Job
 from nbddp.errors import BadInput
@@ -116,31 +118,33 @@ def formatted(text: str) -> str | None:
 
 def in_notebook(asked: Asked, line: CommandLine) -> None:
     pool = asked.pool
-    shape: dict[str, Any] = {}
+    shape = None
     if pool.topology is not None:
         first = pool.topology.workers[0]
-        shape = {
-            "nnodes": pool.spec.elastic or pool.topology.nnodes, "nproc": first.local_world_size,
-            "gpus_per_proc": len(first.devices), "env": pool.group.variables,
-        }  # fmt: skip
-        shape |= {"visible": pool.spec.visible} if pool.spec.visible else {}
-    print(*carry_out(line.args, shape, asked.history, line.args["argv"]), sep="\n")
+        shape = options.Shape(
+            pool.spec.elastic or pool.topology.nnodes, first.local_world_size, len(first.devices),
+            env=pool.group.variables, visible=pool.spec.visible,
+        )  # fmt: skip
+    args = cast(ExportArguments, line.args)
+    print(*carry_out(args, shape, asked.history, args["argv"]), sep="\n")
 
 
 def in_terminal(line: CommandLine) -> None:
-    print(*carry_out(line.args, {}, None, line.args["argv"]), sep="\n")
+    args = cast(ExportArguments, line.args)
+    print(*carry_out(args, None, None, args["argv"]), sep="\n")
 
 
 def carry_out(
-    args: Mapping[str, Any], pool: Mapping[str, Any], history: CellHistory | None, argv: Sequence[str] = ()
+    args: ExportArguments, pool: Shape | None, history: CellHistory | None, argv: Sequence[str] = ()
 ) -> list[str]:
-    """Do what a line of `%ddp export` asks; what to print. pool: what a running pool says, of the fields of
-    `options.POOL`. history: None in a terminal, where `notebook` names a file."""
+    """Do what a line of `%ddp export` asks; what to print. pool: what a running pool says. history: None in
+    a terminal, where `notebook` names a file."""
     notebook, script = _files(args, history)
     options.check_words(args, history is not None)
     target = Path(script)
     if args["to"]:
-        return _job({**args, "script": script}, _shape_of(_cells_of_job(notebook, history), pool), target, argv)
+        shape = _shape_of(_cells_of_job(notebook, history), pool)
+        return _job({**args, "script": script}, args["to"], shape, target, argv)
     numbers = args["cells"]
     saved: dict[str, tuple[bytes, ...]] = {}
     if history is not None and not notebook:
@@ -148,7 +152,7 @@ def carry_out(
     else:
         cells = cells_of_file(Path(notebook or ""), numbers, args["tag"])
     specs = [cell.spec for cell in cells if cell.line is not None]
-    named = {**args, "script": target.name}
+    named: ExportArguments = {**args, "script": target.name}
     launch = options.launch_of(named, _shape_of(specs, pool), tuple(argv) or _argv(specs))
     notes = target_support.notes(target_support.SCRIPT, options.said_of(args, launch), launch)
     line = targets.torchrun(launch, Job()).strip().replace("\n", "\n    ")
@@ -169,34 +173,38 @@ def _argv(specs: Sequence[LaunchSpec]) -> tuple[str, ...]:
     return found.pop() if len(found) == 1 else ()
 
 
-def _files(args: Mapping[str, Any], history: CellHistory | None) -> tuple[str | None, str]:
+def _files(args: ExportArguments, history: CellHistory | None) -> tuple[str | None, str]:
     """The notebook and the script. In a terminal the first file with `--to` alone is the script."""
     if history is None and args["to"] and args["script"] == options.SCRIPT:
         return None, str(args["notebook"])
-    return args["notebook"], str(args["script"])
+    return args["notebook"], args["script"]
 
 
-def _shape_of(specs: Sequence[LaunchSpec], pool: Mapping[str, Any]) -> dict[str, Any]:
+def _shape_of(specs: Sequence[LaunchSpec], pool: Shape | None) -> Shape:
     """What the lines of cells say of a launch, the last one that says something, and what a running pool says."""
-    found, debug = dict(options.POOL), None
+    found, debug = Shape(), None
     env: tuple[tuple[str, str], ...] = ()
     for spec in specs:
-        said = {
-            "nproc": spec.nproc if isinstance(spec.nproc, int) else None, "nnodes": spec.elastic or spec.nnodes,
-            "gpus_per_proc": spec.gpus_per_proc, "max_restarts": spec.max_restarts or None, "visible": spec.visible,
-            "logs": spec.logs,
-        }  # fmt: skip
-        found.update({name: value for name, value in said.items() if value is not None})
+        found = Shape(
+            spec.elastic or spec.nnodes or found.nnodes,
+            spec.nproc if isinstance(spec.nproc, int) else found.nproc,
+            found.gpus_per_proc if spec.gpus_per_proc is None else spec.gpus_per_proc,
+            spec.max_restarts or found.max_restarts,
+            visible=spec.visible or found.visible,
+            logs=spec.logs or found.logs,
+        )
         debug, env = spec.debug or debug, merged(env, spec.env)
-    return {**found, "env": wanted(debug, env), **pool}
+    if pool is None:
+        return replace(found, env=wanted(debug, env))
+    return replace(pool, max_restarts=found.max_restarts, visible=pool.visible or found.visible, logs=found.logs)
 
 
-def _job(args: Mapping[str, Any], pool: Mapping[str, Any], script: Path, argv: Sequence[str]) -> list[str]:
-    launch, job = options.launch_of(args, pool, argv), options.job_of(args)
+def _job(args: ExportArguments, to: str, shape: Shape, script: Path, argv: Sequence[str]) -> list[str]:
+    launch, job = options.launch_of(args, shape, argv), options.job_of(args)
     files, missing = files_of(script)
-    notes = [*target_support.notes(args["to"], options.said_of(args, launch), launch), *missing]
-    text = targets.TARGETS[args["to"]](launch, job, files)
-    if args["to"] == "pytorchjob":
+    notes = [*target_support.notes(to, options.said_of(args, launch), launch), *missing]
+    text = targets.TARGETS[to](launch, job, files)
+    if to == "pytorchjob":
         names = " and ".join(filter(None, [script.name, files.values_name]))
         notes.append(f"a PyTorchJob carries no files: its image needs {names} in the working directory")
     if not args["output"]:
@@ -226,7 +234,7 @@ def files_of(script: Path) -> tuple[targets.Files, list[str]]:
 # A literal becomes itself, a function or class its source, anything else is pickled.
 
 
-def code_of(values: Mapping[str, Any], label: str, file: str) -> tuple[str, dict[str, tuple[bytes, ...]]]:
+def code_of(values: Mapping[str, object], label: str, file: str) -> tuple[str, dict[str, tuple[bytes, ...]]]:
     """Code that sets these names, and label → pickles that `file` is to have, one per value. Raises BadInput for a
     value that a script cannot have."""
     lines, saved = [], {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from nbddp.capabilities.env.options import merged, setting
 from nbddp.capabilities.export import target_support, targets
 from nbddp.capabilities.export.sbatch import Job
 from nbddp.capabilities.export.torchrun_line import C10D, PORT, SRUN, STATIC, Launch
+from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, count, nodes_or_range, positive, rank_set, split_argv
 from nbddp.notebook.commands import CommandLine
@@ -17,10 +19,49 @@ from nbddp.protocol.capability import Command
 NOTEBOOK, SCRIPT = "%ddp export", "train.py"
 HOST, NAME = "node0", "ddp"
 FILES = {"script": (".py",), "notebook": (".ipynb",), "output": (".py", ".sbatch", ".slurm", ".sh", ".yaml")}
-# a launch as far as neither the line nor a pool nor a cell says anything
-POOL: Mapping[str, Any] = {
-    "nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}, "visible": None, "logs": None,
-}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a pool and cells say of a launch; the defaults are those of a launch of which nothing says anything."""
+
+    nnodes: int | tuple[int, int] = 1
+    nproc: int = 2
+    gpus_per_proc: int = 0
+    max_restarts: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    visible: str | None = None
+    logs: LogOptions | None = None
+
+
+class ExportArguments(TypedDict):
+    """What a line has, as `arguments` reads it."""
+
+    notebook: str | None
+    script: str
+    cells: Collection[int] | None
+    tag: str
+    force: bool
+    to: str | None
+    output: str | None
+    nnodes: int | tuple[int, int] | None
+    nproc: int | None
+    gpus_per_proc: int | None
+    gpu: str
+    max_restarts: int | None
+    rendezvous: str | None
+    host: str | None
+    port: int | None
+    name: str | None
+    time: str | None
+    partition: str
+    cpus_per_proc: int | None
+    memory: str
+    image: str
+    package: Sequence[str]
+    setup: Sequence[str]
+    env: Sequence[tuple[str, str | None]]
+    argv: Sequence[str]
 
 
 def arguments(parser: Parser) -> None:
@@ -72,37 +113,41 @@ def _whole(text: str) -> int:
     return 0 if text == "0" else positive(text)
 
 
-def launch_of(args: Mapping[str, Any], pool: Mapping[str, Any], argv: Sequence[str]) -> Launch:
-    """pool: what is known of the pool and its cells, with the fields of POOL. Raises BadInput if it is impossible."""
-    asked = args["nnodes"] if args["nnodes"] is not None else pool["nnodes"]
+def launch_of(args: ExportArguments, shape: Shape, argv: Sequence[str]) -> Launch:
+    """Raises BadInput if it is impossible."""
+    asked = args["nnodes"] if args["nnodes"] is not None else shape.nnodes
     least, most = asked if isinstance(asked, tuple) else (None, asked)
     return Launch(
-        args["script"], tuple(argv), most, args["nproc"] or pool["nproc"],
-        pool["gpus_per_proc"] if args["gpus_per_proc"] is None else args["gpus_per_proc"], args["rendezvous"] or C10D,
+        args["script"], tuple(argv), most, args["nproc"] or shape.nproc,
+        shape.gpus_per_proc if args["gpus_per_proc"] is None else args["gpus_per_proc"], args["rendezvous"] or C10D,
         args["host"] or HOST, args["port"] or PORT, args["name"] or NAME,
-        pool["max_restarts"] if args["max_restarts"] is None else args["max_restarts"],
-        None if least == most else least, merged(tuple(pool["env"].items()), args["env"]),
-        pool["visible"] == "own", pool["logs"],
+        shape.max_restarts if args["max_restarts"] is None else args["max_restarts"],
+        None if least == most else least, merged(tuple(shape.env.items()), args["env"]),
+        shape.visible == "own", shape.logs,
     )  # fmt: skip
 
 
-def job_of(args: Mapping[str, Any]) -> Job:
-    given = {"name": args["name"], "cpus_per_proc": args["cpus_per_proc"], "time": args["time"]}
-    return Job(
+def job_of(args: ExportArguments) -> Job:
+    job = Job(
         partition=args["partition"], memory_per_cpu=args["memory"], setup=tuple(args["setup"]),
         packages=tuple(args["package"]), image=args["image"], gpu=args["gpu"],
-        **{name: value for name, value in given.items() if value is not None},
+    )  # fmt: skip
+    name, cores, time = args["name"], args["cpus_per_proc"], args["time"]
+    return replace(
+        job, name=job.name if name is None else name, cpus_per_proc=cores or job.cpus_per_proc,
+        time=job.time if time is None else time,
     )  # fmt: skip
 
 
-def said_of(args: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
+def said_of(args: ExportArguments, launch: Launch) -> dict[str, object]:
     """The options of a job that the line has, or that its cells have and a launch carries."""
-    typed = {name: args[name] for name in (*target_support.TABLE, "rendezvous") if args.get(name) not in (None, "", [])}
+    names = (*target_support.TABLE, "rendezvous")
+    typed = {name: args.get(name) for name in names if args.get(name) not in (None, "", [])}
     carried = {"logs": launch.logs, "visible": launch.own_gpus}
     return {**typed, **{name: value for name, value in carried.items() if value}}
 
 
-def check_words(args: Mapping[str, Any], notebook: bool) -> None:
+def check_words(args: ExportArguments, notebook: bool) -> None:
     """Raises BadInput for options that do not go together."""
     if args["tag"] and notebook and not args["notebook"]:
         raise BadInput("--tag needs --notebook FILE: only a notebook's file has the tags of its cells")

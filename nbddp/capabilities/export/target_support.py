@@ -7,7 +7,6 @@ A target that is missing from an option's row writes that option.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from nbddp.capabilities.export.torchrun_line import SRUN, STATIC, Launch
 from nbddp.errors import BadInput
@@ -91,7 +90,7 @@ OPTIONS = {"visible": "--visible own", "logs": "--log-dir, --redirects, --tee an
 MEETS = ("kubeflow", "pytorchjob", "torchx", "ray")  # targets that have a way of their own
 
 
-def notes(target: str, said: Mapping[str, Any], launch: Launch) -> list[str]:
+def notes(target: str, said: Mapping[str, object], launch: Launch) -> list[str]:
     """A line for each option that the target does not write. said: options of the line or the cells, by field.
 
     Raises BadInput for an option without which another job would run.
@@ -123,7 +122,7 @@ def _answer(target: str, name: str, launch: Launch) -> str:
     return ""
 
 
-def _check_rendezvous(target: str, launch: Launch, said: Mapping[str, Any]) -> None:
+def _check_rendezvous(target: str, launch: Launch, said: Mapping[str, object]) -> None:
     if launch.rendezvous == SRUN and target != "slurm":
         raise BadInput(f"--rendezvous {SRUN}: with it Slurm starts every process; use --to slurm, or leave it out")
     if target in MEETS and said.get("rendezvous") == STATIC:

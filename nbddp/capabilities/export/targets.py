@@ -30,6 +30,7 @@ from nbddp.capabilities.export.torchrun_line import (
     torchrun_words,
 )
 from nbddp.errors import BadInput
+from nbddp.protocol.codec import Json
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ def _command(launch: Launch, job: Job) -> list[str]:
     return ["bash", "-c", "\n".join(["set -e", *first, f"exec {shell_line(words)}"])] if first else words
 
 
-def _limits(launch: Launch, job: Job) -> dict[str, Any]:
+def _limits(launch: Launch, job: Job) -> dict[str, dict[str, int | str]]:
     gpus = launch.nproc * launch.gpus_per_proc
     memory = {"memory": f"{_memory(launch, job)}Mi"} if job.memory_per_cpu else {}
     return {"limits": {"cpu": job.cores(launch), **memory, **({"nvidia.com/gpu": gpus} if gpus else {})}}
@@ -329,11 +330,11 @@ def _refuse_elastic(launch: Launch, why: str) -> None:
         raise BadInput(f"--rendezvous {SRUN} is Slurm's; use --to slurm, or leave it out")
 
 
-def _without_none(found: dict[str, Any]) -> dict[str, Any]:
+def _without_none(found: Json) -> Json:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _yaml(data: dict[str, Any], depth: int = 0) -> str:
+def _yaml(data: Json, depth: int = 0) -> str:
     """Mappings and lists as YAML's blocks, scalars as JSON, texts of several lines as a block of lines."""
     return "".join(_rows(_without_none(data), depth))
 

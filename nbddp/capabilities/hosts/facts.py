@@ -10,11 +10,11 @@ import shutil
 import socket
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pynvml
 
 from nbddp.agent.versions import versions
+from nbddp.protocol.codec import Json
 
 SHM, INFINIBAND = Path("/dev/shm"), Path("/sys/class/infiniband")
 LIMITS = {"nofile": "RLIMIT_NOFILE", "nproc": "RLIMIT_NPROC", "memlock": "RLIMIT_MEMLOCK"}
@@ -28,13 +28,13 @@ P2P = {
 }
 
 
-def main(request: dict[str, Any]) -> int:
+def main(request: Json) -> int:
     """Write the facts on stdout, as a line of JSON."""
     print(json.dumps(facts()), flush=True)
     return 0
 
 
-def facts() -> dict[str, Any]:
+def facts() -> Json:
     """This host, as `capabilities.hosts.report` reads it."""
     return {
         "versions": versions(),
@@ -62,7 +62,7 @@ def named(name: str) -> list[str]:
         return []
 
 
-def peer_access() -> dict[str, Any]:
+def peer_access() -> Json:
     """`p2p`: pairs of GPUs, by NVML's order, that do not read each other's memory, and why; `p2p_untold`: why that is
     not known."""
     try:

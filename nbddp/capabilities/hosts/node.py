@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from nbddp.agent.gather import AgentRequests
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
@@ -99,7 +98,7 @@ class RemoteNode(PoolNode):
         asked.post_if_alive(self.agent, "written", rank=rank)
         return None
 
-    def hear_home(self, event: dict[str, Any]) -> None:
+    def hear_home(self, event: Message) -> None:
         """The events of this machine's agent, in its reader thread."""
         if ends_pool(event):
             for worker in list(self.workers.values()):

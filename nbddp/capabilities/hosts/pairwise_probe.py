@@ -21,6 +21,7 @@ from nbddp.capabilities.hosts.reachability import Endpoint
 from nbddp.errors import AgentFailed, BadInput, PoolError
 from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.pool.node import PoolNode
+from nbddp.protocol.jsonl import Message
 
 SECONDS = 2.5  # that a knock may take; a lost packet is sent again after one
 TOKEN_BYTES = 16
@@ -140,7 +141,7 @@ def tried(
 Told = list[tuple[Endpoint, tuple[int, str]]]  # of a node's doors: where, the port or 0, and why there is none
 
 
-def _at(offers: Sequence[Endpoint] | None, towards: str) -> dict[str, Any]:
+def _at(offers: Sequence[Endpoint] | None, towards: str) -> Message:
     if offers is None:
         return {"addresses": [], "towards": towards}
     return {"addresses": [offer.address for offer in offers]}
@@ -165,7 +166,7 @@ def _knocks(told: Sequence[Told], tokens: Sequence[str]) -> list[list[list[str |
 
 @contextmanager
 def _doors(
-    nodes: Sequence[PoolNode], tokens: Sequence[str], requests: Sequence[dict[str, Any]]
+    nodes: Sequence[PoolNode], tokens: Sequence[str], requests: Sequence[Message]
 ) -> Iterator[list[list[list[Any]]]]:
     """Doors of all nodes, open until the block ends."""
     agents = [node.agent for node in nodes]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from nbddp.protocol.codec import Json
 
 SILENCE = "no answer"
 ANOTHER = "another host answers there"
@@ -43,7 +44,7 @@ class Endpoint:
 Tried = Mapping[tuple[int, int, str], str]
 
 
-def offers(interfaces: Sequence[Mapping[str, Any]]) -> list[Endpoint]:
+def offers(interfaces: Sequence[Json]) -> list[Endpoint]:
     """What a host's interfaces (`agent.hardware.interfaces`) offer: of each the first address, IPv4 before IPv6, since
     that is the one that gloo takes; the fastest first, the loopback last."""
     found = []
@@ -54,7 +55,7 @@ def offers(interfaces: Sequence[Mapping[str, Any]]) -> list[Endpoint]:
     return sorted(found, key=lambda o: (o.loopback, -o.speed))
 
 
-def offer_at(address: str, interfaces: Sequence[Mapping[str, Any]]) -> Endpoint:
+def offer_at(address: str, interfaces: Sequence[Json]) -> Endpoint:
     """The offer of an address that a host has."""
     for one in interfaces:
         if address in one["addresses"]:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.agent import stop
 from nbddp.agent.stop import uninterrupted
@@ -29,6 +29,8 @@ from nbddp.output.progress import StageText
 from nbddp.output.screens import NullScreen, Screen
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import weakly
+from nbddp.protocol.codec import Json
+from nbddp.protocol.jsonl import Message
 
 if TYPE_CHECKING:
     from nbddp.pool.change import EnvChange
@@ -125,7 +127,7 @@ class RemoteNodes(HostSource):
             else:
                 run.tell(words)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         return {"elastic": self.members.bounds if self.members is not None else None}
 
     def _hear_terminal(self) -> None:
@@ -134,7 +136,7 @@ class RemoteNodes(HostSource):
             self._hears_terminal = True
             self.group.nodes[0].agent.on_event(weakly(self._asked))
 
-    def _asked(self, event: dict[str, Any]) -> None:
+    def _asked(self, event: Message) -> None:
         if event["ev"] == "scale" and self.members is not None:
             with suppress(BadInput):  # who asked was told so
                 self.members.want(event["nodes"])
@@ -223,7 +225,7 @@ class RemoteNodes(HostSource):
             agent.on_event(functools.partial(self._heard, place.host))
         return agent
 
-    def _heard(self, host: Host, event: dict[str, Any]) -> None:
+    def _heard(self, host: Host, event: Message) -> None:
         """An agent's connection is lost, or stands again; in the agent's threads."""
         if event["ev"] == "away":
             self._say(f"{host} is unreachable ({event['why']}); nbddp keeps trying, and its workers keep running")

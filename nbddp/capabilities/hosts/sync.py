@@ -27,6 +27,7 @@ from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.hosts.sync_rules import CACHE_MARKS, MOST_BYTES, MOST_FILES, FileEntry
 from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput, PoolError
+from nbddp.protocol.jsonl import Message
 
 PIECE = 128 << 10  # bytes of a file that travel at once; pings wait for no longer
 BATCH = 500  # files that are compared at once
@@ -188,7 +189,7 @@ def copy(agents: Sequence[RemoteAgentClient], progress: Callable[[str], None], l
     return [*lines, *sync_rules.some(found.told, "files"), *sync_rules.some(troubles, "files")]
 
 
-def _said(one: Receiver, answer: dict[str, Any], seconds: float) -> str:
+def _said(one: Receiver, answer: Message, seconds: float) -> str:
     if answer["same"]:
         return f"{one.agent.host}: nothing to copy, {answer['folder']} has the same files there"
     return sync_rules.copied_words(

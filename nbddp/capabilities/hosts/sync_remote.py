@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from nbddp.agent import runtime_dir
 from nbddp.capabilities.hosts.sync_rules import FileEntry, inside, leads_inside
+from nbddp.protocol.jsonl import Message
 
 WORK = "work"  # in the cache folder
 LONGEST_NAME = 40
@@ -140,7 +141,7 @@ class FolderCopy:
             if not stat.S_ISDIR(parent.lstat().st_mode):
                 raise NotADirectoryError(20, f"{parent} is not a folder there")
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Message:
         """All is here: what is gone at the notebook goes here too, unless it has changed since it was copied. Where the
         workers are to begin, and how many files went."""
         if self.is_same:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypedDict
 
 from nbddp.capabilities.hosts.names import Host
 from nbddp.errors import BadInput
@@ -16,18 +16,24 @@ NAMED = {"mpiexec": "mpiexec -n 1 -host {host} -bind-to none {command}"}
 FIELDS = ("{host}", "{command}")
 
 
-def via(typed: Mapping[str, Any]) -> str:
+class HostOptions(TypedDict, total=False):
+    hosts: str
+    via: str
+    keep_alive: float
+    slurm: int
+
+
+def via(typed: HostOptions) -> str:
     if not typed.get("hosts"):
         raise BadInput(f"--via {typed['via']} needs --hosts; name the hosts, as in --hosts nodea,nodeb")
     return via_of(typed["via"])
 
 
-def keep_alive(typed: Mapping[str, Any]) -> float:
+def keep_alive(typed: HostOptions) -> float:
     """In seconds."""
     if "slurm" not in typed and not typed.get("hosts"):
         raise BadInput("--keep-alive needs --hosts or --slurm; add one of them, or use --keep-warm")
-    seconds: float = typed["keep_alive"]
-    return seconds
+    return typed["keep_alive"]
 
 
 def via_of(text: str) -> str:

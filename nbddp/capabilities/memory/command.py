@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
 from nbddp.analysis.answers import unpacked
 from nbddp.analysis.quantities import size
 from nbddp.analysis.steps import origin
-from nbddp.capabilities.memory.parts import RankMemory
-from nbddp.capabilities.memory.timeline import Allocations, of_rank
+from nbddp.capabilities.memory.history import RankAllocations, RecordedSteps
+from nbddp.capabilities.memory.parts import MemoryAnswer, NameSize, RankMemory
+from nbddp.capabilities.memory.timeline import Allocations
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
 from nbddp.execution.values import check_ranks
@@ -27,21 +28,21 @@ MOST_NAMES = 3  # that share memory are named
 def memory(ranks: IdleRanks) -> list[RankMemory]:
     """What each rank's memory holds (`nbddp.capabilities.memory.on_rank`). Raises BadInput if no rank has a
     model."""
-    found = unpacked(ranks.answers("memory"))
-    if not any(found.values()):
+    answers: dict[int, MemoryAnswer | None] = unpacked(ranks.answers("memory"))
+    found = {r: f for r, f in answers.items() if f}
+    if not found:
         raise BadInput("no rank has a module or an optimizer; create them in a %%ddp cell first")
-    steps: list[tuple[int, int | None]] = [f["trained"] for f in found.values() if f and f["trained"]]
-    run, cell = max(steps, default=(0, None), key=lambda step: step[0])
+    run, cell = max((step for _, step in found.values() if step), default=(0, None), key=lambda step: step[0])
     trained = origin(run, cell, ranks.newest()) if run else None
-    return [RankMemory(rank=r, **{**f, "trained": trained}) for r, f in found.items() if f]
+    return [replace(held, rank=r, trained=trained) for r, (held, _) in found.items()]
 
 
 def sizes(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
     """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
     no rank has or that holds no tensor."""
     chosen = check_ranks(ranks, pool.placed().world_size, "--ranks")
-    found = unpacked(pool.answers("named_memory", chosen, names=list(names)))
-    held = {n: {r: NameSize(**of_rank[n]) for r, of_rank in found.items() if of_rank[n]} for n in dict.fromkeys(names)}
+    found: dict[int, dict[str, NameSize | None]] = unpacked(pool.answers("named_memory", chosen, names=list(names)))
+    held = {n: {r: one for r, of in found.items() if (one := of[n])} for n in dict.fromkeys(names)}
     for name, there in held.items():
         if not there:
             raise BadInput(f"{name!r} is not defined on {rank_words(chosen)}; assign it in a %%ddp cell")
@@ -56,7 +57,7 @@ def sizes(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> S
 def allocations(ranks: IdleRanks, step: int | None = None, whole: bool = False) -> Allocations:
     """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
     with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
-    found = unpacked(ranks.answers("allocations", part="steps"))
+    found: dict[int, RecordedSteps | None] = unpacked(ranks.answers("allocations", part="steps"))
     there = {r: f for r, f in found.items() if f}
     if not there:
         raise BadInput("no allocations have been recorded on these workers; %%ddp --memory records a cell's")
@@ -68,18 +69,18 @@ def allocations(ranks: IdleRanks, step: int | None = None, whole: bool = False) 
         raise BadInput(f"no rank has a record of its allocations; rank {min(missing)}: {missing[min(missing)]}")
     steps = sorted(set.intersection(*(set(there[r]["steps"]) for r in having)))
     number = None if whole else _step_of({r: there[r]["steps"] for r in having}, steps, step)
-    answers = unpacked(ranks.answers("allocations", having, part="step", step=number))
+    answers: dict[int, RankAllocations] = unpacked(ranks.answers("allocations", having, part="step", step=number))
     return Allocations(
-        [of_rank(r, answers[r]) for r in having], number, steps, newest["model"], missing,
+        [replace(answers[r], rank=r) for r in having], number, steps, newest["model"], missing,
         origin(newest["run"], newest["cell"], ranks.newest()),
     )  # fmt: skip
 
 
-def _why_none(found: dict[str, Any] | None, newest: dict[str, Any]) -> str:
+def _why_none(found: RecordedSteps | None, newest: RecordedSteps) -> str:
     """Why a rank has nothing of the newest recording; empty if it has."""
     if found is None or found["run"] != newest["run"]:
         return "it took no part"
-    return str(found["why"])
+    return found["why"]
 
 
 def _step_of(peaks: dict[int, dict[int, int]], steps: Sequence[int], asked: int | None) -> int | None:
@@ -155,29 +156,6 @@ def figure_of_allocations(ranks: IdleRanks, asked: int | str | None = None) -> A
 
 
 # -- what named objects hold -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NameSize:
-    """What a name holds on one rank, in bytes.
-
-    parts: by kind, each storage once. tied: tensors that lie in storages of others. spans: bytes of the elements, less
-    than the parts if it is a view. whole: of all shards together. shared: other names → bytes in common. tensors:
-    storages.
-    """
-
-    type: str
-    parts: Mapping[str, int]
-    tied: int
-    spans: int
-    whole: int
-    sharded: Sequence[str]
-    shared: Mapping[str, int]
-    tensors: int
-
-    @property
-    def total(self) -> int:
-        return sum(self.parts.values())
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,10 +12,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nbddp.analysis.quantities import size
+from nbddp.capabilities.memory.history import RankAllocations
 from nbddp.capabilities.memory.parts import unit
 from nbddp.capabilities.memory.timeline import (
     Allocations,
-    RankAllocations,
     heading,
     sentences,
     shown_ranks,

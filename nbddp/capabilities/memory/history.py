@@ -12,14 +12,40 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 CUDA, HEAP, RESIDENT = "cuda", "heap", "resident"
 BEFORE = ("", 0)  # in place of a line: what was there before
 POINTS = 400  # of a curve that travels: each is the least or the most of a span of time
 
 Place = tuple[str, int]  # file, line
-Where = Callable[[Sequence[Mapping[str, Any]]], "Place | None"]
+Where = Callable[[Sequence["TracedFrame"]], "Place | None"]
+
+
+class TracedFrame(TypedDict):
+    filename: str
+    line: int
+
+
+class TraceEntry(TypedDict):
+    """Of an allocator's history, as far as it is read."""
+
+    action: str
+    addr: int
+    size: int
+    time_us: int
+    frames: list[TracedFrame]
+
+
+class Segment(TypedDict):
+    allocated_size: int
+
+
+class Snapshot(TypedDict):
+    """What `torch.cuda.memory._snapshot()` tells; its docstring has the format."""
+
+    segments: list[Segment]
+    device_traces: list[list[TraceEntry]]
 
 
 class MemoryChange(NamedTuple):
@@ -77,10 +103,41 @@ class Window:
     counted: int
 
 
-def from_snapshot(
-    snapshot: Mapping[str, Any], where: Where, began: int, ended: int, shift: int, limit: int
-) -> MemoryHistory:
-    """What `torch.cuda.memory._snapshot()` tells, in the format that its docstring has.
+@dataclass(frozen=True)
+class RankAllocations:
+    """One rank's window, its phases (nanoseconds since the window's start), and the code of its lines."""
+
+    rank: int
+    kind: str
+    window: Window
+    phases: tuple[Phase, ...]
+    length: int
+    code: Mapping[Place, str]
+    lost: bool = False
+
+    def phase(self) -> str:
+        """`in backward`, `between forward and backward`: where in its step the peak is; empty if that is not known."""
+        at = self.window.at
+        inside = next((p.name for p in self.phases if p.start <= at <= p.end), None)
+        if inside is not None:
+            return f"in {inside}" if inside else ""
+        before = [p.name for p in self.phases if p.end < at][-1:]
+        after = [p.name for p in self.phases if p.start > at][:1]
+        return f"between {before[0]} and {after[0]}" if before and after else ""
+
+
+class RecordedSteps(TypedDict):
+    """What a rank has of the last recorded cell. steps: each step's peak; why: the reason if it has none."""
+
+    run: int
+    cell: int | None
+    model: str
+    why: str
+    steps: dict[int, int]
+
+
+def from_snapshot(snapshot: Snapshot, where: Where, began: int, ended: int, shift: int, limit: int) -> MemoryHistory:
+    """The history in a snapshot.
 
     where: the user's place among an entry's frames. shift: what added to an entry's time (microseconds since 1970,
     told in ns) gives the clock of `began` and `ended`. limit: entries that the recording keeps of each device.
@@ -93,7 +150,7 @@ def from_snapshot(
     return MemoryHistory(CUDA, changes[0].at if lost else began, ended, start, changes, lost=lost)
 
 
-def _changes(device: int, entries: Iterable[Mapping[str, Any]], where: Where, shift: int) -> Iterable[MemoryChange]:
+def _changes(device: int, entries: Iterable[TraceEntry], where: Where, shift: int) -> Iterable[MemoryChange]:
     signs = {"alloc": 1, "free_requested": -1}  # the allocator counts memory as free once that was requested
     for entry in entries:
         sign = signs.get(entry["action"])

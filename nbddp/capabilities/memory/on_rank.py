@@ -29,7 +29,8 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.timings.on_rank import tensors
 from nbddp.compat import system
@@ -37,6 +38,9 @@ from nbddp.compat import torch as torch_compat
 from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker.parts import RankWorker
+
+if TYPE_CHECKING:
+    from nbddp.capabilities.memory.parts import MemoryAnswer, RankMemory
 
 DEEPEST = 4  # containers and objects within each other
 
@@ -60,44 +64,42 @@ class Memory:
                     file.write(b"5")  # proc(5): resets the peak resident set size
                 self.since_start = False
 
-    def collect(self, namespace: Mapping[str, Any], recorder: Any) -> dict[str, Any] | None:
-        """What `nbddp.capabilities.memory.parts.RankMemory` has, without the rank; None if there is no module and no
-        optimizer. `trained` is (run, cell) of the last recorded step."""
+    def collect(self, namespace: Mapping[str, object], recorder: Any) -> MemoryAnswer | None:
+        """What this rank holds, and (run, cell) of the last recorded step; None if there is no module and no
+        optimizer."""
         peak = _peak_resident(self.since_start)
         gc.collect()  # a model that a cell has replaced is garbage in a cycle
         modules, optimizers = _living(namespace, recorder)
         if not modules and not optimizers:
             return None
-        parts = _parts(modules, optimizers, recorder)
-        on_gpu = parts.pop("cuda")
-        kept = sum(parts.values()) - parts["passing"]
-        found = {**parts, "trained": recorder.trained}
+        held, on_gpu = _parts(modules, optimizers, recorder)
         allocated = _each_device("max_memory_allocated") if on_gpu else None
         if allocated is not None:
-            return {**found, "kind": "cuda", "peak": sum(allocated), "outside": kept - on_gpu}
-        process = {"kind": "cpu", "peak": peak, "start": self.start, "since_start": self.since_start}
-        return {**found, **process, "outside": on_gpu}
+            found = replace(held, kind="cuda", peak=sum(allocated), outside=held.kept - on_gpu)
+        else:
+            found = replace(held, peak=peak, outside=on_gpu, start=self.start, since_start=self.since_start)
+        return found, recorder.trained
 
 
-def _parts(modules: list[Any], optimizers: list[Any], recorder: Any) -> dict[str, int]:
-    """Bytes of each part; `cuda`: how much of all lies on GPUs."""
+def _parts(modules: list[Any], optimizers: list[Any], recorder: Any) -> tuple[RankMemory, int]:
+    """What the parts hold, and how much of all lies on GPUs."""
+    from nbddp.capabilities.memory.parts import RankMemory
+
     tally = _Tally()
     parameters = [p for m in modules for p in m.parameters()]
     parameters += [p for o in optimizers for group in o.param_groups for p in group["params"]]
-    found = {
-        "parameters": tally.add(parameters),
-        "buffers": tally.add(b for m in modules for b in m.buffers()),
-        "gradients": tally.add(p.grad for p in parameters if p.grad is not None),
-        "optimizer": tally.add(t for o in optimizers for state in list(o.state.values()) for t in tensors(state)),
-    }
-    found["buckets"] = found["passing"] = 0
+    held = RankMemory(
+        parameters=tally.add(parameters),
+        buffers=tally.add(b for m in modules for b in m.buffers()),
+        gradients=tally.add(p.grad for p in parameters if p.grad is not None),
+        optimizer=tally.add(t for o in optimizers for state in list(o.state.values()) for t in tensors(state)),
+    )
     for ddp in _ddps(modules):
         size, passing = _buckets(ddp, recorder)
-        found["buckets"] += size
-        found["passing"] += passing
+        held = replace(held, buckets=held.buckets + size, passing=held.passing + passing)
         if next(ddp.parameters()).is_cuda:
             tally.cuda += size
-    return {**found, "cuda": tally.cuda}
+    return held, tally.cuda
 
 
 class _Tally:
@@ -149,7 +151,7 @@ def _buckets(ddp: Any, recorder: Any) -> tuple[int, int]:
 # -- what lives --------------------------------------------------------------------------------
 
 
-def _living(namespace: Mapping[str, Any], recorder: Any) -> tuple[list[Any], list[Any]]:
+def _living(namespace: Mapping[str, object], recorder: Any) -> tuple[list[Any], list[Any]]:
     """Modules and optimizers, each once."""
     import torch
 
@@ -163,7 +165,7 @@ def _living(namespace: Mapping[str, Any], recorder: Any) -> tuple[list[Any], lis
     )
 
 
-def user_names(namespace: Mapping[str, Any]) -> list[str]:
+def user_names(namespace: Iterable[str]) -> list[str]:
     return [n for n in list(namespace) if not n.startswith("_") and n not in ("In", "Out")]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from nbddp.analysis import on_rank_walk
 from nbddp.capabilities.memory.on_rank import storages, user_names
+from nbddp.capabilities.memory.parts import NameSize
 from nbddp.compat import torch as torch_compat
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
@@ -17,39 +18,41 @@ KINDS = {"parameter": "parameters", "buffer": "module buffers", "state tensor": 
 Storage = tuple[str, int, int]  # device, address, bytes
 
 
-def sizes(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-    """Name → what it holds (`nbddp.capabilities.memory.command.NameSize`); None if there is no such name."""
+def sizes(namespace: Mapping[str, object], names: Sequence[str]) -> dict[str, NameSize | None]:
+    """Name → what it holds; None if there is no such name."""
     others = {n: set(_storages(namespace, n)) for n in user_names(namespace)}
     return {n: _size(namespace, n, others) if n in namespace else None for n in names}
 
 
-def _size(namespace: Mapping[str, Any], name: str, others: Mapping[str, set[Storage]]) -> dict[str, Any]:
+def _size(namespace: Mapping[str, object], name: str, others: Mapping[str, set[Storage]]) -> NameSize:
     seen: set[Storage] = set()
-    found: dict[str, Any] = {"type": type(namespace[name]).__name__, "parts": {}, "tied": 0, "whole": 0, "sharded": []}
-    used = 0
+    parts: dict[str, int] = {}
+    sharded: list[str] = []
+    used = tied = whole = 0
     for kind, thing in _tensors(namespace, name):
         own = storages_of(thing)
-        found["tied"] += bool(own) and all(s in seen for s in own)
+        tied += bool(own) and all(s in seen for s in own)
         fresh = [s for s in own if s not in seen]
         seen.update(fresh)
         held = sum(size for _, _, size in fresh)
-        found["parts"][kind] = found["parts"].get(kind, 0) + held
+        parts[kind] = parts.get(kind, 0) + held
         used += _spanned(thing)
-        found["whole"] += thing.numel() * thing.element_size() if _is_sharded(thing) else held
-        if _is_sharded(thing) and (text := _placement(thing)) not in found["sharded"]:
-            found["sharded"].append(text)
-    held = sum(found["parts"].values())
+        whole += thing.numel() * thing.element_size() if _is_sharded(thing) else held
+        if _is_sharded(thing) and (text := _placement(thing)) not in sharded:
+            sharded.append(text)
+    held = sum(parts.values())
     shared = {n: sum(s[2] for s in its & seen) for n, its in others.items() if n != name and its & seen}
-    view = held if held > used and len(seen) == 1 and not found["tied"] else 0
-    return {**found, "shared": shared, "spans": used if view else held, "tensors": len(seen)}
+    view = held if held > used and len(seen) == 1 and not tied else 0
+    kind, spans = type(namespace[name]).__name__, used if view else held
+    return NameSize(kind, parts, tied, spans, whole, sharded, shared, len(seen))
 
 
-def _storages(namespace: Mapping[str, Any], name: str) -> Iterator[Storage]:
+def _storages(namespace: Mapping[str, object], name: str) -> Iterator[Storage]:
     for _, thing in _tensors(namespace, name):
         yield from storages_of(thing)
 
 
-def _tensors(namespace: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+def _tensors(namespace: Mapping[str, object], name: str) -> Iterator[tuple[str, Any]]:
     """(part, tensor or array) of what a name holds, gradients of parameters included."""
     import torch
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 from nbddp.capabilities.memory.history import (
     BEFORE,
@@ -24,6 +24,10 @@ from nbddp.capabilities.memory.history import (
     Phase,
     PhaseMark,
     Place,
+    RankAllocations,
+    RecordedSteps,
+    Snapshot,
+    TracedFrame,
     from_samples,
     from_snapshot,
     steps,
@@ -110,7 +114,7 @@ class AllocationRecorder:
         if self._kind == CUDA:
             if self.why:
                 return None
-            snapshot = torch_compat.end_memory_history()
+            snapshot = cast(Snapshot, torch_compat.end_memory_history())
             return from_snapshot(snapshot, self._of_frames, self._began, now(), self._shift, ENTRIES)
         self._ended.set()
         if self._thread is not None:
@@ -146,7 +150,7 @@ class AllocationRecorder:
 
     # -- lines -------------------------------------------------------------------------------
 
-    def _of_frames(self, frames: Sequence[Mapping[str, Any]]) -> Place | None:
+    def _of_frames(self, frames: Sequence[TracedFrame]) -> Place | None:
         """The innermost of the user's among those of a snapshot's entry, which has the innermost first."""
         return next(((f["filename"], f["line"]) for f in frames if self._is_user(f["filename"])), None)
 
@@ -157,11 +161,13 @@ class AllocationRecorder:
 
     # -- answers -----------------------------------------------------------------------------
 
-    def summary(self) -> dict[str, Any] | None:
-        """Step → its peak; None if no cell was recorded."""
+    def summary(self) -> RecordedSteps | None:
+        """None if no cell was recorded."""
         if not self.run:
             return None
-        found: dict[str, Any] = {"run": self.run, "cell": self.cell, "model": self._model, "why": self.why, "steps": {}}
+        found: RecordedSteps = {
+            "run": self.run, "cell": self.cell, "model": self._model, "why": self.why, "steps": {},
+        }  # fmt: skip
         if self._history is not None:
             if self._kind == CUDA and not self._history.changes:
                 return {**found, "why": "the cell allocated nothing on a GPU"}
@@ -169,8 +175,8 @@ class AllocationRecorder:
                 found["steps"][number] = window(self._history, phases[0].start, phases[-1].end).peak
         return found
 
-    def of_step(self, number: int | None) -> dict[str, Any]:
-        """A step, or the whole cell (None), as `nbddp.capabilities.memory.timeline.of_rank` reads it."""
+    def of_step(self, number: int | None) -> RankAllocations:
+        """A step, or the whole cell (None)."""
         history = self._history
         assert history is not None
         phases = self._steps()
@@ -178,15 +184,13 @@ class AllocationRecorder:
         start, end = (history.began, history.ended) if number is None else (some[0].start, some[-1].end)
         found = window(history, start, end, [of[0].start for of in phases.values()] if number is None else ())
         lines = [(None if place is None else (self._shown(place[0]), place[1]), held) for place, held in found.lines]
-        code = [
-            (self._shown(file), line, linecache.getline(file, line).strip())
-            for file, line in (place for place, _ in found.lines if place not in (None, BEFORE))
-        ]
-        moved = [Phase(p.name, p.start - start, p.end - start) for p in some]
-        return {
-            "window": {**asdict(found), "lines": lines}, "kind": history.kind, "lost": history.lost,
-            "length": end - start, "code": code, "phases": moved,
-        }  # fmt: skip
+        code = {
+            (self._shown(file), line): linecache.getline(file, line).strip()
+            for file, line in (place for place, _ in found.lines if place is not None and place != BEFORE)
+        }
+        moved = tuple(Phase(p.name, p.start - start, p.end - start) for p in some)
+        shown = replace(found, lines=lines)
+        return RankAllocations(0, history.kind, shown, moved, end - start, code, history.lost)
 
     def _steps(self) -> dict[int, list[Phase]]:
         assert self._history is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.analysis.quantities import size
@@ -26,14 +26,14 @@ class RankMemory:
     the last step was recorded, if that is not the last cell. passing: what DDP's buckets take in backward alone.
     """
 
-    rank: int
-    kind: str
-    parameters: int
-    buffers: int
-    gradients: int
-    optimizer: int
-    buckets: int
-    peak: int
+    rank: int = 0
+    kind: str = "cpu"
+    parameters: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    buckets: int = 0
+    peak: int = 0
     outside: int = 0
     start: int = 0
     since_start: bool = False
@@ -59,6 +59,32 @@ class RankMemory:
     def total(self) -> int:
         """What a bar shows: parts and rest."""
         return self.kept + self.rest
+
+
+MemoryAnswer = tuple[RankMemory, tuple[int, int | None] | None]  # with run and cell of the last recorded step
+
+
+@dataclass(frozen=True)
+class NameSize:
+    """What a name holds on one rank, in bytes.
+
+    parts: by kind, each storage once. tied: tensors that lie in storages of others. spans: bytes of the elements, less
+    than the parts if it is a view. whole: of all shards together. shared: other names → bytes in common. tensors:
+    storages.
+    """
+
+    type: str
+    parts: Mapping[str, int]
+    tied: int
+    spans: int
+    whole: int
+    sharded: Sequence[str]
+    shared: Mapping[str, int]
+    tensors: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
 
 
 def rest_name(ranks: Sequence[RankMemory]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nbddp.analysis.quantities import duration, size
 from nbddp.analysis.row_limit import drawn, note
 from nbddp.analysis.steps import Origin, recorded_from
-from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Phase, Place, Window
+from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Place, RankAllocations
 from nbddp.capabilities.memory.parts import span
 from nbddp.launch.topology import rank_words
 from nbddp.output.table import Table
@@ -18,29 +17,6 @@ from nbddp.output.table import Table
 MOST_LINES = 8  # with a row of their own
 CODE = 56  # characters of a line's code
 FEW = 5  # samples: with fewer, chance decides in which line a change is seen
-
-
-@dataclass(frozen=True)
-class RankAllocations:
-    """One rank's window, its phases (nanoseconds since the window's start), and the code of its lines."""
-
-    rank: int
-    kind: str
-    window: Window
-    phases: tuple[Phase, ...]
-    length: int
-    code: Mapping[Place, str]
-    lost: bool = False
-
-    def phase(self) -> str:
-        """`in backward`, `between forward and backward`: where in its step the peak is; empty if that is not known."""
-        at = self.window.at
-        inside = next((p.name for p in self.phases if p.start <= at <= p.end), None)
-        if inside is not None:
-            return f"in {inside}" if inside else ""
-        before = [p.name for p in self.phases if p.end < at][-1:]
-        after = [p.name for p in self.phases if p.start > at][:1]
-        return f"between {before[0]} and {after[0]}" if before and after else ""
 
 
 @dataclass(frozen=True)
@@ -58,20 +34,6 @@ class Allocations:
     @property
     def sampled(self) -> bool:
         return any(r.kind != CUDA for r in self.ranks)
-
-
-def of_rank(rank: int, data: Mapping[str, Any]) -> RankAllocations:
-    """From the plain data that a worker sends."""
-    raw = data["window"]
-    lines = [(_place(place), held) for place, held in raw["lines"]]
-    window = Window(**{**raw, "points": [(t, level) for t, level in raw["points"]], "lines": lines})
-    code = {(file, line): text for file, line, text in data["code"]}
-    phases = tuple(Phase(*phase) for phase in data["phases"])
-    return RankAllocations(rank, data["kind"], window, phases, data["length"], code, data["lost"])
-
-
-def _place(found: Any) -> Place | None:
-    return None if found is None else (found[0], found[1])
 
 
 @dataclass(frozen=True)

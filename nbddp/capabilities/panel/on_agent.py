@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import psutil
 import pynvml
@@ -19,6 +19,12 @@ from nbddp.agent import devices, hardware
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import WORKER, NodeAgent, Peer
 from nbddp.protocol.jsonl import Message
+
+
+class WorkerUse(TypedDict, total=False):
+    cpu: float  # seconds so far
+    resident: int  # bytes
+    memory: int  # bytes, with its share of pages that others have too
 
 
 def use(agent: NodeAgent, peer: Peer, message: Message) -> Message:
@@ -42,14 +48,13 @@ class WorkerPids:
     def __init__(self) -> None:
         self._found: dict[ProcessId, psutil.Process] = {}
 
-    def of(self, workers: Iterable[Any], memory: Collection[int]) -> dict[int, dict[str, Any]]:
-        """Rank → `cpu`: seconds so far; `resident`: bytes; `memory`: bytes, with its share of pages that others have
-        too, for these ranks. Empty once the process has ended."""
+    def of(self, workers: Iterable[Any], memory: Collection[int]) -> dict[int, WorkerUse]:
+        """Rank → what it uses; with `memory` for these ranks. Empty once the process has ended."""
         named = {child.rank: ProcessId(child.pid, child.started) for child in workers}
         self._found = {identity: p for identity, p in self._found.items() if identity in named.values()}
         return {rank: self._of(identity, rank in memory) for rank, identity in named.items()}
 
-    def _of(self, identity: ProcessId, memory: bool) -> dict[str, Any]:
+    def _of(self, identity: ProcessId, memory: bool) -> WorkerUse:
         process = self._found.get(identity) or identity.process()
         if process is None:
             return {}
@@ -61,8 +66,10 @@ class WorkerPids:
                 times, resident = process.cpu_times(), process.memory_info().rss
         except psutil.NoSuchProcess:
             return {}
-        found: dict[str, Any] = {"cpu": times.user + times.system, "resident": resident}
-        return {**found, "memory": hardware.memory_of(process)} if memory else found
+        found: WorkerUse = {"cpu": times.user + times.system, "resident": resident}
+        if memory:
+            found["memory"] = hardware.memory_of(process)
+        return found
 
 
 class Gpus:
@@ -81,7 +88,7 @@ class Gpus:
         except pynvml.NVMLError as e:
             self.why = str(e)
 
-    def use(self) -> dict[int, dict[str, Any]]:
+    def use(self) -> dict[int, dict[str, int | None]]:
         """Index → `busy` (percent of the last moments) and `memory` (bytes in use); None for what NVML refuses."""
         return {index: {"busy": _busy(handle), "memory": _memory(handle)} for index, handle in self._handles.items()}
 

@@ -19,6 +19,7 @@ from nbddp.figures import widget_support
 from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.topology import Topology
 from nbddp.pool.pool import Pool
+from nbddp.protocol.messages import Metadata, MimeBundle
 
 
 class PoolPanel:
@@ -85,7 +86,7 @@ class PoolPanel:
         data, metadata = self._repr_mimebundle_()
         self._publish({kind: shown for kind, shown in data.items() if kind != widget_support.WIDGET}, metadata)
 
-    def _publish(self, data: dict[str, Any], metadata: dict[str, Any], update: bool = True) -> None:
+    def _publish(self, data: MimeBundle, metadata: Metadata, update: bool = True) -> None:
         """update: wherever it is shown; else in the newest place. With widgets goes what is to be seen once they are
         gone: the page may be closed before the kernel ends, and then nothing can be taken back."""
         has_widgets = widget_support.WIDGET in data and "image/png" in data
@@ -103,10 +104,10 @@ class PoolPanel:
             self.session.model.change(lambda state: panel_state.seen(state, state.ranks, "", 0))
         return self.state.words()
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
         said = repr(self)  # before the widgets, which show the same state
-        bundle: dict[str, Any] = {"text/plain": said}
-        metadata: dict[str, Any] = {}
+        bundle: MimeBundle = {"text/plain": said}
+        metadata: Metadata = {}
         if (placed := self.state.placed or self.state.considered.topology or on_paper(self.state.plan)) is not None:
             bundle, metadata = DescribedFigure(draw_topology(placed).figure, said)._repr_mimebundle_()
         if widget_support.may_be_shown():
@@ -114,6 +115,6 @@ class PoolPanel:
         return bundle, metadata
 
 
-def shown(pool: Pool, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def shown(pool: Pool, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata] | None:
     """A pool's rich representation: its panel once it has started, else none but its repr."""
     return PoolPanel(pool)._repr_mimebundle_() if pool.running else None

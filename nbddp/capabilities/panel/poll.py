@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.gather import AgentRequests
-from nbddp.analysis.steps import Recording, step_from
+from nbddp.analysis.steps import Recording, Step, fitted
 from nbddp.capabilities.panel.rows import Pace, SeenRanks, Use, merged
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.execution.execution import Execution
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.pool.pool import Pool
+from nbddp.protocol.codec import from_json
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.run_spec import Question
+
+if TYPE_CHECKING:
+    from nbddp.capabilities.panel.on_agent import WorkerUse
 
 MEMORY_EVERY = 30.0  # seconds: to add up a process's pages takes 10 ms; between, its resident pages are followed
 MEMORY_SHARE = 0.0015  # of a core on each host, which that may cost: the ranks may be many
@@ -77,13 +82,13 @@ class Uses:
         self._asked_at |= dict.fromkeys(chosen, at)
         return chosen
 
-    def _of(self, answer: Mapping[str, Any], ranks: Sequence[int], placed: Topology, at: float) -> dict[int, Use]:
+    def _of(self, answer: Message, ranks: Sequence[int], placed: Topology, at: float) -> dict[int, Use]:
         workers = {int(r): use for r, use in answer.get("workers", {}).items()}
         gpus = {int(i): use for i, use in answer.get("gpus", {}).items()}
         found = {}
         for rank in (r for r in ranks if r < placed.world_size):
             own = [gpus[d.index] for d in placed.workers[rank].devices if d.index in gpus]
-            told = workers.get(rank, {})
+            told: WorkerUse = workers.get(rank, {})
             found[rank] = Use(
                 at, told.get("cpu"), self._memory(rank, told),
                 max((g["busy"] for g in own if g["busy"] is not None), default=None),
@@ -91,7 +96,7 @@ class Uses:
             )  # fmt: skip
         return found
 
-    def _memory(self, rank: int, told: Mapping[str, Any]) -> int | None:
+    def _memory(self, rank: int, told: WorkerUse) -> int | None:
         """Its memory as it was last told, and what its resident pages are more or less since; None until it is told of
         this process."""
         before = self.now.get(rank)
@@ -151,5 +156,5 @@ def step(pool: Pool, run: int, number: int) -> Recording:
     lacking = [r for r in ranks if not found.get(r)]
     if lacking:
         raise BadInput(f"step {number} is not recorded on {rank_words(lacking)}; the newest 2000 steps are kept")
-    steps = {r: [step_from(found[r]["step"])] for r in ranks}
+    steps = {r: [fitted(from_json(Step, found[r]["step"]))] for r in ranks}
     return Recording(steps, model=str(found[ranks[0]]["model"]))

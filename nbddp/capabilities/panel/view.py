@@ -13,7 +13,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel.output import ALL
@@ -21,6 +21,9 @@ from nbddp.capabilities.panel.page import RankBlock
 from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.session import Session
 from nbddp.capabilities.panel.state import State
+
+if TYPE_CHECKING:
+    from ipywidgets import DOMWidget
 
 LABEL, CONTROL = "11em", "22em"
 LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
@@ -169,7 +172,7 @@ class View:
         finally:
             self._drawing = 0
 
-    def _set(self, controls: dict[str, Any], values: Any) -> None:
+    def _set(self, controls: dict[str, DOMWidget], values: Any) -> None:
         for name, control in controls.items():
             if control.value != getattr(values, name):
                 control.value = getattr(values, name)

@@ -81,7 +81,7 @@ def _listening(host: str, port: int) -> socket.socket | None:
     return made
 
 
-def _serve(original: Callable[..., None], store: Any, listening: socket.socket, given: dict[str, Any]) -> None:
+def _serve(original: Callable[..., None], store: Any, listening: socket.socket, given: dict[str, object]) -> None:
     """Make the store its socket's server. A server that was refused has not taken the descriptor."""
     given |= {"port": listening.getsockname()[1], "master_listen_fd": (number := listening.detach())}
     try:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from nbddp.agent import runtime_dir, stop
 from nbddp.agent.client import without_stop
@@ -30,6 +30,7 @@ from nbddp.capabilities.slurm import commands, holder
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import AgentFailed, BadInput, SlurmRefused
 from nbddp.launch.units import lasts
+from nbddp.protocol.codec import Json
 from nbddp.protocol.jsonl import MARK, LineBuffer, Message, encode
 
 LOOK_EVERY = 2.0  # seconds between two looks at the queue
@@ -178,7 +179,7 @@ class KeptAllocation:
         return max(0.0, float(self.facts["until"]) - time.time())
 
     @property
-    def what(self) -> dict[str, Any]:
+    def what(self) -> Json:
         return dict(self.facts["what"])
 
     def take(self) -> Allocation:

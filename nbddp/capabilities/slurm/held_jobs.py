@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.capabilities.slurm import allocation, commands
 from nbddp.capabilities.slurm.allocation import Allocation, KeptAllocation
@@ -16,6 +16,7 @@ from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.units import lasts
+from nbddp.protocol.codec import Json
 
 if TYPE_CHECKING:
     from nbddp.execution.execution import Execution
@@ -158,7 +159,7 @@ def offers() -> list[str]:
 KEPT = ("nproc", "gpus_per_proc", "visible", "oversubscribe", "device", "python", "setup", "keep_alive")
 
 
-def stored(spec: LaunchSpec) -> dict[str, Any]:
+def stored(spec: LaunchSpec) -> Json:
     """What another kernel needs to start such a pool."""
     return {name: getattr(spec, name) for name in KEPT} | {"slurm": asdict(spec.slurm or Slurm())}
 

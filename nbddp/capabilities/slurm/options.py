@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nbddp.capabilities.slurm.commands import OPTIONS, Slurm
@@ -49,7 +49,7 @@ def asked(typed: Mapping[str, Any]) -> Slurm | None:
     return Slurm(job=number or None, **said)
 
 
-def _flag(said: Mapping[str, Any]) -> str:
+def _flag(said: Iterable[str]) -> str:
     return f"--{next(iter(said)).replace('more', 'slurm_options').replace('_', '-')}"
 
 

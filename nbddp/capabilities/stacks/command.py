@@ -25,6 +25,7 @@ from nbddp.execution import report
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.table import Table
+from nbddp.protocol.jsonl import Message
 from nbddp.protocol.position import StackRow, Whereabouts
 from nbddp.protocol.run_spec import Question
 
@@ -105,7 +106,7 @@ def live(agent: AgentClient) -> Stacks:
         wire.close()
 
 
-def _ask(agent: AgentClient, wire: Any, workers: Mapping[int, Mapping[str, Any] | None]) -> Stacks:
+def _ask(agent: AgentClient, wire: Any, workers: Mapping[int, Message | None]) -> Stacks:
     ranks = [r for r in workers if r in wire.engines()]
     before: dict[int, Position] = {}
     facts: dict[int, Whereabouts] = {}
@@ -141,7 +142,7 @@ def _answers(wire: Any, ranks: Sequence[int], question: Question) -> dict[int, W
     return found
 
 
-def _dumped(agent: AgentClient, worker: Mapping[str, Any]) -> str:
+def _dumped(agent: AgentClient, worker: Message) -> str:
     """A silent rank's stack, written by faulthandler into its log; empty if it does not listen to the signal."""
     if not system.is_linux():
         return f"its stack is not available: {system.name()} does not report whether a signal can request it"

@@ -89,11 +89,11 @@ def install(worker: RankWorker | None) -> None:
     pickler.reducer_override = _reduce
 
 
-def _without_cell(original: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+def _without_cell(original: Callable[[str], dict[str, object]]) -> Callable[[str], dict[str, object]]:
     """What a new process is told first; a cell is no file to be run again."""
 
     @functools.wraps(original)
-    def get_preparation_data(name: str) -> dict[str, Any]:
+    def get_preparation_data(name: str) -> dict[str, object]:
         assert _sending is not None
         _sending.started = True
         found = original(name)

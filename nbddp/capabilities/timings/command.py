@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.analysis.answers import clocks, unpacked
 from nbddp.analysis.clocks import aligned
-from nbddp.analysis.steps import Recording, origin, step_from
+from nbddp.analysis.steps import RankRecording, Recording, fitted, origin
 from nbddp.analysis.wait_time import typical
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
@@ -23,19 +23,19 @@ RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothin
 def timings(ranks: IdleRanks) -> Recording:
     """DDP steps of the last run that recorded any; `origin` and `missing` say whether that is the last cell, and
     whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
-    found = unpacked(ranks.answers("timings"))
-    if not any(f["steps"] for f in found.values()):
+    found: dict[int, RankRecording] = unpacked(ranks.answers("timings"))
+    if not any(f.steps for f in found.values()):
         missing = ranks.ask(0, Question.of("seams")) or []
         if not RECORDED_BY.isdisjoint(missing):
             raise BadInput("steps cannot be recorded with this torch; %ddp doctor shows what is missing")
         raise BadInput("no DDP step has been recorded; train a DistributedDataParallel model in a %%ddp cell first")
-    newest = max(found.values(), key=lambda f: f["run"])
-    of_it = {r: f for r, f in found.items() if f["steps"] and f["run"] == newest["run"]}
+    newest = max(found.values(), key=lambda f: f.run)
+    of_it = {r: f for r, f in found.items() if f.steps and f.run == newest.run}
     recording = Recording(
-        {r: [step_from(s) for s in f["steps"]] for r, f in of_it.items()},
-        model=newest["model"],
+        {r: [*map(fitted, f.steps)] for r, f in of_it.items()},
+        model=newest.model,
         missing=sorted(set(found) - set(of_it)),
-        origin=origin(newest["run"], newest["cell"], ranks.newest()),
+        origin=origin(newest.run, newest.cell, ranks.newest()),
     )
     return aligned(recording, clocks(ranks))
 

@@ -31,6 +31,7 @@ from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from nbddp.analysis.steps import RankRecording
 from nbddp.capabilities.timings import on_rank_gpu_clock, on_rank_marks
 from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
 from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, before_gradient, passed
@@ -38,6 +39,7 @@ from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import call_log
 from nbddp.protocol import pickling
+from nbddp.protocol.codec import Json, to_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker.parts import RankWorker
@@ -112,14 +114,14 @@ class Recorder:
         register_optimizer_step_pre_hook(self._optimizer(0))
         register_optimizer_step_post_hook(self._optimizer(1))
 
-    def collect(self) -> dict[str, Any]:
-        """The steps of the last run that took some, of the model it used last, as plain data."""
+    def collect(self) -> RankRecording:
+        """The steps of the last run that took some, of the model it used last."""
         finished = [s for s in self.steps if s.through]
         if not finished:
-            return {"model": "", "steps": [], "run": 0, "cell": None}
+            return RankRecording()
         last = finished[-1]
         chosen = [s for s in finished if s.run == last.run and s.model is last.model]
-        return {"model": last.model.title, "run": last.run, "cell": last.cell, "steps": [s.plain() for s in chosen]}
+        return RankRecording(last.run, last.cell, last.model.title, tuple(s.step() for s in chosen))
 
     def pace(self, run: int, since: int) -> list[list[int]]:
         """Number, begin, end of backward, the time waited for buckets after the gradients, and that waited for a core
@@ -136,11 +138,11 @@ class Recorder:
             found.append([step.number, times[0], times[2], times[2] - times[1], *(step.waited() or (0, 0))])
         return found
 
-    def step(self, run: int, number: int) -> dict[str, Any] | None:
-        """Step `number` of a run, of the model that took its last step, as plain data; None if it is not there."""
+    def step(self, run: int, number: int) -> Json | None:
+        """Step `number` of a run, of the model that took its last step, as JSON; None if it is not there."""
         own = [s for s in list(self.steps) if s.run == run]
         found = next((s for s in reversed(own) if s.number == number and s.model is own[-1].model), None)
-        return None if found is None else {"model": found.model.title, "step": found.plain()}
+        return None if found is None else {"model": found.model.title, "step": to_json(found.step())}
 
     def models(self) -> list[Any]:
         """The living DDP models that have taken a step."""

@@ -7,6 +7,7 @@ import os
 import threading
 from typing import Any
 
+from nbddp.analysis.steps import Bucket, Step
 from nbddp.capabilities.timings.on_rank_gpu_clock import GpuMark
 from nbddp.compat import system
 
@@ -27,11 +28,10 @@ class BucketMarks:
         self.done: list[GpuMark | int] = []
         self.device, self.queued = device, device is not None and in_order
 
-    def plain(self, names: list[str]) -> dict[str, Any]:
-        return {
-            "index": self.index, "bytes": self.bytes, "ready": told(self.ready), "sent": told(self.sent),
-            "done": told(self.done[0]) if self.done else 0, "queued": self.queued, "names": names,
-        }  # fmt: skip
+    def bucket(self, names: list[str]) -> Bucket:
+        """names: of its parameters."""
+        done = told(self.done[0]) if self.done else 0
+        return Bucket(self.index, self.bytes, told(self.ready), told(self.sent), done, tuple(names), self.queued)
 
 
 class StepMarks:
@@ -61,22 +61,21 @@ class StepMarks:
         self.queued: list[int] = []
         self.inputs: int | None = None
 
-    def waited(self) -> list[int] | None:
+    def waited(self) -> tuple[int, int] | None:
         """`queued`, if both are known."""
-        return self.queued if len(self.queued) == 2 else None
+        return (self.queued[0], self.queued[1]) if len(self.queued) == 2 else None
 
-    def plain(self) -> dict[str, Any]:
-        """The step as plain data."""
+    def step(self) -> Step:
+        """What is noted of it by now."""
         buckets = sorted(self.buckets, key=lambda b: b.index)
         names = names_of([self.order, self.model.declared], self.model.sizes, [b.numel for b in buckets])
-        return {
-            "number": self.number, "synced": self.synced, "rebuilt": self.rebuilt, "rebuilds": self.rebuilds,
-            "forward": [told(self.entered), told(self.left)],
-            "backward": [told(self.begun), told(self.computed), told(self.through)],
-            "optimizer": [told(self.stepping), told(self.stepped)] if self.stepped else None,
-            "loader": [list(span) for span in self.loader or ()], "queued": self.waited(), "inputs": self.inputs,
-            "buckets": [b.plain(n) for b, n in zip(buckets, names, strict=True)],
-        }  # fmt: skip
+        return Step(
+            self.number, (told(self.entered), told(self.left)),
+            (told(self.begun), told(self.computed), told(self.through)),
+            (told(self.stepping), told(self.stepped)) if self.stepped else None,
+            tuple(b.bucket(n) for b, n in zip(buckets, names, strict=True)),
+            self.synced, self.rebuilt, self.rebuilds, tuple(self.loader or ()), self.waited(), self.inputs,
+        )  # fmt: skip
 
 
 class DdpModel:

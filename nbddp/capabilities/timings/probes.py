@@ -16,7 +16,7 @@ def ddps_reducer() -> None:
     with alone():
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
         model(torch.ones(1, 2)).sum().backward()
-        steps = recorder.collect()["steps"]
+        steps = recorder.collect().steps
         del model
         recorder.let_go()
-    expect(steps and steps[0]["buckets"], "a step of DDP shows no bucket")
+    expect(steps and steps[0].buckets, "a step of DDP shows no bucket")

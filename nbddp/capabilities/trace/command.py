@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nbddp.analysis.answers import clocks, unpacked
-from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.capabilities.trace.merge import Merged, RankTrace, merge
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
 from nbddp.notebook.commands import Asked
@@ -18,22 +19,10 @@ def trace(ranks: IdleRanks) -> Merged:
 
     Ranks that have been replaced since are listed in `missing`.
     """
-    found = unpacked(ranks.answers("trace"))
+    found: dict[int, RankTrace | str] = unpacked(ranks.answers("trace"))  # the trace, or why there is none
     places = ranks.placed().workers
-    traces = {
-        r: RankTrace(
-            t["events"],
-            t["base"],
-            t["shift"],
-            t["pid"],
-            places[r].node,
-            [Collective(**c) for c in t["collectives"]],
-            t["waits"],
-        )
-        for r, t in found.items()
-        if "events" in t
-    }
-    why = {r: t["why"] for r, t in found.items() if t.get("why")}
+    traces = {r: replace(t, node=places[r].node) for r, t in found.items() if isinstance(t, RankTrace)}
+    why = {r: t for r, t in found.items() if t and isinstance(t, str)}
     if not traces and why:
         raise BadInput(f"no rank has a trace; rank {min(why)}: {why[min(why)]}")
     if not traces:

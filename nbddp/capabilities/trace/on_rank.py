@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.capabilities.timings import on_rank
+from nbddp.capabilities.trace.merge import Collective, RankTrace
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import position
@@ -32,10 +33,10 @@ QUIET = {"KINETO_LOG_LEVEL": "6"}  # it says that it starts and stops on stderr,
 
 
 class Tracer:
-    """The trace of the last cell that was traced here, as plain data."""
+    """The trace of the last cell that was traced here."""
 
     def __init__(self) -> None:
-        self.last: dict[str, Any] | None = None
+        self.last: RankTrace | None = None
         self.why = ""  # why there is none, though one was asked for
         self._profile: Any = None
         self._ours = False  # whether a profiler that begins or ends is ours
@@ -124,10 +125,10 @@ class Tracer:
             with self._as_ours():
                 profile.stop()
 
-    def _kept(self, profile: Any) -> dict[str, Any]:
+    def _kept(self, profile: Any) -> RankTrace:
         with self._as_ours():
             profile.stop()
-        collectives = position.collectives(self._began)
+        collectives = [Collective(**call) for call in position.collectives(self._began)]
         waits = [(s.begin, s.end, s.thread, f"wait for {s.op or 'a collective'}")
                  for s in list(CALLS.spent) if s.waits and s.begin >= self._since]  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
@@ -140,8 +141,7 @@ class Tracer:
             raise RuntimeError(f"the profiler kept {len(marks)} of {len(self._marks)} marks; its clock is unknown")
         shift = min(base + round(at * 1000) - mark for at, mark in zip(marks, self._marks, strict=True))
         events = [e for e in trace["traceEvents"] if e.get("name") != MARK]
-        found = {"events": events, "base": base, "shift": shift, "pid": os.getpid()}
-        return {**found, "collectives": collectives, "waits": waits}
+        return RankTrace(events, base, shift, os.getpid(), collectives=collectives, waits=waits)
 
 
 def _gpus_at_work() -> bool:
@@ -166,4 +166,4 @@ def part(worker: RankWorker) -> Tracer:
 def trace(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """The trace of the last cell that was traced, or why it left none."""
     tracer = worker.parts["trace"]
-    return [pickling.pack_or_words(tracer.last or {"why": tracer.why})]
+    return [pickling.pack_or_words(tracer.last or tracer.why)]

@@ -14,6 +14,7 @@ from nbddp.analysis.clocks import clocks_agree
 from nbddp.analysis.quantities import size
 from nbddp.capabilities.trace.merge import Merged
 from nbddp.launch.topology import counted, rank_words
+from nbddp.protocol.messages import Metadata, MimeBundle
 
 VIEWER = "https://ui.perfetto.dev"
 
@@ -28,7 +29,7 @@ class Written:
     def __repr__(self) -> str:
         return self.words
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
         link = f'<a href="{quote(self.path.as_posix())}" download>{escape(self.path.as_posix())}</a>'
         viewer = f'<a href="{VIEWER}" target="_blank" rel="noopener">{VIEWER.removeprefix("https://")}</a>'
         text = escape(self.words).replace("\n", "<br>")

@@ -12,8 +12,10 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nbddp.capabilities.widgets.state import Widgets, may_end_bar
+from nbddp.capabilities.widgets.state import CommContent, WidgetMessage, Widgets, may_end_bar
 from nbddp.output.layout import BAR
+from nbddp.protocol.codec import Json
+from nbddp.protocol.messages import MimeBundle
 
 if TYPE_CHECKING:
     from nbddp.execution.execution import Execution
@@ -21,28 +23,26 @@ if TYPE_CHECKING:
 
 
 import functools
-from collections.abc import Callable
 
-from nbddp.capabilities.widgets.state import Mirror, WidgetModel, apart
+from nbddp.capabilities.widgets.state import Answer, Mirror, WidgetModel, apart
 
-Answer = Callable[[dict[str, Any], Sequence[bytes]], None]
 IDENTITY = ("model_name", "model_module", "model_module_version", "view_name", "view_module", "view_module_version")
 
 
 class WidgetsPart:
     def __init__(self, pool: PoolState):
         self._pool, self._widgets = pool, Widgets(self._send)
-        self._settled: list[dict[str, Any]] = []  # of the run that is on
+        self._settled: list[MimeBundle] = []  # of the run that is on
         self.display_words, self.display_over = self._widgets.words, self._widgets.is_over
 
-    def message(self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[Any]) -> bool:
+    def message(self, rank: int, kind: str, content: CommContent, buffers: Sequence[Any]) -> bool:
         self._widgets.take(rank, kind, content, buffers)
         return may_end_bar(kind, content)
 
     def run_begins(self, run: Execution) -> None:
         self._widgets.begin()
 
-    def display_left(self, data: dict[str, Any], rich: bool) -> dict[str, Any]:
+    def display_left(self, data: MimeBundle, rich: bool) -> MimeBundle:
         self._settled.append(data)
         return self._widgets.settled(data, reflect if rich and can_reflect() else None)
 
@@ -53,14 +53,14 @@ class WidgetsPart:
     def ranks_ended(self, ranks: Collection[int]) -> None:
         self._widgets.forget(ranks)
 
-    def _send(self, rank: int, ident: str, data: dict[str, Any], buffers: Sequence[bytes]) -> None:
+    def _send(self, rank: int, ident: str, data: WidgetMessage, buffers: Sequence[bytes]) -> None:
         """What a front end has sent to a widget. Of a rank that has ended the widget stays as it was."""
         with suppress(ReferenceError):  # the pool has ended
             if self._widgets.has(ident) and (wire := self._pool.group.wire) is not None:
                 wire.tell_kernel(rank, "comm_msg", {"comm_id": ident, "data": data}, buffers, _print_of_callback)
 
 
-def _print_of_callback(rank: int, kind: str, content: dict[str, Any]) -> None:
+def _print_of_callback(rank: int, kind: str, content: Json) -> None:
     """What a widget's callback prints on a rank; where a callback's print in the notebook itself would go."""
     if kind == "stream":
         out = sys.stderr if content["name"] == "stderr" else sys.stdout
@@ -106,11 +106,11 @@ def _mirror_class() -> Any:
                     self.set_trait(f"_{name}", self.model.of(name))
             super().open()
 
-        def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
+        def get_state(self, key: Any = None, drop_defaults: bool = False) -> Json:
             keys = self.model.state if key is None else [key] if isinstance(key, str) else key
             return {k: self.model.state[k] for k in keys if k in self.model.state}
 
-        def set_state(self, sync_data: dict[str, Any]) -> None:
+        def set_state(self, sync_data: Json) -> None:
             """The front end has changed something."""
             self.model.state.update(sync_data)
             state, paths, buffers = apart(sync_data)
@@ -120,7 +120,7 @@ def _mirror_class() -> Any:
             """The front end has sent a message of the widget's own."""
             self.answer({"method": "custom", "content": content}, [bytes(b) for b in buffers or ()])
 
-        def pass_on(self, data: dict[str, Any], buffers: Sequence[bytes]) -> None:
+        def pass_on(self, data: WidgetMessage, buffers: Sequence[bytes]) -> None:
             """What the rank has sent to the front end."""
             if self.comm is not None:
                 self.comm.send(data=data, buffers=list(buffers))

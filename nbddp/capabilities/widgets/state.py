@@ -11,11 +11,13 @@ from __future__ import annotations
 import html
 import re
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from nbddp.output.buffer import model_id
+from nbddp.protocol.codec import Json
+from nbddp.protocol.messages import MimeBundle
 
 TARGET = "jupyter.widget"
 REFERENCE = "IPY_MODEL_"
@@ -31,17 +33,34 @@ TEXTS = ("HTML", "HTMLMath", "Label")
 LINKS = ("Link", "DirectionalLink")
 ENDED = ("success", "danger")  # styles that tqdm gives to a bar when it is closed
 
-Send = Callable[[int, str, dict[str, Any], Sequence[bytes]], None]  # rank, comm, data, buffers
+
+class WidgetMessage(TypedDict, total=False):
+    """The widget protocol's data of a comm. content: of a message of the widget's own."""
+
+    method: str
+    state: Json
+    buffer_paths: list[list[str | int]]
+    content: Any
+
+
+class CommContent(TypedDict, total=False):
+    comm_id: str
+    target_name: str
+    data: WidgetMessage
+
+
+Answer = Callable[[WidgetMessage, Sequence[bytes]], None]
+Send = Callable[[int, str, WidgetMessage, Sequence[bytes]], None]  # rank, comm, data, buffers
 
 
 class Mirror(Protocol):
     """A widget that stands in the notebook for one of a rank's."""
 
-    def pass_on(self, data: dict[str, Any], buffers: Sequence[bytes]) -> None: ...
+    def pass_on(self, data: WidgetMessage, buffers: Sequence[bytes]) -> None: ...
     def close(self) -> None: ...
 
 
-Reflect = Callable[["WidgetModel", Callable[[dict[str, Any], Sequence[bytes]], None]], Mirror]
+Reflect = Callable[["WidgetModel", Answer], Mirror]
 
 
 @dataclass
@@ -50,7 +69,7 @@ class WidgetModel:
 
     rank: int
     ident: str
-    state: dict[str, Any] = field(default_factory=dict)
+    state: Json = field(default_factory=dict)
     mirror: Mirror | None = None
 
     @property
@@ -83,9 +102,9 @@ class Widgets:
 
     # -- what ranks tell ---------------------------------------------------------------------
 
-    def take(self, rank: int, kind: str, content: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
+    def take(self, rank: int, kind: str, content: CommContent, buffers: Sequence[Any] = ()) -> None:
         """Take in one message of a comm; comms that are no widgets' are left."""
-        ident, data = str(content.get("comm_id", "")), content.get("data") or {}
+        ident, data = str(content.get("comm_id", "")), content.get("data") or WidgetMessage()
         raw = [bytes(b) for b in buffers]
         with self._lock:
             if kind == "comm_open" and content.get("target_name") == TARGET:
@@ -105,7 +124,7 @@ class Widgets:
             if model.mirror is not None:
                 model.mirror.close()
 
-    def _change(self, model: WidgetModel, data: dict[str, Any], buffers: list[bytes]) -> None:
+    def _change(self, model: WidgetModel, data: WidgetMessage, buffers: list[bytes]) -> None:
         if data.get("method") in ("update", "echo_update"):
             model.state.update(_whole(data, buffers))
         if model.mirror is not None:
@@ -127,25 +146,25 @@ class Widgets:
 
     # -- in words --------------------------------------------------------------------------------
 
-    def words(self, data: Mapping[str, Any]) -> str | None:
+    def words(self, data: MimeBundle) -> str | None:
         """What the widget of a mimebundle says now. None if the bundle has no widget, or one that is not known."""
         ident = model_id(data)
         with self._lock:
             return None if ident not in self._models else self._words(ident)
 
-    def is_bar(self, data: Mapping[str, Any]) -> bool:
+    def is_bar(self, data: MimeBundle) -> bool:
         """Whether it is a progress bar and words about it, and nothing else."""
         with self._lock:
             kinds = [m.kind for m in self._tree(model_id(data))]
         return any(k in BARS for k in kinds) and set(kinds) <= {*ROWS, *COLUMNS, *BARS, *TEXTS}
 
-    def has_ended(self, data: Mapping[str, Any]) -> bool:
+    def has_ended(self, data: MimeBundle) -> bool:
         """Whether it is a bar that its program has closed."""
         with self._lock:
             bars = [m for m in self._tree(model_id(data)) if m.kind in BARS]
         return self.is_bar(data) and all(m.state.get("bar_style") in ENDED for m in bars)
 
-    def is_over(self, data: Mapping[str, Any]) -> bool:
+    def is_over(self, data: MimeBundle) -> bool:
         """Whether it will not move again, as far as its program says: a bar that was ended, or anything closed."""
         return model_id(data) in self._closed or self.has_ended(data)
 
@@ -179,7 +198,7 @@ class Widgets:
 
     # -- where they are shown ----------------------------------------------------------------------
 
-    def settled(self, data: dict[str, Any], reflect: Reflect | None) -> dict[str, Any]:
+    def settled(self, data: MimeBundle, reflect: Reflect | None) -> MimeBundle:
         """The mimebundle that stays when a run has ended: in words, with the widget itself where `reflect` makes
         one; empty if it was closed, or has nothing to say."""
         ident, words = model_id(data), self.words(data)
@@ -192,7 +211,7 @@ class Widgets:
             self._reflect = reflect
             return {**data, **text} if self._open(ident) else text
 
-    def drop_bars(self, shown: Sequence[Mapping[str, Any]]) -> None:
+    def drop_bars(self, shown: Sequence[MimeBundle]) -> None:
         """Let go of bars that have ended, and of what they consist of."""
         with self._lock:
             for data in filter(self.has_ended, shown):
@@ -220,16 +239,16 @@ class Widgets:
 class _Opening:
     """Stands for a mirror that is being made."""
 
-    def pass_on(self, data: dict[str, Any], buffers: Sequence[bytes]) -> None:
+    def pass_on(self, data: WidgetMessage, buffers: Sequence[bytes]) -> None:
         pass
 
     def close(self) -> None:
         pass
 
 
-def may_end_bar(kind: str, content: Mapping[str, Any]) -> bool:
+def may_end_bar(kind: str, content: CommContent) -> bool:
     """Whether a message can be the last of a bar."""
-    state = (content.get("data") or {}).get("state") or {}
+    state = (content.get("data") or WidgetMessage()).get("state") or {}
     return kind == "comm_close" or state.get("bar_style") in ENDED
 
 
@@ -240,9 +259,9 @@ def _slim(model: WidgetModel) -> WidgetModel:
     return model
 
 
-def _whole(data: Mapping[str, Any], buffers: Sequence[bytes]) -> dict[str, Any]:
+def _whole(data: WidgetMessage, buffers: Sequence[bytes]) -> Json:
     """The state in a message, with its buffers where they belong."""
-    state: dict[str, Any] = dict(data.get("state") or {})
+    state = dict(data.get("state") or {})
     for path, buffer in zip(data.get("buffer_paths") or (), buffers, strict=False):
         place: Any = state
         for step in path[:-1]:
@@ -251,12 +270,12 @@ def _whole(data: Mapping[str, Any], buffers: Sequence[bytes]) -> dict[str, Any]:
     return state
 
 
-def apart(state: Mapping[str, Any]) -> tuple[dict[str, Any], list[list[Any]], list[bytes]]:
+def apart(state: Json) -> tuple[Json, list[list[str | int]], list[bytes]]:
     """A state without its buffers, where they belong, and the buffers: as a message has it."""
-    paths: list[list[Any]] = []
+    paths: list[list[str | int]] = []
     buffers: list[bytes] = []
 
-    def without(value: Any, path: list[Any]) -> Any:
+    def without(value: Any, path: list[str | int]) -> Any:
         if isinstance(value, bytes | bytearray | memoryview):
             paths.append(path)
             buffers.append(bytes(value))
@@ -303,7 +322,7 @@ def _plain(text: Any) -> str:
     return html.unescape(TAG.sub("", str(text))).replace("\u2007", " ").replace("\xa0", " ")
 
 
-def _bar(state: Mapping[str, Any], width: float) -> str:
+def _bar(state: Json, width: float) -> str:
     label = _plain(state.get("description") or "")
     low, high = (float(state.get(k) or 0) for k in ("min", "max"))
     share = min(1.0, max(0.0, (float(state.get("value") or 0) - low) / (high - low))) if high > low else 0.0
@@ -342,7 +361,7 @@ def _value(model: WidgetModel) -> Any:
     return value if isinstance(value, str | int | float) else None
 
 
-def _shown(output: Mapping[str, Any]) -> str:
+def _shown(output: Json) -> str:
     """One output, as notebooks keep them."""
     if output.get("output_type") == "stream":
         return str(output.get("text", ""))

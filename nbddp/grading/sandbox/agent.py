@@ -16,14 +16,15 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbddp.agent import children, orphans, rlimits, runtime_dir, server, warning_filters
 from nbddp.agent.server import CONTROLLER, STORE, WORKER
 from nbddp.compat import system
-from nbddp.protocol.jsonl import encode
+from nbddp.protocol.codec import Json, from_json, to_json
+from nbddp.protocol.jsonl import Message, encode
 
 EVERY = 0.1  # seconds between two counts
 
@@ -35,9 +36,6 @@ class Guard:
     limits: dict[str, int]
     processes: int
     memory: int
-
-    def request(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class GuardedAgent(server.NodeAgent):
@@ -63,7 +61,7 @@ class GuardedAgent(server.NodeAgent):
             self._count()
         super()._read_signals()
 
-    def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> server.Child:
+    def _start(self, kind: str, request: Message, keep: tuple[int, ...] = ()) -> server.Child:
         if kind == WORKER:
             request = {**request, "limits": self.guard.limits}
         return super()._start(kind, request, keep)
@@ -128,7 +126,7 @@ def launch(env: Mapping[str, str], guard: Guard, close: Collection[int] = ()) ->
             with open(home / "agent.log", "ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", __name__, str(home), str(os.getpid()), str(theirs.fileno()),
-                     json.dumps(guard.request())],
+                     json.dumps(to_json(guard))],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], env=dict(env),
                     start_new_session=True,
                 )  # fmt: skip
@@ -137,23 +135,23 @@ def launch(env: Mapping[str, str], guard: Guard, close: Collection[int] = ()) ->
         else:
             request = {
                 "log": str(home / "agent.log"), "env": dict(env), "cwd": os.getcwd(), "path": list(sys.path),
-                "home": str(home), "guard": guard.request(), "channel": theirs.fileno(),
+                "home": str(home), "guard": to_json(guard), "channel": theirs.fileno(),
             }  # fmt: skip
             pid = children.start(f"{__name__}:forked", request, close=[*close, ours.fileno()])
     return home, pid, ours
 
 
-def forked(request: dict[str, Any]) -> int:
+def forked(request: Json) -> int:
     """Be the agent, in a forked process."""
     _serve(Path(request["home"]), request["channel"], request["guard"])
     return 0
 
 
-def _serve(home: Path, channel: int, guard: dict[str, Any]) -> None:
+def _serve(home: Path, channel: int, guard: Json) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(channel, False)
     rlimits.hide()
-    GuardedAgent(home, channel, Guard(**guard)).serve()
+    GuardedAgent(home, channel, from_json(Guard, guard)).serve()
 
 
 if __name__ == "__main__":

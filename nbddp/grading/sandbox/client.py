@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import nbddp
 from nbddp.agent import orphans
@@ -29,7 +28,7 @@ from nbddp.agent.rlimits import Limits
 from nbddp.compat import system
 from nbddp.errors import NbddpError
 from nbddp.grading.sandbox.forkserver import remove
-from nbddp.protocol.jsonl import encode, parsed
+from nbddp.protocol.jsonl import Message, encode, parsed
 
 KEPT = (
     "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV",
@@ -67,7 +66,7 @@ class Channel:
     def __init__(self, end: socket.socket):
         self.end, self._rest = end, b""
 
-    def say(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    def say(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         """Raises Gone."""
         try:
             self.end.settimeout(60)
@@ -77,7 +76,7 @@ class Channel:
         except OSError:
             raise Gone("has ended") from None
 
-    def hear(self, seconds: float) -> dict[str, Any]:
+    def hear(self, seconds: float) -> Message:
         """The next line, which must be an object. Raises Gone."""
         until = time.monotonic() + seconds
         while b"\n" not in self._rest:
@@ -136,7 +135,7 @@ class Server:
         """Whether it has ended, or does not answer any more."""
         return self._lost or self.process.poll() is not None
 
-    def ask(self, message: Mapping[str, Any], seconds: float, fds: Sequence[int] = ()) -> dict[str, Any]:
+    def ask(self, message: Mapping[str, object], seconds: float, fds: Sequence[int] = ()) -> Message:
         """The answer to an order. Raises Gone, also if it could not be carried out."""
         with self._lock:
             try:
@@ -159,7 +158,7 @@ class Server:
         said = cause(self._log.read().decode(errors="replace"))
         return f": {said}" if said else ""
 
-    def start(self, target: str, request: Mapping[str, Any]) -> ForkedProcess:
+    def start(self, target: str, request: Mapping[str, object]) -> ForkedProcess:
         """A process of its own, forked; see `grading.sandbox.forkserver`. Raises Gone."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -191,7 +190,7 @@ class ForkedProcess:
     def __init__(self, server: Server, channel: Channel, pid: int):
         self.server, self.channel, self.pid = server, channel, pid
 
-    def ask(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def ask(self, message: Mapping[str, object], seconds: float) -> Message:
         """Its answer. Raises Gone."""
         self.channel.say(message)
         return self.channel.hear(seconds)

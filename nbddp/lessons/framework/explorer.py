@@ -16,6 +16,7 @@ from nbddp.errors import BadInput
 from nbddp.figures import widget_support
 from nbddp.figures.figure import DescribedFigure, stills, width_of
 from nbddp.figures.html import FOLDED, folded, picture, words_of
+from nbddp.protocol.messages import Metadata, MimeBundle
 
 SLIDER_KEYS = "← and → move a slider"
 LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
@@ -98,7 +99,7 @@ class Explorer:
         """The figure for some values of the controls."""
         return self.draw(self.simulate(**chosen))
 
-    def caption(self, setting: Mapping[str, Any]) -> str:
+    def caption(self, setting: Mapping[str, object]) -> str:
         """`nodes: 2 · GPUs per node: 4`."""
         return " · ".join(f"{c.label}: {c.shown(setting[c.name])}" for c in self.controls)
 
@@ -161,11 +162,11 @@ class Explorer:
         whole.add_class(CLASS)
         return whole
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
         figures = [self.show(**s) for s in self.settings]
         words, data = self._words(figures), self._stills(figures)
         html = picture(data, width_of(data), words.partition("\n")[0]) + folded(words)
-        bundle: dict[str, Any] = {"text/html": html, "text/plain": words, "image/png": b64encode(data).decode()}
+        bundle: MimeBundle = {"text/html": html, "text/plain": words, "image/png": b64encode(data).decode()}
         if widget_support.may_be_shown():
             bundle |= widget_support.view_of(self.widget())
         return bundle, {"image/png": {"alt": words, "width": width_of(data)}}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 LESSONS = Path(__file__).parents[1]
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def modules(part: str) -> list[str]:
     return [f"nbddp.lessons.{folder.name}.{part}" for folder in lessons()]
 
 
-def missing(module: str, what: str, name: str, known: Mapping[str, Any]) -> AttributeError:
+def missing(module: str, what: str, name: str, known: Iterable[str]) -> AttributeError:
     """The error for a name that no lesson defines: it names near ones."""
     near = get_close_matches(name, known, 3)
     return AttributeError(f"{module} has no {what} {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))

@@ -10,7 +10,7 @@ open until the corrected cell has run.
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 from nbddp.errors import BadInput
@@ -18,9 +18,16 @@ from nbddp.figures import widget_support
 from nbddp.figures.html import words_of
 from nbddp.lessons.framework.question import Question
 from nbddp.output.table import Table
+from nbddp.protocol.messages import Metadata, MimeBundle
 
 COMPARE = "Compare with what came"
 FAILED = "The cell failed, so the answer is not shown yet. Correct the cell and run it again."
+
+
+class Change(TypedDict):
+    """What a widget says of its new value, as far as it is read."""
+
+    new: str | None
 
 
 class AskedQuestion:
@@ -85,7 +92,7 @@ class AskedQuestion:
         self._field.observe(self._chosen, "value")
         return w.VBox([asks, self._field, self._said])
 
-    def _chosen(self, change: dict[str, Any]) -> None:
+    def _chosen(self, change: Change) -> None:
         """Keep what was chosen or typed; what is no answer is answered with what is expected."""
         if not change["new"]:
             return
@@ -94,8 +101,8 @@ class AskedQuestion:
         except BadInput:
             self._said.value = _lines("\n".join(filter(None, [f"{self.question.expects()}.", self.status()])))
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        bundle: dict[str, Any] = {"text/plain": self.words(), "text/html": words_of(self.words())}
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
+        bundle: MimeBundle = {"text/plain": self.words(), "text/html": words_of(self.words())}
         if widget_support.may_be_shown():
             bundle |= widget_support.view_of(self.widget())
         return bundle, {}
@@ -215,7 +222,7 @@ class _Later:
     def __repr__(self) -> str:
         return f"When you have found the answer: predict.{self.asked.question.name}.compare()"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> MimeBundle:
         import ipywidgets as w
 
         said = w.HTML()

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from nbddp.errors import BadInput, RankStatus, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.execution.report import ended, headline
@@ -37,8 +37,10 @@ NAMES = 8  # of those that are lost, that a line has
 ENDINGS = (RankStatus.DIED, RankStatus.REPLACED, RankStatus.ENDED)  # with its process a rank loses its names
 WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks communicate, and a CPU is everywhere
 
+T = TypeVar("T")
+Known = Mapping[str, Mapping[int, object]]  # the name of a reference → rank → what is right there
 _given: list[Pool] = []
-_known: list[Mapping[str, Any]] = []
+_known: list[Known] = []
 _own: list[Pool] = []
 _screens: list[Screen] = []  # of the check that runs
 _gone: set[int] = set()  # ranks whose processes have ended in the check that runs
@@ -171,9 +173,7 @@ def grouped(at_least: int = 2) -> Iterator[None]:
             on_ranks(leave, screen=NullScreen())
 
 
-def in_group(
-    function: Callable[..., Any], *args: Any, at_least: int = 2, screen: Screen | None = None
-) -> dict[int, Any]:
+def in_group(function: Callable[..., T], *args: Any, at_least: int = 2, screen: Screen | None = None) -> dict[int, T]:
     """By rank what `function(*args)` gives in a process group of all ranks, each of which has a seed of its own.
 
     screen: where prints are seen, `this_screen()` for several runs; without one the run has its own. Raises Wrong as
@@ -184,7 +184,7 @@ def in_group(
     return found.by_rank()
 
 
-def in_world(size: int, function: Callable[..., Any], *args: Any, screen: Screen | None = None) -> dict[int, Any]:
+def in_world(size: int, function: Callable[..., T], *args: Any, screen: Screen | None = None) -> dict[int, T]:
     """As `in_group`, in a world of the first `size` ranks, inside a block of `grouped`. All ranks take part, and what
     only some wait for ends with the block."""
     on_ranks(make_world, size, at_least=size, screen=NullScreen())
@@ -199,30 +199,29 @@ def world_sizes() -> tuple[int, int]:
     return whole, whole - 1
 
 
-class Reference:
+class Reference(Generic[T]):
     """What is right, where only a run can tell: `function(*args)`, without a learner's code, by rank.
 
     In a notebook the ranks of the pool work it out. Where strangers' code runs on the ranks it was worked out before,
     on ranks that had run none (`knowing`): an answer could change what it is compared with.
     """
 
-    every: list[Reference] = []
+    every: list[Reference[Any]] = []
 
-    def __init__(self, function: Callable[..., Any], *args: Any):
+    def __init__(self, function: Callable[..., T], *args: Any):
         self.name, self.function, self.args = f"{function.__module__}.{function.__qualname__}", function, args
         Reference.every.append(self)
 
-    def by_rank(self) -> dict[int, Any]:
+    def by_rank(self) -> Mapping[int, T]:
         """Raises Wrong as `in_group` does."""
         if not _known:
             return in_group(self.function, *self.args, screen=NullScreen())
         pool(at_least=2)
-        found: dict[int, Any] = _known[-1][self.name]
-        return found
+        return cast(Mapping[int, T], _known[-1][self.name])
 
 
 @contextmanager
-def knowing(references: Mapping[str, Any] | None) -> Iterator[None]:
+def knowing(references: Known | None) -> Iterator[None]:
     """Inside the block references are not worked out but taken from here; None: as without it."""
     _known[:] = [] if references is None else [references]
     try:

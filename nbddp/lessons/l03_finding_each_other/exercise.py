@@ -52,7 +52,7 @@ def processes_of(name: str, outcomes: Sequence[tuple[str, Any]]) -> list[Planned
     return made
 
 
-def _environment(call: str, given: Mapping[str, Any]) -> dict[str, str]:
+def _environment(call: str, given: Mapping[str, object]) -> dict[str, str]:
     """The four variables as text. Raises Wrong for one that is missing or cannot be read as init_process_group does."""
     lacking = [n for n in NAMES if str(given.get(n, "")).strip() in ("", "None")]
     if lacking:

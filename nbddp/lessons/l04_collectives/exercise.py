@@ -22,7 +22,7 @@ from nbddp.lessons.framework.on_rank import seeded
 from nbddp.lessons.framework.run_check import grouped, on_ranks, tabulated
 from nbddp.lessons.framework.tables import Outcome, nothing, raised, unwritten
 from nbddp.lessons.framework.worlds import make_world
-from nbddp.lessons.l04_collectives.on_rank import BASE, all_reduced
+from nbddp.lessons.l04_collectives.on_rank import BASE, RingSum, all_reduced
 from nbddp.lessons.l04_collectives.simulation import (
     Parts,
     Schedule,
@@ -137,8 +137,12 @@ class Segment:
         return f"x[{self.start}]" if self.stop == self.start + 1 else f"x[{self.start}:{self.stop}]"
 
 
-def judge_sums(size: int, length: int, found: Mapping[int, Mapping[str, Any]]) -> str:
-    """The line for what the ranks brought from `all_reduced`, and "given"."""
+class Brought(RingSum):
+    given: Sequence[float]
+
+
+def judge_sums(size: int, length: int, found: Mapping[int, Brought]) -> str:
+    """The line for what the ranks brought."""
     if all(f["digits"] is None for f in found.values()):
         return not_written("ring_all_reduce")
     line = next((w for r in sorted(found) if (w := _misshapen(r, length, found[r]))), "")
@@ -152,7 +156,7 @@ def judge_sums(size: int, length: int, found: Mapping[int, Mapping[str, Any]]) -
     return f"{counted(size, 'rank')}, {counted(length, 'number')}: {line}" if line else OK
 
 
-def _misshapen(rank: int, length: int, found: Mapping[str, Any]) -> str:
+def _misshapen(rank: int, length: int, found: Brought) -> str:
     for answer in (found["digits"], found["numbers"]):
         if answer is None:
             return f"rank {rank} returned None, other ranks a value"
@@ -172,7 +176,7 @@ def _shape(answer: Any) -> str:
     return "no tensor of one dimension"
 
 
-def _mixed(found: Mapping[int, Mapping[str, Any]]) -> str:
+def _mixed(found: Mapping[int, Brought]) -> str:
     """What is wrong with the dtypes of messages; empty if they agree."""
     for rank, brought in sorted(found.items()):
         sent, received = (sorted(set(d)) for d in brought["dtypes"])
@@ -254,7 +258,7 @@ def _why(size: int, segments: Sequence[Segment]) -> str:
     return f"a wrong chunk was sent or received: {PASSED_ON}"
 
 
-def _misplaced(found: Mapping[int, Mapping[str, Any]]) -> str:
+def _misplaced(found: Mapping[int, Brought]) -> str:
     right = [sum(column) for column in zip(*(f["given"] for f in found.values()), strict=True)]
     for rank, brought in sorted(found.items()):
         if brought["numbers"] != right:
@@ -266,7 +270,7 @@ def _misplaced(found: Mapping[int, Mapping[str, Any]]) -> str:
     return ""
 
 
-def _not_a_ring(found: Mapping[int, Mapping[str, Any]]) -> str:
+def _not_a_ring(found: Mapping[int, Brought]) -> str:
     """What a right sum was made with that is no ring; empty if it was one."""
     size = len(found)
     used = sorted({name for f in found.values() for name in f["collectives"]})
@@ -303,7 +307,7 @@ def _sums(function: Callable[..., Any], size: int, length: int) -> str:
     given = numbers(size, length)
     on_ranks(make_world, size, screen=NullScreen())
     try:
-        brought = on_ranks(seeded, all_reduced, function, given)
+        brought: list[RingSum] = on_ranks(seeded, all_reduced, function, given)[:size]
     except Wrong as wrong:
         said = _misused(wrong.__cause__)
         if said:

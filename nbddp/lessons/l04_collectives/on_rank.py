@@ -10,7 +10,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 from nbddp.lessons.framework.async_work import Misused
@@ -30,13 +30,24 @@ DROPPED = (
 )
 
 
-def all_reduced(function: Callable[..., Any], given: Sequence[Sequence[float]]) -> dict[str, Any] | None:
-    """What `function` made of tensors of equal length on the first ranks, one for each of `given`; None on the others.
+class Heard(TypedDict):
+    """What a process sends: for each message its receiver and how many numbers, and the names of other calls."""
 
-    "digits" is its answer where every number of rank r is BASE ** r, "numbers" its answer for `given[r]`; "sent" has a
-    pair (receiver, count of numbers) for each message of the first of the two runs, "dtypes" those sent and those
-    received, and "collectives" the names of other calls in it. Raises Misused.
-    """
+    sent: list[tuple[int, int]]
+    dtypes: list[list[str]]  # of what is sent, and of what is received
+    collectives: list[str]
+
+
+class RingSum(Heard):
+    """What the learner's function gives; `Heard` is of the first of two runs."""
+
+    digits: Any  # the answer where every number of rank r is BASE ** r
+    numbers: Any  # the answer for `given[r]`
+
+
+def all_reduced(function: Callable[..., Any], given: Sequence[Sequence[float]]) -> RingSum | None:
+    """What `function` made of tensors of equal length on the first ranks, one for each of `given`; None on the others.
+    Raises Misused."""
     import torch
     import torch.distributed as dist
 
@@ -90,14 +101,14 @@ def _not_empty(tensors: list[Any]) -> None:
 
 
 @contextmanager
-def listening(neighbours: str = NEIGHBOURS) -> Iterator[dict[str, list[Any]]]:
-    """What this process sends while the block lasts: {"sent": [(receiver, count), ...], "collectives": [name, ...]}.
+def listening(neighbours: str = NEIGHBOURS) -> Iterator[Heard]:
+    """What this process sends while the block lasts.
 
     neighbours: what to say of them to who names a rank that is not there.
     """
     import torch.distributed as dist
 
-    heard: dict[str, list[Any]] = {"sent": [], "collectives": [], "dtypes": [[], []]}
+    heard: Heard = {"sent": [], "collectives": [], "dtypes": [[], []]}
     kind, sends = dist.ProcessGroup, Sends()
     # as they stand in the class; getattr would unbind them
     originals = {n: vars(kind)[n] for n in (*COLLECTIVES, *MESSAGES) if n in vars(kind) and n != "barrier"}
@@ -113,7 +124,7 @@ def listening(neighbours: str = NEIGHBOURS) -> Iterator[dict[str, list[Any]]]:
 
 
 def _listened(
-    name: str, original: Callable[..., Any], heard: dict[str, list[Any]], sends: Sends, neighbours: str
+    name: str, original: Callable[..., Any], heard: Heard, sends: Sends, neighbours: str
 ) -> Callable[..., Any]:
     import torch.distributed as dist
 

@@ -15,13 +15,11 @@ from nbddp.errors import RunHung
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong
 from nbddp.lessons.framework.run_check import Reference, grouped, in_world, world_sizes
-from nbddp.lessons.l05_averaging_gradients.on_rank import averaged, expected
+from nbddp.lessons.l05_averaging_gradients.on_rank import Brought, Gradients, Layers, averaged, expected
 
 CLOSE = 1e-4  # of the largest number: float32 sums in another order are closer
 Numbers = Sequence[float]
-Found = Mapping[
-    int, Mapping[str, Any]
-]  # by rank, what `nbddp.lessons.l05_averaging_gradients.on_rank` has of it: `averaged` and `expected`
+Found = Mapping[int, Brought]  # by rank, what `beside` gives
 EXPECTED = Reference(expected)
 
 PARAMETERS = {
@@ -53,7 +51,7 @@ def _gradients_line(found: Found, number: int, hooks: bool) -> str:
 def _wrong(found: Found, number: int, rank: int, layer: str, hooks: bool) -> str:
     """What is wrong with one gradient that is not the reference."""
     step, size = found[rank]["steps"][number], len(found)
-    yours, reference, own = (step[k][layer] for k in ("yours", "reference", "own"))
+    yours, reference, own = step["yours"][layer], step["reference"][layer], step["own"][layer]
     if yours is None:
         return "p.grad is None now; change it in place, or assign a tensor"
     if len(yours) != len(reference):
@@ -211,7 +209,7 @@ def judged(name: str, hooks: bool) -> Callable[[Any], str]:
         with grouped():
             right = EXPECTED.by_rank()
             for which, size in enumerate(world_sizes()):
-                expects = {r: right[r][which] for r in range(size)}
+                expects = {r: known for r in range(size) if (known := right[r][which])}
                 line = judge(_brought(function, hooks, expects), name, hooks)
                 if line != OK:
                     return f"on {counted(size, 'rank')}: {line}" if which else line
@@ -220,7 +218,7 @@ def judged(name: str, hooks: bool) -> Callable[[Any], str]:
     return judge_function
 
 
-def _brought(function: Callable[..., Any], hooks: bool, right: Mapping[int, Mapping[str, Any]]) -> Found:
+def _brought(function: Callable[..., Any], hooks: bool, right: Mapping[int, Brought]) -> Found:
     """What the ranks of a world bring, beside what is right there."""
     try:
         found = in_world(len(right), averaged, function, hooks)
@@ -229,19 +227,20 @@ def _brought(function: Callable[..., Any], hooks: bool, right: Mapping[int, Mapp
     return {r: beside(right[r], found[r]) for r in right}
 
 
-def beside(right: Mapping[str, Any], brought: Mapping[str, Any]) -> dict[str, Any]:
+def beside(right: Brought, brought: Brought) -> Brought:
     """What a rank brought, with what is right there: a layer that it left out is none of its gradients."""
     if brought.get("unwritten"):
         return {"unwritten": True}
-    steps = [
+    steps: list[Gradients] = [
         {**known, "yours": _of(known["reference"], theirs["yours"])}
         for theirs, known in zip(brought["steps"], right["steps"], strict=True)
     ]
-    apart = {name: _of(right["apart"]["before"], brought["apart"][name]) for name in ("yours", "after")}
-    return {"steps": steps, "apart": {**apart, **right["apart"]}}
+    layers, theirs = right["apart"]["before"], brought["apart"]
+    own: Gradients = {"yours": _of(layers, theirs["yours"]), "after": _of(layers, theirs["after"])}
+    return {"steps": steps, "apart": {**own, **right["apart"]}}
 
 
-def _of(layers: Iterable[str], found: Mapping[str, Any]) -> dict[str, Any]:
+def _of(layers: Iterable[str], found: Layers) -> Layers:
     return {layer: found.get(layer) for layer in layers}
 
 

@@ -7,23 +7,38 @@ gradients shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
 
 SHARD = 4  # samples of each rank
 RATE = 0.5  # learning rate between the two steps
 COMMON = 7  # seed of the data, and of the equal start
+Known = dict[str, list[float]]  # by the parameter's name, flat
+Layers = Mapping[str, list[float] | None]  # one may be missing
 
 
-def averaged(function: Callable[..., Any], hooks: bool) -> dict[str, Any]:
-    """What `function(model)` makes of the gradients; called after backward, or with `hooks` once before.
+class Gradients(TypedDict, total=False):
+    """Of one backward. `averaged` brings `yours` and `after`, `expected` the others."""
 
-    "steps" has for each of two steps, by the parameter's name and flat, the gradients "yours"; "apart" the same of one
-    backward from different parameters, and those "after". {"unwritten": True} if the function raises
-    NotImplementedError.
-    """
+    yours: Layers
+    own: Known  # this rank's, before any exchange
+    reference: Known  # one process's, which has all shards
+    before: Known  # parameters, if they differ from rank to rank
+    after: Layers
+
+
+class Brought(TypedDict, total=False):
+    """unwritten: the function raises NotImplementedError; nothing else is there."""
+
+    steps: list[Gradients]
+    apart: Gradients  # from different parameters
+    unwritten: bool
+
+
+def averaged(function: Callable[..., Any], hooks: bool) -> Brought:
+    """What `function(model)` makes of the gradients; called after backward, or with `hooks` once before."""
     try:
         with waited():
             return _both(lambda: _steps(function, hooks, _model()), lambda: _apart(function, hooks, _model()))
@@ -31,22 +46,19 @@ def averaged(function: Callable[..., Any], hooks: bool) -> dict[str, Any]:
         return {"unwritten": True}
 
 
-def expected() -> list[dict[str, Any] | None]:
-    """What is right in a world of all ranks, and in one without the last; None for a world without this rank.
-
-    As `averaged`, with the gradients "own" (this rank's, before any exchange) and "reference" (one process, all shards)
-    of each step, and "own" and the parameters "before" of the one from different parameters."""
+def expected() -> list[Brought | None]:
+    """What is right in a world of all ranks, and in one without the last; None for a world without this rank."""
     import torch.distributed as dist
 
     rank, whole = dist.get_rank(), dist.get_world_size()
     return [_expected(rank, size) if rank < size else None for size in (whole, whole - 1)]
 
 
-def _expected(rank: int, size: int) -> dict[str, Any]:
+def _expected(rank: int, size: int) -> Brought:
     return _both(lambda: _right_steps(_model(), rank, size), lambda: _own_apart(_model(), rank, size))
 
 
-def _both(equal: Callable[[], Any], different: Callable[[], Any]) -> dict[str, Any]:
+def _both(equal: Callable[[], list[Gradients]], different: Callable[[], Gradients]) -> Brought:
     """From parameters that are equal on all ranks, and from different ones."""
     import torch
 
@@ -79,14 +91,14 @@ def _data(rank: int, world_size: int) -> tuple[Any, Any, slice]:
     return x, y, slice(rank, None, world_size)
 
 
-def _steps(function: Callable[..., Any], hooks: bool, model: Any) -> list[dict[str, Any]]:
+def _steps(function: Callable[..., Any], hooks: bool, model: Any) -> list[Gradients]:
     import torch
 
     x, y, mine = _data(*_place())
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     if hooks:
         function(model)
-    steps = []
+    steps: list[Gradients] = []
     for _ in range(2):
         optimizer.zero_grad()
         _backward(model, x[mine], y[mine])
@@ -97,22 +109,22 @@ def _steps(function: Callable[..., Any], hooks: bool, model: Any) -> list[dict[s
     return steps
 
 
-def _right_steps(model: Any, rank: int, size: int) -> list[dict[str, Any]]:
+def _right_steps(model: Any, rank: int, size: int) -> list[Gradients]:
     import torch
 
     x, y, mine = _data(rank, size)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    steps = []
+    steps: list[Gradients] = []
     for _ in range(2):
         own = _own(model, x[mine], y[mine])
         optimizer.zero_grad()
         _backward(model, x, y)
-        steps.append({"own": own, "reference": _gradients(model)})
+        steps.append({"own": own, "reference": _known(model)})
         optimizer.step()
     return steps
 
 
-def _apart(function: Callable[..., Any], hooks: bool, model: Any) -> dict[str, Any]:
+def _apart(function: Callable[..., Any], hooks: bool, model: Any) -> Gradients:
     x, y, mine = _data(*_place())
     if hooks:
         function(model)
@@ -122,17 +134,17 @@ def _apart(function: Callable[..., Any], hooks: bool, model: Any) -> dict[str, A
     return {"yours": _gradients(model), "after": _parameters(model)}
 
 
-def _own_apart(model: Any, rank: int, size: int) -> dict[str, Any]:
+def _own_apart(model: Any, rank: int, size: int) -> Gradients:
     x, y, mine = _data(rank, size)
     return {"own": _own(model, x[mine], y[mine]), "before": _parameters(model)}
 
 
-def _own(model: Any, x: Any, y: Any) -> dict[str, list[float] | None]:
+def _own(model: Any, x: Any, y: Any) -> Known:
     """The gradients of this rank alone, by a model without hooks."""
     twin = _model()
     twin.load_state_dict(model.state_dict())
     _backward(twin, x, y)
-    return _gradients(twin)
+    return _known(twin)
 
 
 def _backward(model: Any, x: Any, y: Any) -> None:
@@ -141,9 +153,13 @@ def _backward(model: Any, x: Any, y: Any) -> None:
     mse_loss(model(x), y).backward()
 
 
-def _gradients(model: Any) -> dict[str, list[float] | None]:
+def _gradients(model: Any) -> Layers:
     return {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in model.named_parameters()}
 
 
-def _parameters(model: Any) -> dict[str, list[float]]:
+def _known(model: Any) -> Known:
+    return {n: p.grad.flatten().tolist() for n, p in model.named_parameters()}
+
+
+def _parameters(model: Any) -> Known:
     return {n: p.detach().flatten().tolist() for n, p in model.named_parameters()}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import isnan
-from typing import Any
+from typing import Any, cast
 
 from nbddp.launch.machine import several
 from nbddp.launch.topology import rank_words
@@ -180,7 +180,7 @@ def _evaluated(function: Any, right: Sequence[bool], size: int, screen: Screen) 
 # -- epochs ----------------------------------------------------------------------------------
 
 
-def judge_epochs(samples: int, by_rank: Mapping[int, Any]) -> str:
+def judge_epochs(samples: int, by_rank: Mapping[int, object]) -> str:
     """The line for what each rank says it read: a list of samples for each of EPOCHS epochs."""
     ranks = sorted(by_rank)
     if all(by_rank[r] is None for r in ranks):
@@ -189,7 +189,8 @@ def judge_epochs(samples: int, by_rank: Mapping[int, Any]) -> str:
         wrong = _shape(by_rank[r], samples)
         if wrong:
             return f"rank {r}: {wrong}"
-    epochs = [[by_rank[r][e] for r in ranks] for e in range(EPOCHS)]
+    read = cast(Mapping[int, list[list[int]]], by_rank)
+    epochs = [[read[r][e] for r in ranks] for e in range(EPOCHS)]
     if all(e == epochs[0] for e in epochs) and len(epochs[0][0]) > samples / len(ranks) * (EPOCHS - 1):
         return "all epochs are the same list, which grows; start a new list in each epoch"
     for e, shares in enumerate(epochs):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import isnan
-from typing import Any
+from typing import Any, cast
 
 from nbddp.lessons.framework.answer import OK, Exercise, mismatch, not_written
 from nbddp.lessons.framework.run_check import in_group, pool
@@ -43,7 +43,7 @@ MEAN, VARIANCE, OUTPUT, GRADIENT = "mean", "variance", "output", "gradient"
 # -- statistics ------------------------------------------------------------------------------
 
 
-def judge_statistics(shards: Sequence[Rows], by_rank: Mapping[int, Any]) -> str:
+def judge_statistics(shards: Sequence[Rows], by_rank: Mapping[int, object]) -> str:
     """The line for what each rank gives: a pair of the means and the variances of the features."""
     ranks = sorted(by_rank)
     if all(by_rank[r] is None for r in ranks):
@@ -52,9 +52,10 @@ def judge_statistics(shards: Sequence[Rows], by_rank: Mapping[int, Any]) -> str:
         if not _is_table(by_rank[r], 2, FEATURES):
             wanted = f"return a pair, means and variances, each of shape ({FEATURES},)"
             return f"rank {r} returned {_short(by_rank[r])}; {wanted}"
+    moments = cast(Mapping[int, Sequence[Sequence[float]]], by_rank)
     for which, (name, ways) in enumerate(((MEAN, MEANS), (VARIANCE, VARIANCES))):
         right = [ways[0].of(known(feature(shards, f))[0]) for f in range(FEATURES)]
-        given = [[by_rank[r][which][f] for r in ranks] for f in range(FEATURES)]
+        given = [[moments[r][which][f] for r in ranks] for f in range(FEATURES)]
         for r, f in product(ranks, range(FEATURES)):
             if not near([given[f][r]], [right[f]]):
                 why = why_moment(ways, shards, given) or (why_divisor(shards, given) if name == MEAN else "")

@@ -11,17 +11,17 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nbddp.errors import WorkerFailed
 from nbddp.launch.machine import several
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.framework.run_check import Reference, grouped, in_group, in_world, pool, world_sizes
-from nbddp.lessons.l10_restarts.on_rank import EVERY, FAIL_AT, RankDeath, train
+from nbddp.lessons.l10_restarts.on_rank import EVERY, FAIL_AT, RankDeath, State, Training, train
 from nbddp.output.screens import NullScreen
 
-Run = Mapping[int, Mapping[str, Any]]  # rank → what `train` returns
+Run = Mapping[int, Training]  # by rank
 LAST_SAVE = FAIL_AT // EVERY * EVERY  # the step with which the training must go on
 UNDISTURBED = Reference(train, None, "", None, False)  # `train` without a checkpoint
 
@@ -30,8 +30,8 @@ def undisturbed(reference: Run, saving: Run) -> str:
     """Whether a run that only saves is the one that does not; the line, or empty."""
     for rank, run in saving.items():
         for step, was in reference[rank]["states"].items():
-            state = run["states"].get(step, {})
-            changed = next((part for part in was if state.get(part) != was[part]), "")
+            state = run["states"].get(step)
+            changed = next((part for part in NAMES if state is None or state[part] != was[part]), None)
             if changed:
                 return (
                     f"rank {rank}, step {step}: a run that only saves has another {NAMES[changed]} than one without "
@@ -40,7 +40,8 @@ def undisturbed(reference: Run, saving: Run) -> str:
     return ""
 
 
-NAMES = {
+Part = Literal["model", "optimizer", "lr", "sampler", "rng"]
+NAMES: Mapping[Part, str] = {
     "model": "set of weights", "optimizer": "optimizer state", "lr": "learning rate", "sampler": "sampler position",
     "rng": "random state",
 }  # fmt: skip
@@ -92,7 +93,7 @@ def _state(reference: Run, resumed: Run) -> str:
     return ""
 
 
-PARTS = {
+PARTS: Mapping[Part, str] = {
     "optimizer": (
         "the optimizer's momentum is lost: the weights are right, but the next step is not; save and load "
         "optimizer.state_dict()"
@@ -108,7 +109,7 @@ PARTS = {
 }
 
 
-def _lost(part: str, words: str, lost_on: Sequence[int], pairs: Mapping[int, Any]) -> str:
+def _lost(part: str, words: str, lost_on: Sequence[int], pairs: Mapping[int, tuple[State, State]]) -> str:
     where = several("rank", lost_on)
     if part == "rng" and len(lost_on) < len(pairs):
         kept = next(r for r in pairs if r not in lost_on)
@@ -227,9 +228,7 @@ def _fail(make: Callable[[str], Any], path: str) -> None:
             raise
 
 
-def _run(
-    part: str, make: Callable[[str], Any], path: str, *, fail_at: int | None = None, resumed: bool = False
-) -> dict[int, Any]:
+def _run(part: str, make: Callable[[str], Any], path: str, *, fail_at: int | None = None, resumed: bool = False) -> Run:
     """One run; `part` is the method that is to blame if it does not end well."""
     try:
         return in_group(train, make, path, fail_at, resumed)

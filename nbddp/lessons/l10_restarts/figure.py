@@ -3,7 +3,7 @@ at the right of a step is a checkpoint."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 from matplotlib import rc_context
 from matplotlib.lines import Line2D
@@ -59,7 +59,14 @@ def _cell(axes: Any, kind: str, x: float, y: float) -> None:
         axes.add_patch(Rectangle((x + 0.015, y + 0.04), CELL - 0.03, ROW - 0.08, **_look(kind)))
 
 
-def _look(kind: str) -> dict[str, Any]:
+class Look(TypedDict, total=False):
+    facecolor: str
+    edgecolor: str
+    hatch: str
+    linewidth: float
+
+
+def _look(kind: str) -> Look:
     if kind == KEPT:
         return {"facecolor": FILLS[0], "edgecolor": FILLS[0], "linewidth": 0.8}
     if kind == LOST:

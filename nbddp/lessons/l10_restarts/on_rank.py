@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.async_work import Misused
@@ -24,6 +24,30 @@ if TYPE_CHECKING:
 
 STEPS, EVERY, FAIL_AT, BATCH, SAMPLES = 9, 2, 5, 2, 24
 SEED, OTHER_SEED = 500, 9000  # of the first attempt and of the next: a new process has another random state
+
+
+class State(TypedDict):
+    """A rank's, as texts that are equal if and only if the bits are."""
+
+    model: dict[str, str]  # by parameter
+    optimizer: str
+    lr: str
+    sampler: str
+    rng: str
+
+
+class Touched(TypedDict):
+    wrote: list[str]  # files
+    read: list[str]
+    moved: list[str]  # where files were renamed to
+    gap: list[str]  # those of these that were removed before
+
+
+class Training(Touched):
+    began: Any  # what load returned
+    first: tuple[str, Any]  # the outcome of a load without a checkpoint
+    states: dict[int, State]  # before each step
+    final: State
 
 
 class RankDeath(Exception):
@@ -65,8 +89,7 @@ def text_of(value: Any) -> str:
     return "[" + " ".join(map(text_of, value)) + "]" if isinstance(value, list | tuple) else repr(value)
 
 
-def seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> dict[str, Any]:
-    """The state of a rank: a text for each parameter, and for optimizer, sampler and random numbers."""
+def seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> State:
     import torch
 
     state = optimizer.state_dict()
@@ -79,14 +102,11 @@ def seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batc
     }
 
 
-def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, resumed: bool) -> dict[str, Any]:
+def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, resumed: bool) -> Training:
     """STEPS steps; with `make`, a checkpoint after every EVERY, and first of all `load` is called: with `resumed` there
     is a checkpoint at `path`, otherwise none.
 
-    fail_at: the last rank raises RankDeath before this step; the others wait for it in theirs.
-    Returns `began` (what load returned), `first` (the outcome of a load without a checkpoint), `states` (step →
-    what is seen before it), `final`, `wrote` and `read` (files), `moved` (where files were renamed to), `gap` (those of
-    these that were removed before). In a process group.
+    fail_at: the last rank raises RankDeath before this step; the others wait for it in theirs. In a process group.
     """
     import torch
     import torch.distributed as dist
@@ -96,7 +116,8 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
     torch.manual_seed(7)  # the same data everywhere
     x, y = torch.randn(SAMPLES, 6), torch.randn(SAMPLES, 1)
     model, optimizer = fresh(rank, resumed)
-    batches, states, began = Batches(SAMPLES, BATCH, rank, world_size), {}, 0
+    batches, began = Batches(SAMPLES, BATCH, rank, world_size), 0
+    states: dict[int, State] = {}
     first: tuple[str, Any] = ("value", 0)
     with files() as touched:
         checkpoint = make(path) if make else None
@@ -200,14 +221,14 @@ def _audit(event: str, args: Any) -> None:
 
 
 @contextmanager
-def files() -> Iterator[dict[str, list[str]]]:
+def files() -> Iterator[Touched]:
     """The files that are written, read and renamed inside the block, by torch.save and by Python's open."""
     import torch
 
-    touched: dict[str, list[str]] = {"wrote": [], "read": [], "moved": [], "gap": []}
+    touched: Touched = {"wrote": [], "read": [], "moved": [], "gap": []}
     removed: set[str] = set()
 
-    def note(kind: str, path: Any) -> None:
+    def note(kind: Literal["wrote", "read", "moved"], path: Any) -> None:
         if isinstance(path, str | bytes | os.PathLike):
             name = os.path.realpath(os.fsdecode(path))
             touched[kind].append(name)

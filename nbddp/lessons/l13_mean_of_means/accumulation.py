@@ -14,7 +14,7 @@ from nbddp.lessons.framework.answer import OK, Exercise, mismatch
 from nbddp.lessons.framework.on_rank import seeded
 from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks
 from nbddp.lessons.l13_mean_of_means.gradients import Gradients, combination, common_multiple, minus, near
-from nbddp.lessons.l13_mean_of_means.on_rank import accumulated, expected
+from nbddp.lessons.l13_mean_of_means.on_rank import Accumulated, RightAccumulation, accumulated, expected
 from nbddp.lessons.l13_mean_of_means.passes import Passes, micro
 from nbddp.output.screens import NullScreen
 
@@ -24,35 +24,26 @@ EXPECTED = Reference(expected, COUNTS)
 
 @dataclass(frozen=True)
 class RankAccumulation:
-    """What one rank did with `count` micro-batches, and what is right: the fields are those of `accumulated` and
-    `expected` in `nbddp.lessons.l13_mean_of_means.on_rank`."""
+    """What one rank did with some micro-batches, and what is right."""
 
     rank: int
-    count: int
-    world: int
-    gradients: Mapping[str, Sequence[float] | None]
-    reference: Gradients
-    last: Gradients
-    called: int
-    entered: int
-    exchanged: Sequence[bool]
-    kept: int
-    turned: bool
-    moved: bool
+    did: Accumulated
+    right: RightAccumulation
 
     @property
     def passes(self) -> Passes:
-        return Passes(self.count, self.called, self.entered, self.exchanged, self.kept)
+        did = self.did
+        return Passes(self.right["count"], did["called"], did["entered"], did["exchanged"], did["kept"])
 
     @property
     def untouched(self) -> bool:
         """Whether nothing came of the function."""
-        return not self.exchanged and not any(self.gradients.values())
+        return not self.did["exchanged"] and not any(self.did["gradients"].values())
 
 
-def diagnose(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
-    """The line for what every rank did, one mapping per number of micro-batches."""
-    cases = [[RankAccumulation(rank, **case[i]) for rank, case in sorted(by_rank.items())] for i in range(len(COUNTS))]
+def diagnose(runs: Sequence[Sequence[Accumulated]], right: Mapping[int, Sequence[RightAccumulation]]) -> str:
+    """The line for what every rank did, a run for each number of micro-batches. right: by rank."""
+    cases = [[RankAccumulation(r, run[r], right[r][i]) for r in sorted(right)] for i, run in enumerate(runs)]
     if all(t.untouched for case in cases for t in case):
         return "accumulate left no gradients: it is still to be written, or it calls no backward()"
     for case in cases:
@@ -64,16 +55,16 @@ def diagnose(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _line(taken: RankAccumulation) -> str:
-    if taken.moved:
+    if taken.did["moved"]:
         return f"rank {taken.rank}: a parameter changed; accumulate leaves gradients, and its caller takes the step"
-    if taken.turned:
+    if taken.did["turned"]:
         return f"rank {taken.rank}: loss_of takes the outputs first, then the targets: loss_of(model(inputs), targets)"
     gradients: dict[str, Sequence[float]] = {}
-    for name, values in taken.gradients.items():
+    for name, values in taken.did["gradients"].items():
         if values is None:
-            return f"rank {taken.rank}: {name} has no gradient after {micro(taken.count)}"
+            return f"rank {taken.rank}: {name} has no gradient after {micro(taken.right['count'])}"
         gradients[name] = values
-    same = common_multiple(gradients, taken.reference)
+    same = common_multiple(gradients, taken.right["reference"])
     if same is not None and near(same, 1):
         return taken.passes.line()
     early = taken.passes.not_exchanged()
@@ -81,31 +72,32 @@ def _line(taken: RankAccumulation) -> str:
 
 
 def _wrong(taken: RankAccumulation, gradients: Gradients, ratio: float | None) -> str:
-    n, first = taken.count, next(iter(taken.reference))
+    n, world, reference = taken.right["count"], taken.right["world"], taken.right["reference"]
+    first = next(iter(reference))
     who = f"rank {taken.rank}, {first}, {micro(n)}"
     if ratio is not None:
-        return f"{who}: yours is {ratio:.2f} × the reference" + _why(ratio, n, taken.world)
-    if n > 1 and common_multiple(gradients, taken.last) is not None:
+        return f"{who}: yours is {ratio:.2f} × the reference" + _why(ratio, n, world)
+    if n > 1 and common_multiple(gradients, taken.right["last"]) is not None:
         return (
             f"{who}: yours is of the last micro-batch alone; gradients add up only if they are not set to zero "
             "between the micro-batches"
         )
-    uneven = shares(gradients, taken)
+    uneven = shares(gradients, taken.right)
     if uneven:
         early, late = uneven
         got = f"{late:.2f} for the last and {early:.2f} for each before it"
         return f"{who}: {mismatch(f'a weight of 1/{n} for each micro-batch', got)}"
-    apart = minus(gradients, taken.reference)
+    apart = minus(gradients, reference)
     name = max(apart, key=lambda n: max(map(abs, apart[n])))
     off = max(map(abs, apart[name]))
     return f"rank {taken.rank}, {name}, {micro(n)}: yours differs from the reference by up to {off:.2g}"
 
 
-def shares(gradients: Gradients, taken: RankAccumulation) -> list[float] | None:
+def shares(gradients: Gradients, right: RightAccumulation) -> list[float] | None:
     """How much each micro-batch but the last counts, and the last, if that explains the gradients; else None."""
-    if taken.count < 2:
+    if right["count"] < 2:
         return None
-    return combination([minus(taken.reference, taken.last, taken.count), taken.last], gradients)
+    return combination([minus(right["reference"], right["last"], right["count"]), right["last"]], gradients)
 
 
 def _why(ratio: float, count: int, world: int) -> str:
@@ -131,9 +123,9 @@ def _judge_accumulation(function: Any) -> str:
     shows what is printed."""
     with grouped():
         right = EXPECTED.by_rank()
-        runs = [on_ranks(seeded, accumulated, function, COUNTS[0])]
+        runs: list[Sequence[Accumulated]] = [on_ranks(seeded, accumulated, function, COUNTS[0])]
         runs += [on_ranks(seeded, accumulated, function, count, screen=NullScreen()) for count in COUNTS[1:]]
-    return diagnose({r: [{**run[r], **known} for run, known in zip(runs, right[r], strict=True)] for r in right})
+    return diagnose(runs, right)
 
 
 accumulate = Exercise(

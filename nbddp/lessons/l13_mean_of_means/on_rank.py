@@ -5,23 +5,56 @@ Imports torch only inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from nbddp.capabilities.timings import on_rank as timings_on_rank
 from nbddp.capabilities.timings.on_rank_marks import passed
 from nbddp.lessons.framework.async_work import Misused
 
+if TYPE_CHECKING:
+    import torch
+
 FEATURES, HIDDEN, SAMPLES = 5, 4, 3  # SAMPLES: of a micro-batch
 WORDS, WIDTH, LENGTH, PADDING = 11, 6, 6, -100
+Known = dict[str, list[float]]  # by the parameter's name, flat
 
 
-def accumulated(function: Callable[..., Any], count: int) -> dict[str, Any]:
-    """What `function(model, micro_batches, loss_of)` does with `count` micro-batches of one size, as plain data.
+class Watched(TypedDict):
+    gradients: Mapping[str, list[float] | None]  # as `Known`; None where there is none
+    called: int  # how often no_sync was called
+    entered: int  # and its block begun
+    exchanged: list[bool]  # whether DDP exchanged anything, for each pass through it
+    kept: int  # of how many micro-batches the activations were there at once
+    moved: bool  # whether a parameter changed
 
-    model is a float64 DDP; every rank has samples of its own. Beside what `_watched` tells: `turned`, whether loss_of
-    got the targets first.
+
+class Accumulated(Watched):
+    turned: bool  # whether loss_of got the targets first
+
+
+class RightAccumulation(TypedDict):
+    """What one plain model gives that sees all ranks' samples."""
+
+    count: int  # micro-batches
+    world: int  # ranks
+    reference: Known
+    last: Known  # of all ranks' last micro-batches alone
+
+
+class Part(TypedDict):
+    """A micro-batch of a rank, in one process without DDP."""
+
+    tokens: int
+    positions: int  # padding included
+    gradient: Known  # of the sum of the tokens' losses
+
+
+def accumulated(function: Callable[..., Any], count: int) -> Accumulated:
+    """What `function(model, micro_batches, loss_of)` does with `count` micro-batches of one size.
+
+    model is a float64 DDP; every rank has samples of its own.
     """
     import torch.distributed as dist
 
@@ -36,25 +69,21 @@ def accumulated(function: Callable[..., Any], count: int) -> dict[str, Any]:
     return {**found, "turned": bool(turned)}
 
 
-def token_weighted(function: Callable[..., Any], case: int) -> dict[str, Any]:
+def token_weighted(function: Callable[..., Any], case: int) -> Watched:
     """What `_watched` tells of `function(model, micro_batches, loss_sum)` with this rank's micro-batches of a case."""
     import torch.distributed as dist
 
     return _watched(function, _language(), _sentences(dist.get_rank(), case), _loss_sum)
 
 
-def parts(cases: Sequence[int]) -> list[list[dict[str, Any]]]:
-    """For each case, this rank's micro-batches: `tokens`, `positions` (padding included), and the `gradient` of the sum
-    of their tokens' losses, in one process without DDP."""
+def parts(cases: Sequence[int]) -> list[list[Part]]:
+    """For each case, this rank's micro-batches."""
     import torch.distributed as dist
 
     return [[_part(*pair) for pair in _sentences(dist.get_rank(), case)] for case in cases]
 
 
-def _watched(function: Callable[..., Any], net: Any, micro_batches: Any, loss_of: Callable[..., Any]) -> dict[str, Any]:
-    """A dict of `gradients` (names → flat lists, None where there is none); `called` and `entered`, how often no_sync
-    was; `exchanged`, whether DDP exchanged anything, for each pass through it; `kept`, of how many micro-batches the
-    activations were there at once; and `moved`, whether a parameter changed."""
+def _watched(function: Callable[..., Any], net: Any, micro_batches: Any, loss_of: Callable[..., Any]) -> Watched:
     import torch
     from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -66,7 +95,7 @@ def _watched(function: Callable[..., Any], net: Any, micro_batches: Any, loss_of
     function(ddp, micro_batches, _counted(loss_of, kept))
     own = dict(ddp.module.named_parameters())
     return {
-        "gradients": _flat(own),
+        "gradients": {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in own.items()},
         "called": len(called),
         "entered": len(entered),
         "exchanged": [bool(s.buckets) for s in steps if passed(s.entered) >= begun],
@@ -75,19 +104,19 @@ def _watched(function: Callable[..., Any], net: Any, micro_batches: Any, loss_of
     }
 
 
-def expected(counts: Sequence[int]) -> list[dict[str, Any]]:
-    """What is right for each of `counts`, from one plain model that sees all ranks' samples: the gradients `reference`,
-    and `last`, those of all ranks' last micro-batches alone; with `count` and `world`, how many ranks there are."""
+def expected(counts: Sequence[int]) -> list[RightAccumulation]:
+    """What is right for each of `counts`."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel as DDP
 
     begin = {n: p.detach().clone() for n, p in DDP(_net()).module.named_parameters()}
-    world, found = dist.get_world_size(), []
+    world = dist.get_world_size()
+    found: list[RightAccumulation] = []
     for count in counts:
         shards = [_shard(rank, count) for rank in range(world)]
         everything = [pair for shard in shards for pair in shard]
-        gradients = {"reference": _alone(begin, everything), "last": _alone(begin, [s[-1] for s in shards])}
-        found.append({"count": count, "world": world, **gradients})
+        last = _alone(begin, [s[-1] for s in shards])
+        found.append({"count": count, "world": world, "reference": _alone(begin, everything), "last": last})
     return found
 
 
@@ -109,7 +138,7 @@ def _shard(rank: int, count: int) -> list[tuple[Any, Any]]:
     ]
 
 
-def _alone(parameters: dict[str, Any], pairs: Sequence[tuple[Any, Any]]) -> dict[str, list[float]]:
+def _alone(parameters: Mapping[str, torch.Tensor], pairs: Sequence[tuple[Any, Any]]) -> Known:
     """The gradient of the mean loss over all samples of `pairs`, in one process without DDP."""
     import torch
 
@@ -117,7 +146,7 @@ def _alone(parameters: dict[str, Any], pairs: Sequence[tuple[Any, Any]]) -> dict
     net.load_state_dict(parameters)
     inputs, targets = (torch.cat(some) for some in zip(*pairs, strict=True))
     weighted(net(inputs), targets).backward()
-    return {n: p.grad.flatten().tolist() for n, p in net.named_parameters()}
+    return _known(net)
 
 
 def weighted(outputs: Any, targets: Any) -> Any:
@@ -168,15 +197,15 @@ def _loss_sum(outputs: Any, targets: Any) -> Any:
     return cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum")
 
 
-def _part(words: Any, following: Any) -> dict[str, Any]:
+def _part(words: Any, following: Any) -> Part:
     net = _language()
     _loss_sum(net(words), following).backward()
     tokens = int((following != PADDING).sum())
-    return {"tokens": tokens, "positions": following.numel(), "gradient": _flat(dict(net.named_parameters()))}
+    return {"tokens": tokens, "positions": following.numel(), "gradient": _known(net)}
 
 
-def _flat(parameters: dict[str, Any]) -> dict[str, list[float] | None]:
-    return {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in parameters.items()}
+def _known(net: Any) -> Known:
+    return {n: p.grad.flatten().tolist() for n, p in net.named_parameters()}
 
 
 def _count_entries(ddp: Any, called: list[int], entered: list[int]) -> None:

@@ -15,7 +15,7 @@ from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, mismatch
 from nbddp.lessons.framework.run_check import Reference, grouped, in_world, world_sizes
 from nbddp.lessons.l13_mean_of_means.gradients import Gradients, combination, near
-from nbddp.lessons.l13_mean_of_means.on_rank import parts, token_weighted
+from nbddp.lessons.l13_mean_of_means.on_rank import Part, Watched, parts, token_weighted
 from nbddp.lessons.l13_mean_of_means.passes import Passes
 from nbddp.output.screens import NullScreen
 
@@ -59,8 +59,7 @@ class TokenStep:
         return [p for p in self.pieces if p.tokens]
 
 
-def step_of(case: int, world: int, by_rank: Mapping[int, Sequence[Sequence[Mapping[str, Any]]]]) -> TokenStep:
-    """by_rank: what `on_rank.parts` gives."""
+def step_of(case: int, world: int, by_rank: Mapping[int, Sequence[Sequence[Part]]]) -> TokenStep:
     made = []
     for rank in range(world):
         own = by_rank[rank][case]
@@ -131,30 +130,32 @@ def explained(step: TokenStep, weights: Sequence[float]) -> str:
     )
 
 
-def judge(step: TokenStep, found: Mapping[int, Mapping[str, Any]]) -> str:
-    """The line for what the ranks did in one step; what `on_rank.token_weighted` gives, by rank."""
+def judge(step: TokenStep, found: Mapping[int, Watched]) -> str:
+    """The line for what the ranks did in one step, by rank."""
     if all(not f["exchanged"] and not any(f["gradients"].values()) for f in found.values()):
         return "token_weighted_backward left no gradients: it is still to be written, or it calls no backward()"
     return next((line for line in _lines(step, found) if line != OK), OK)
 
 
-def _lines(step: TokenStep, found: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+def _lines(step: TokenStep, found: Mapping[int, Watched]) -> Iterator[str]:
     for rank, did in sorted(found.items()):
         line = _line(step, rank, did)
         yield line if line == OK or line.startswith("the gradients are right") else f"rank {rank}{line}"
 
 
-def _line(step: TokenStep, rank: int, did: Mapping[str, Any]) -> str:
+def _line(step: TokenStep, rank: int, did: Watched) -> str:
     if did["moved"]:
         return ": a parameter changed; token_weighted_backward leaves gradients, and its caller takes the step"
-    missing = next((name for name, values in did["gradients"].items() if values is None), "")
-    if missing:
-        return f": {missing} has no gradient"
-    if not all(isfinite(x) for values in did["gradients"].values() for x in values):
+    gradients: dict[str, list[float]] = {}
+    for name, values in did["gradients"].items():
+        if values is None:
+            return f": {name} has no gradient"
+        gradients[name] = values
+    if not all(isfinite(x) for values in gradients.values() for x in values):
         return ": a gradient is nan or infinite"
     count = sum(p.rank == rank for p in step.pieces)
     passes = Passes(count, did["called"], did["entered"], did["exchanged"], did["kept"])
-    weights = combination([p.gradient for p in step.filled], did["gradients"])
+    weights = combination([p.gradient for p in step.filled], gradients)
     if weights is not None and all(near(step.tokens * w, 1) for w in weights):
         return passes.line()
     early = passes.not_exchanged()

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import OK, Exercise, mismatch
 from nbddp.lessons.framework.run_check import grouped, on_ranks, pool
-from nbddp.lessons.l14_precision.on_rank import clipped, end_groups, make_groups
+from nbddp.lessons.l14_precision.on_rank import Clipped, clipped, end_groups, make_groups
 from nbddp.lessons.l14_precision.plan import LIMITS, REPLICATED, SHARDED, layouts, shard
 from nbddp.output.screens import NullScreen
 
@@ -82,8 +82,8 @@ NORMS: tuple[tuple[str, Callable[[MeshRank], float]], ...] = (
 )
 
 
-def judge(mesh: tuple[int, int], limit: float, found: Mapping[int, Mapping[str, Any]]) -> str:
-    """The line for what the ranks made of their gradients on one mesh; what `on_rank.clipped` gives, by rank."""
+def judge(mesh: tuple[int, int], limit: float, found: Mapping[int, Clipped]) -> str:
+    """The line for what the ranks made of their gradients on one mesh, by rank."""
     replicas, shards = mesh
     untouched = all(f["returned"] is None and _factor(f, r, shards) == [1.0] * 3 for r, f in found.items())
     if untouched and all(f["returned"] is None for f in found.values()):
@@ -95,7 +95,7 @@ def judge(mesh: tuple[int, int], limit: float, found: Mapping[int, Mapping[str, 
     return OK
 
 
-def _line(place: MeshRank, limit: float, did: Mapping[str, Any]) -> str:
+def _line(place: MeshRank, limit: float, did: Clipped) -> str:
     if did["parameter"]:
         return "a parameter changed; only gradients are clipped"
     factors = _factor(did, place.rank, place.shards)
@@ -132,7 +132,7 @@ def _scaled(factors: Sequence[float], right: float, limit: float) -> str:
     return mismatch(f"gradients × {right:.3f}, max_norm / norm", f"gradients × {factor:.3f}")
 
 
-def _factor(did: Mapping[str, Any], rank: int, shards: int) -> list[float] | None:
+def _factor(did: Clipped, rank: int, shards: int) -> list[float] | None:
     """By which factor the gradients of each parameter were scaled; None if one is gone or has no common factor. One
     without numbers counts as the others."""
     originals = [*(shard(values, shards, rank % shards) for values in SHARDED), list(REPLICATED)]

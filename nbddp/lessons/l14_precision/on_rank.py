@@ -6,7 +6,7 @@ Imports torch only inside functions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
 from nbddp.lessons.l14_precision.plan import (
@@ -27,9 +27,20 @@ from nbddp.protocol.plain_values import plain
 _groups: dict[int, list[Any]] = {}  # shards → the groups of the ranks that hold one copy
 
 
-def stepped(function: Callable[..., Any]) -> list[dict[str, Any]]:
-    """What `function(optimizer, scale)` does in each of STEPS: parameters `before` and `after` each,
-    flat, and what it `returned`."""
+class Stepped(TypedDict):
+    before: list[float]  # all parameters, flat
+    after: list[float]
+    returned: Any
+
+
+class Clipped(TypedDict):
+    gradients: list[list[float] | None]  # of the sharded parameters and of the replicated one
+    parameter: bool  # whether one changed
+    returned: Any
+
+
+def stepped(function: Callable[..., Any]) -> list[Stepped]:
+    """What `function(optimizer, scale)` does in each of STEPS."""
     import torch
     import torch.distributed as dist
 
@@ -37,7 +48,7 @@ def stepped(function: Callable[..., Any]) -> list[dict[str, Any]]:
     parameters = [torch.nn.Parameter(torch.tensor(p)) for p in parameters_of(rank)]
     unused = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([*parameters, unused], lr=RATE, momentum=MOMENTUM)
-    found = []
+    found: list[Stepped] = []
     for step, (scale, who, which, value) in enumerate(STEPS):
         for p, gradient in zip(parameters, gradients_of(rank, step), strict=True):
             p.grad = torch.tensor(gradient) * scale
@@ -86,10 +97,8 @@ def end_groups() -> None:
     _groups.clear()
 
 
-def clipped(function: Callable[..., Any], layout: int, limit: float) -> dict[str, Any]:
-    """What `function(sharded, replicated, max_norm, shard_group)` makes of the gradients on a mesh of `layouts`: the
-    `gradients` of the sharded parameters and of the replicated one, whether a `parameter` changed, and what it
-    `returned`."""
+def clipped(function: Callable[..., Any], layout: int, limit: float) -> Clipped:
+    """What `function(sharded, replicated, max_norm, shard_group)` makes of the gradients on a mesh of `layouts`."""
     import torch
     import torch.distributed as dist
 

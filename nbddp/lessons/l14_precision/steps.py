@@ -15,7 +15,7 @@ from typing import Any
 from nbddp.launch.topology import rank_words
 from nbddp.lessons.framework.answer import OK, Exercise, not_written
 from nbddp.lessons.framework.run_check import in_group
-from nbddp.lessons.l14_precision.on_rank import stepped
+from nbddp.lessons.l14_precision.on_rank import Stepped, stepped
 from nbddp.lessons.l14_precision.plan import MOMENTUM, RATE, STEPS, finders, gradients_of, parameters_of
 
 
@@ -33,8 +33,8 @@ class RankStep:
         return list(self.before) != list(self.after)
 
 
-def judge(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
-    """The line for what all ranks did in all steps; what `on_rank.stepped` gives, by rank."""
+def judge(found: Mapping[int, Sequence[Stepped]]) -> str:
+    """The line for what all ranks did in all steps, by rank."""
     world = len(found)
     rows = [[RankStep(rank, **steps[i]) for rank, steps in sorted(found.items())] for i in range(len(STEPS))]
     if all(t.returned is None and not t.moved for row in rows for t in row):

@@ -9,7 +9,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 from nbddp.lessons.framework.async_work import Misused, waited
@@ -19,13 +19,19 @@ LR = 0.1
 SCATTER, GATHER = "reduce_scatter_tensor", "all_gather_into_tensor"
 
 
+class Stepped(TypedDict):
+    """By step: all parameters, flat, and for each collective its name and how many numbers this rank gave to it."""
+
+    after: list[list[float]]
+    called: list[list[tuple[str, int]]]
+
+
 def stepped(
     function: Callable[..., Any], begin: Sequence[float], gradients: Sequence[Sequence[Sequence[float]]]
-) -> dict[str, Any]:
-    """What `function(parameters, momentum, lr)` does in one step after another, as plain data.
+) -> Stepped:
+    """What `function(parameters, momentum, lr)` does in one step after another.
 
-    begin: all parameters, flat; gradients: by step, by rank, flat. A dict of `after` (by step, all parameters, flat)
-    and `called` (by step, pairs of a collective's name and how many numbers this rank gave to it). Raises Misused.
+    begin: all parameters, flat; gradients: by step, by rank, flat. Raises Misused.
     """
     import torch
     import torch.distributed as dist

@@ -15,7 +15,7 @@ from typing import Any
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, mismatch
 from nbddp.lessons.framework.run_check import in_both_worlds, in_world
-from nbddp.lessons.l15_sharding.on_rank import GATHER, LR, SCATTER, SHAPES, stepped
+from nbddp.lessons.l15_sharding.on_rank import GATHER, LR, SCATTER, SHAPES, Stepped, stepped
 from nbddp.output.screens import Screen
 
 COUNT = sum(map(prod, SHAPES))  # 25: neither 4 nor 3 nor 2 ranks divide it
@@ -131,7 +131,7 @@ def asked(world: int) -> WorldQuestion:
     return WorldQuestion(some(), [[some() for _ in range(world)] for _ in range(STEPS)])
 
 
-def judge_steps(question: WorldQuestion, by_rank: Mapping[int, Mapping[str, Any]]) -> str:
+def judge_steps(question: WorldQuestion, by_rank: Mapping[int, Stepped]) -> str:
     """The line for what each rank brings from `stepped`."""
     ranks = sorted(by_rank)
     if all(by_rank[r]["after"][-1] == _float32(question.begin) and not any(by_rank[r]["called"]) for r in ranks):
@@ -165,7 +165,7 @@ def _number(i: int) -> str:
     raise IndexError(i)
 
 
-def _why(question: WorldQuestion, found: Mapping[int, Any]) -> str:
+def _why(question: WorldQuestion, found: Mapping[int, list[list[float]]]) -> str:
     for way in WAYS:
         if all(_close(found[r], way.after(question.begin, question.gradients, r)) for r in found):
             return way.words
@@ -184,7 +184,7 @@ def _close(some: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) ->
     return all(abs(x - y) <= CLOSE for a, b in zip(some, other, strict=True) for x, y in zip(a, b, strict=True))
 
 
-def _moved(called: Sequence[Sequence[Any]], world: int) -> str:
+def _moved(called: Sequence[tuple[str, int]], world: int) -> str:
     """What the right step was made with that is no reduce-scatter and all-gather of shards; empty if it was that."""
     size = -(-COUNT // world)
     for name, _ in called:

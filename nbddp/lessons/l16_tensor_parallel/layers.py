@@ -13,10 +13,10 @@ from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, mismatch, not_written
 from nbddp.lessons.framework.closeness import is_near
 from nbddp.lessons.framework.run_check import Reference, grouped, in_both_worlds, in_world
-from nbddp.lessons.l16_tensor_parallel.on_rank import HIDDEN, PARTS, computed, expected
+from nbddp.lessons.l16_tensor_parallel import on_rank
+from nbddp.lessons.l16_tensor_parallel.on_rank import HIDDEN, PARTS, Computed, Expected, Rows, computed, expected
 
 CLOSE = 1e-4
-Rows = Sequence[Sequence[float]]
 RIGHT = Reference(expected)
 TWICE = (
     "the backward of your sum all-reduces again; every rank computes the whole loss, so pass the gradient of the sum "
@@ -24,14 +24,14 @@ TWICE = (
 )
 
 
-def parts_of(right: Mapping[str, Rows], rank: int, world: int) -> dict[str, Rows]:
+def parts_of(right: Expected, rank: int, world: int) -> on_rank.Gradients:
     """The gradients that a rank should have: all of x's, its rows of up's, its columns of down's."""
     each = -(-HIDDEN // world)
     mine = slice(rank * each, (rank + 1) * each)
     return {"x": right["x"], "up": right["up"][mine], "down": [row[mine] for row in right["down"]]}
 
 
-def judge_layers(right: Mapping[str, Rows], by_rank: Mapping[int, Mapping[str, Any]]) -> str:
+def judge_layers(right: Expected, by_rank: Mapping[int, Computed]) -> str:
     """The line for what each rank brings from `computed`."""
     ranks = sorted(by_rank)
     if all(by_rank[r]["output"] is None for r in ranks):
@@ -51,7 +51,7 @@ def judge_layers(right: Mapping[str, Rows], by_rank: Mapping[int, Mapping[str, A
     return OK
 
 
-def _output(right: Rows, r: int, by_rank: Mapping[int, Mapping[str, Any]], world: int) -> str:
+def _output(right: Rows, r: int, by_rank: Mapping[int, Computed], world: int) -> str:
     found, shape = by_rank[r]["output"], by_rank[r]["shape"]
     size = [len(right), len(right[0])]
     if shape != size:
@@ -71,15 +71,13 @@ def _output(right: Rows, r: int, by_rank: Mapping[int, Mapping[str, Any]], world
     return f"rank {r}: output[0][0]: {mismatch(f'{right[0][0]:.3f}', f'{found[0][0]:.3f}', why)}"
 
 
-def _gradient(
-    name: str, right: Rows, r: int, by_rank: Mapping[int, Mapping[str, Any]], whole: Mapping[str, Rows]
-) -> str:
+def _gradient(name: on_rank.Name, right: Rows, r: int, by_rank: Mapping[int, Computed], whole: Expected) -> str:
     found, world = by_rank[r][name], len(by_rank)
     if found is None:
         return f"rank {r}: {name} has no gradient: was it detached, or computed with under torch.no_grad()?"
     if near(found, right):
         return ""
-    every = [by_rank[k][name] for k in sorted(by_rank)]
+    every = [part for k in sorted(by_rank) if (part := by_rank[k][name]) is not None]
     if near(found, _times(right, world)):
         why = TWICE
     elif near(found, _times(right, 1 / world)):
@@ -101,11 +99,11 @@ def near(some: Rows, other: Rows) -> bool:
     return all(is_near(a, b, CLOSE) for x, y in zip(some, other, strict=True) for a, b in zip(x, y, strict=True))
 
 
-def _sum(tables: Sequence[Rows]) -> list[list[float]]:
+def _sum(tables: Sequence[Rows]) -> Rows:
     return [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
 
 
-def _times(table: Rows, by: float) -> list[list[float]]:
+def _times(table: Rows, by: float) -> Rows:
     return [[by * v for v in row] for row in table]
 
 

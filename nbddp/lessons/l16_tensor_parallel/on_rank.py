@@ -7,21 +7,38 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
 from nbddp.protocol.plain_values import plain
 
 SAMPLES, FEATURES, HIDDEN = 3, 4, 12  # HIDDEN: 2, 3 and 4 ranks divide it
-PARTS = ("x", "up", "down")
+Name = Literal["x", "up", "down"]
+PARTS: tuple[Name, ...] = ("x", "up", "down")
+Rows = list[list[float]]
 
 
-def computed(function: Callable[..., Any]) -> dict[str, Any]:
-    """What `function(x, up, down)` gives on this rank, and the gradients of sum(weights × output), as plain data.
+class Computed(TypedDict):
+    output: Any  # no tensor's data if none was returned
+    shape: list[int] | None
+    graph: bool  # whether the output can go backward
+    x: Rows | None  # gradients
+    up: Rows | None
+    down: Rows | None
 
-    A dict of `output`, which is no tensor's data if none was returned, and `shape`; `x`, `up` and `down`: their
-    gradients, None where there is none; and `graph`, whether the output can go backward.
-    """
+
+class Gradients(TypedDict):
+    x: Rows
+    up: Rows
+    down: Rows
+
+
+class Expected(Gradients):
+    output: Rows
+
+
+def computed(function: Callable[..., Any]) -> Computed:
+    """What `function(x, up, down)` gives on this rank, and the gradients of sum(weights × output)."""
     import torch
     import torch.distributed as dist
 
@@ -37,17 +54,18 @@ def computed(function: Callable[..., Any]) -> dict[str, Any]:
         graph = bool(right and y.requires_grad)
         if graph:
             (y * weights).sum().backward()
-    gradients = {name: None if t.grad is None else plain(t.grad) for name, t in given.items()}
+    of_x, of_up, of_down = (None if t.grad is None else plain(t.grad) for t in given.values())
     shape = list(y.shape) if isinstance(y, torch.Tensor) else None
-    return {"output": plain(y.detach() if right else y), "shape": shape, "graph": graph, **gradients}
+    output = plain(y.detach() if right else y)
+    return {"output": output, "shape": shape, "graph": graph, "x": of_x, "up": of_up, "down": of_down}
 
 
-def expected() -> dict[str, Any]:
+def expected() -> Expected:
     """The same in one process, with whole weights."""
     x, up, down, weights = (t.requires_grad_() for t in _whole())
     y = (x @ up.T).relu() @ down.T
     (y * weights).sum().backward()
-    return {"output": plain(y.detach()), **{n: plain(t.grad) for n, t in zip(PARTS, (x, up, down), strict=True)}}
+    return {"output": plain(y.detach()), "x": plain(x.grad), "up": plain(up.grad), "down": plain(down.grad)}
 
 
 def _whole() -> tuple[Any, Any, Any, Any]:

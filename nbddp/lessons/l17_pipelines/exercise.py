@@ -21,7 +21,7 @@ from nbddp.lessons.framework.on_rank import seeded
 from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks, tabulated
 from nbddp.lessons.framework.tables import Outcome, nothing, raised, unwritten
 from nbddp.lessons.framework.worlds import make_world
-from nbddp.lessons.l17_pipelines.on_rank import ROWS, WIDTH, step_taken, worked_out
+from nbddp.lessons.l17_pipelines.on_rank import ROWS, WIDTH, Alone, StageStep, step_taken, worked_out
 from nbddp.lessons.l17_pipelines.simulation import (
     BACKWARD,
     FORWARD,
@@ -155,10 +155,8 @@ TWICE = "Trying to backward through the graph a second time"
 Gradients = Mapping[str, Sequence[float]]
 
 
-def judge_step(
-    schedule: str, micro_batches: int, found: Mapping[int, Mapping[str, Any]], right: Mapping[str, Any]
-) -> str:
-    """The line for what the ranks brought from `step_taken`. right: what `alone` gives."""
+def judge_step(schedule: str, micro_batches: int, found: Mapping[int, StageStep], right: Alone) -> str:
+    """The line for what the ranks brought."""
     if all(not f["did"] and not f["sent"] and f["loss"] is None for f in found.values()):
         return not_written("run_stage")
     return (
@@ -170,7 +168,7 @@ def judge_step(
     )
 
 
-def _other_work(schedule: str, micro_batches: int, found: Mapping[int, Mapping[str, Any]]) -> str:
+def _other_work(schedule: str, micro_batches: int, found: Mapping[int, StageStep]) -> str:
     """Whether each rank did what its list says, in that order."""
     for rank, f in sorted(found.items()):
         steps, did = SCHEDULES[schedule](rank, len(found), micro_batches), [(k, i) for k, i in f["did"]]
@@ -195,14 +193,15 @@ def multiple(some: Gradients, of: Gradients) -> float | None:
     return c if max(abs(x - c * y) for x, y in pairs) <= CLOSE * scale * max(1, abs(c)) else None
 
 
-def _wrong_gradients(micro_batches: int, found: Mapping[int, Mapping[str, Any]], right: Mapping[str, Any]) -> str:
+def _wrong_gradients(micro_batches: int, found: Mapping[int, StageStep], right: Alone) -> str:
     """From the last rank on, since its mistakes reach all ranks before it."""
     last = max(found)
     for rank in sorted(found, reverse=True):
-        gradients, reference = found[rank]["gradients"], right["gradients"][rank]
-        lacking = next((n for n, g in gradients.items() if g is None), "")
-        if lacking:
-            return f"rank {rank}: {lacking} has no gradient after {counted(micro_batches, 'micro-batch')}"
+        gradients, reference = dict[str, list[float]](), right["gradients"][rank]
+        for name, values in found[rank]["gradients"].items():
+            if values is None:
+                return f"rank {rank}: {name} has no gradient after {counted(micro_batches, 'micro-batch')}"
+            gradients[name] = values
         c = multiple(gradients, reference)
         if c is not None and abs(c - 1) <= CLOSE:
             continue
@@ -240,7 +239,7 @@ def _why(c: float, count: int) -> str:
     return f"; each micro-batch's loss counts 1/{count} of the whole"
 
 
-def _wrong_loss(micro_batches: int, found: Mapping[int, Mapping[str, Any]], right: Mapping[str, Any]) -> str:
+def _wrong_loss(micro_batches: int, found: Mapping[int, StageStep], right: Alone) -> str:
     last = max(found)
     loss, reference = found[last]["loss"], right["loss"]
     who = f"rank {last}: the gradients are right, but run_stage returned"
@@ -255,7 +254,7 @@ def _wrong_loss(micro_batches: int, found: Mapping[int, Mapping[str, Any]], righ
     return f"{who} {loss:.3g} and the mean loss of the whole batch is {reference:.3g}"
 
 
-def _other_messages(micro_batches: int, found: Mapping[int, Mapping[str, Any]]) -> str:
+def _other_messages(micro_batches: int, found: Mapping[int, StageStep]) -> str:
     """What a right step was made with that is not a pipeline's; empty if nothing."""
     last = max(found)
     used = sorted({name for f in found.values() for name in f["collectives"]})
@@ -284,7 +283,7 @@ def step_judge(function: Callable[..., Any]) -> str:
     return OK
 
 
-def _step(function: Callable[..., Any], case: tuple[str, int, int], right: Mapping[str, Any]) -> str:
+def _step(function: Callable[..., Any], case: tuple[str, int, int], right: Alone) -> str:
     schedule, stages, micro_batches = case
     who = f"{schedule}, {counted(stages, 'rank')}, {counted(micro_batches, 'micro-batch')}"
     on_ranks(make_world, stages, screen=NullScreen())

@@ -6,12 +6,12 @@ with the whole batch. torch is imported in the functions only: a check names thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
 from nbddp.lessons.framework.worlds import world_of
-from nbddp.lessons.l04_collectives.on_rank import left_standing, listening
+from nbddp.lessons.l04_collectives.on_rank import Heard, left_standing, listening
 from nbddp.lessons.l17_pipelines.simulation import SCHEDULES
 
 if TYPE_CHECKING:
@@ -24,6 +24,22 @@ NEIGHBOURS = (
     "a stage's neighbours are rank - 1 and rank + 1: the first stage, rank 0, has none before it, and the last one, "
     "dist.get_world_size() - 1, none after it"
 )
+
+Known = dict[str, list[float]]  # gradients of a stage by parameter, flat
+
+
+class Alone(TypedDict):
+    """What one process has that has all stages. last: of the last micro-batch alone."""
+
+    loss: float
+    gradients: list[Known]  # by stage
+    last: list[Known]
+
+
+class StageStep(Heard):
+    loss: Any  # what was returned
+    gradients: Mapping[str, list[float] | None]  # as `Known`; None where there is none
+    did: list[tuple[str, int]]  # passes through the stage in their order, forward ("F", i) and backward ("B", i)
 
 
 def stages_of(count: int) -> list[torch.nn.Module]:
@@ -52,8 +68,8 @@ def weighted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return ((outputs - targets).square() * (1 + targets.square())).mean()
 
 
-def alone(stages: int, micro_batches: int) -> dict[str, Any]:
-    """ "loss", and "gradients" of every stage, of one process that has all stages and the whole batch."""
+def alone(stages: int, micro_batches: int) -> Alone:
+    """One step with the whole batch."""
     import torch
 
     every, (inputs, targets) = stages_of(stages), data(micro_batches)
@@ -63,30 +79,25 @@ def alone(stages: int, micro_batches: int) -> dict[str, Any]:
     loss = weighted(value, torch.cat(targets))
     loss.backward()
     last = _of_one(stages, inputs[-1], targets[-1])
-    return {"loss": loss.item(), "gradients": [_flat(s) for s in every], "last": last}
+    return {"loss": loss.item(), "gradients": [_known(s) for s in every], "last": last}
 
 
-def _of_one(stages: int, inputs: torch.Tensor, targets: torch.Tensor) -> list[dict[str, list[float]]]:
+def _of_one(stages: int, inputs: torch.Tensor, targets: torch.Tensor) -> list[Known]:
     """The gradients of every stage for one micro-batch."""
     every, value = stages_of(stages), inputs
     for stage in every:
         value = stage(value)
     weighted(value, targets).backward()
-    return [_flat(s) for s in every]
+    return [_known(s) for s in every]
 
 
-def worked_out(cases: Sequence[tuple[str, int, int]]) -> list[dict[str, Any]]:
+def worked_out(cases: Sequence[tuple[str, int, int]]) -> list[Alone]:
     """`alone` for each case (schedule, stages, micro-batches)."""
     return [alone(stages, micro_batches) for _, stages, micro_batches in cases]
 
 
-def step_taken(function: Callable[..., Any], schedule: str, stages: int, micro_batches: int) -> dict[str, Any] | None:
-    """One call of the learner's function on the first `stages` ranks; None on the others.
-
-    "loss" is what it returned; "gradients" by parameter, None for one without; "did" its forward and backward passes
-    through the stage, in order, as ("F", i) and ("B", i); "sent" (receiver, count of numbers) per message;
-    "collectives" the names of other calls. Raises Misused.
-    """
+def step_taken(function: Callable[..., Any], schedule: str, stages: int, micro_batches: int) -> StageStep | None:
+    """One call of the learner's function on the first `stages` ranks; None on the others. Raises Misused."""
     import torch.distributed as dist
 
     from nbddp.protocol.plain_values import plain
@@ -102,7 +113,8 @@ def step_taken(function: Callable[..., Any], schedule: str, stages: int, micro_b
         first, last = rank == 0, rank == stages - 1
         with listening(NEIGHBOURS) as heard, left_standing(), waited():
             loss = function(steps, stage, inputs if first else None, targets if last else None, weighted, SHAPE)
-        return {"loss": plain(loss), "gradients": _flat(stage), "did": did, **heard}
+        gradients = {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in stage.named_parameters()}
+        return {"loss": plain(loss), "gradients": gradients, "did": did, **heard}
 
 
 def watched(stage: torch.nn.Module, did: list[tuple[str, int]]) -> None:
@@ -118,5 +130,5 @@ def watched(stage: torch.nn.Module, did: list[tuple[str, int]]) -> None:
     stage.register_forward_hook(after)
 
 
-def _flat(stage: torch.nn.Module) -> dict[str, Any]:
-    return {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in stage.named_parameters()}
+def _known(stage: torch.nn.Module) -> Known:
+    return {n: p.grad.flatten().tolist() for n, p in stage.named_parameters()}

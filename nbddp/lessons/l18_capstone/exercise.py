@@ -23,10 +23,11 @@ from nbddp.lessons.framework.rubric import Rubric, RubricItem
 from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks, world_sizes
 from nbddp.lessons.framework.worlds import make_world
 from nbddp.lessons.l10_restarts.on_rank import RankDeath
+from nbddp.lessons.l18_capstone import on_rank
 from nbddp.lessons.l18_capstone.on_rank import EVERY, FAIL_AT, LIMIT, ROWS, STEPS, WARMUP, alone, rate, trained
 from nbddp.output.screens import NullScreen
 
-Run = Mapping[int, Mapping[str, Any]]  # rank → what `trained` returns
+Run = Mapping[int, on_rank.Training]  # by rank
 LAST_SAVE = FAIL_AT // EVERY * EVERY
 NEAR, NEARER = 0.03, 0.01  # right is 0.002 where bfloat16 rounds other sums, and nearly 0 for the same ones
 EXPECTED = Reference(alone)
@@ -46,7 +47,7 @@ ASKS = (
 )
 
 
-def marks(whole: Run, resumed: Run | str, fewer: Run | str, right: Mapping[str, Any]) -> list[RubricItem]:
+def marks(whole: Run, resumed: Run | str, fewer: Run | str, right: on_rank.Alone) -> list[RubricItem]:
     """The rubric, filled in. resumed, fewer: what came, or why nothing came."""
     whys = (
         same_weights(whole),
@@ -74,7 +75,7 @@ def same_weights(run: Run) -> str:
     return ""
 
 
-def as_one_process(run: Run, right: Mapping[str, Any]) -> str:
+def as_one_process(run: Run, right: on_rank.Alone) -> str:
     for rank, of in run.items():
         if of["steps"] != list(range(STEPS)) or len(of["rates"]) != STEPS:
             return f"rank {rank} took {counted(len(of['rates']), 'optimizer step')} for {STEPS}"
@@ -90,7 +91,7 @@ def as_one_process(run: Run, right: Mapping[str, Any]) -> str:
     return ""
 
 
-def _rows(of: Mapping[str, Any], step: int) -> int:
+def _rows(of: on_rank.Training, step: int) -> int:
     training = [rows for grad, rows, _ in of["forwards"] if grad]
     each = len(training) // STEPS or 1
     return sum(training[step * each : (step + 1) * each])
@@ -105,7 +106,7 @@ def in_bfloat16(run: Run) -> str:
     return f"autocast's dtype is {', '.join(sorted(found))}"
 
 
-def clipped(run: Run, right: Mapping[str, Any]) -> str:
+def clipped(run: Run, right: on_rank.Alone) -> str:
     over = [n for of in run.values() for n in of["norms"] if n > 1.01 * LIMIT]
     if over:
         return f"a step was taken with gradients of norm {max(over):.1f}; clip_grad_norm_ to {LIMIT:g} before step()"
@@ -126,7 +127,7 @@ def warmed_up(run: Run) -> str:
     return ""
 
 
-def logged(run: Run, right: Mapping[str, Any]) -> str:
+def logged(run: Run, right: on_rank.Alone) -> str:
     talks = [r for r in run if r and run[r]["printed"]]
     if talks:
         return f"{rank_words(talks)} printed too; print only if rank == 0"
@@ -173,7 +174,7 @@ def went_on(whole: Run, resumed: Run) -> str:
     return same_weights(resumed)
 
 
-def elsewhere(run: Run, right: Mapping[str, Any]) -> str:
+def elsewhere(run: Run, right: on_rank.Alone) -> str:
     size = counted(len(run), "rank")
     line = same_weights(run) or as_one_process(run, right) or unbiased(run)
     return f"on {size}: {line}" if line else ""

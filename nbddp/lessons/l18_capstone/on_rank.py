@@ -11,7 +11,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from nbddp.lessons.framework.worlds import world_of
 from nbddp.lessons.l04_collectives.on_rank import left_standing
@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 STEPS, EVERY, FAIL_AT, WARMUP, PEAK, LIMIT = 20, 10, 13, 10, 0.01, 1.0
 ROWS, TEST, LENGTH, LETTERS, WIDTH = 12, 11, 4, 8, 16  # a batch's rows divide by 4, 3 and 2, the test's do not
 SEED = 180
+
+
+class Alone(TypedDict):
+    losses: list[float]  # by step
+    norms: list[float]  # by step, before clipping
+    began: list[float]  # weights, flat
+    weights: list[float]
+    loss: float  # over the test
+
+
+class Training(TypedDict):
+    loss: Any  # what it returned
+    test: float  # the loss of this rank's own weights over the whole test
+    weights: list[float]  # flat
+    steps: list[int]  # whose batches it asked for
+    forwards: list[tuple[bool, int, str]]  # as `network` has them
+    rates: list[float]
+    norms: list[float]
+    printed: list[str]
+    wrote: list[str]
+    in_place: bool  # whether a file that it read was written
 
 
 def rate(step: int) -> float:
@@ -66,9 +87,8 @@ def rows_of(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, targets
 
 
-def alone() -> dict[str, Any]:
-    """The training in one process: "losses" and "norms" before clipping by step, "began" and "weights" (flat), "loss"
-    over the test."""
+def alone() -> Alone:
+    """The training in one process."""
     import torch
 
     state = torch.random.get_rng_state()
@@ -94,11 +114,11 @@ def flat(model: torch.nn.Module) -> list[float]:
     return [float(x) for p in model.parameters() for x in p.detach().flatten().tolist()]
 
 
-def trained(function: Callable[..., Any], folder: str, size: int, again: int, fail: bool) -> dict[str, Any] | None:
+def trained(function: Callable[..., Any], folder: str, size: int, again: int, fail: bool) -> Training | None:
     """One training by the learner's function on the first `size` ranks; None on the others.
 
     again: 0 for a first attempt; another number gives other weights to begin with. fail: the last rank raises Failure
-    when it asks for the batch of step FAIL_AT. "test" is the loss of this rank's own weights over the whole test.
+    when it asks for the batch of step FAIL_AT.
     """
     import torch
     import torch.distributed as dist
