@@ -20,9 +20,8 @@ from nbddp.errors import BadInput
 from nbddp.launch import env_options
 from nbddp.launch.units import lasting
 from nbddp.protocol.capability import Option, Target, load, option_fields, rows
-from nbddp.protocol.program import SHUTDOWN
-from nbddp.protocol.request import HANG_AFTER, Options, Request
-from nbddp.protocol.run_spec import CELL, SCRIPT
+from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Options, Request
+from nbddp.protocol.run_spec import CELL
 
 if TYPE_CHECKING:
     from nbddp.capabilities import PoolFields
@@ -197,7 +196,7 @@ class LaunchSpec(PoolFields, Options):
     def request(self, code: str, number: int) -> Request:
         """The run that this line and the code below it ask for, as In[number]."""
         return Request(
-            op=CELL if self.program is None else SCRIPT, code=code, cell=number, argv0=f"Cell In[{number}]",
+            op=CELL if self.program is None else self.program.op, code=code, cell=number, argv0=f"Cell In[{number}]",
             want_value=bool(self.output), **self.options(),
         )  # fmt: skip
 

@@ -146,7 +146,7 @@ class PoolState:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
         group, visible = self.group, spec_merge.visible(merged)
         if group.running:
-            group.end_spent()
+            group.end_retired()
         topology = source.plan(merged)
         slow = [] if merged.oversubscribe else group.room_for(topology)
         check_ranks(spec.ranks, topology.world_size, "--ranks")

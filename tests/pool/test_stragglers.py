@@ -106,7 +106,9 @@ dist.destroy_process_group()
 
 def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0, each: float = 0.0) -> Slow:
     """each: seconds that a sample takes in forward and again in backward."""
-    pool.run_cell(TRAIN.format(where=where, burn=burn, usual=usual, each=each, steps=14), trace=True, screen=NullScreen())
+    pool.run_cell(
+        TRAIN.format(where=where, burn=burn, usual=usual, each=each, steps=14), trace=True, screen=NullScreen()
+    )
     found = slow(pool.timings())
     assert found is not None
     return found

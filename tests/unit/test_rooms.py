@@ -36,7 +36,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/hosts": "command names reachability report sync_rules via",
     "capabilities/memory": "command history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
-    "capabilities/scripts": "command failures grammar launch logs part torchrun",
+    "capabilities/scripts": "command failures grammar launch logs part program torchrun",
     "capabilities/slurm": "command commands options",
     "capabilities/timings": "analysis command text",
     "capabilities/topology": "command",

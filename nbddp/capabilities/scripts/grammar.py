@@ -6,11 +6,11 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from nbddp.capabilities.scripts.program import ScriptProgram, shutdown_of
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, add_options, launch_spec
 from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import Command
-from nbddp.protocol.program import Program, shutdown_of
 
 NOTEBOOK = "%ddp run"
 
@@ -38,7 +38,7 @@ def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine
     if keep and typed.get("max_restarts"):
         raise BadInput(f"{parser.prog} --max-restarts starts new processes, so --keep cannot work; leave one out")
     shutdown = typed.get("shutdown_timeout") or shutdown_of(os.environ)
-    program = Program(space.script, typed.get("module", False), keep, shutdown=shutdown)
+    program = ScriptProgram(space.script, typed.get("module", False), keep)
     spec = launch_spec(
         space, _line(parser), fresh=not keep or "fresh" in typed, shutdown_timeout=shutdown,
         argv=tuple(space.arguments), program=program,

@@ -27,7 +27,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from nbddp.protocol import code_objects
-from nbddp.protocol.run_spec import SCRIPT
+from nbddp.protocol.run_spec import CELL
 from nbddp.worker import child_waits, rank_guard, store_client
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ class _Sending:
         return self.worker is not None and self.worker.files.is_one(path)
 
     def by_name(self) -> bool:
-        """Whether the program is a file, which a new process reads."""
-        return self.worker is not None and self.worker.spec is not None and self.worker.spec.op == SCRIPT
+        """Whether the program is no cell but a file, which a new process reads."""
+        spec = self.worker.spec if self.worker is not None else None
+        return spec is not None and spec.cell is not None and spec.op != CELL
 
     def number(self, thing: Defined) -> Number:
         found = self.numbers.get(thing)
