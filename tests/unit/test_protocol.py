@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import nbddp
+from nbddp.capabilities.debugger.messages import Stopped
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import messages
 from nbddp.protocol.agent import PROTOCOL, Hello
 from nbddp.protocol.codec import from_json, to_json
-from nbddp.protocol.messages import Stopped, Streams
+from nbddp.protocol.messages import Streams
 from nbddp.protocol.outcome import GroupExit, GroupFacts, LostContext, Outcome, ProcessExit
 from nbddp.protocol.position import BlockingCall, CalledFrom, CallHistory, PendingCollective, Whereabouts
 from nbddp.protocol.run_spec import Question, Rendezvous, Reply, RunSpec
@@ -80,7 +81,7 @@ def test_types_of_messages_are_spelled_in_protocol_alone() -> None:
         if isinstance(node, ast.Constant) and node.value in TYPES
     ]
     assert spelled == []
-    assert len(TYPES) == 7
+    assert len(TYPES) == 6
 
 
 def test_keys_of_messages_are_spelled_in_protocol_alone() -> None:

@@ -28,7 +28,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/bench": "command result",
     "capabilities/collectives": "breakdown command instances program",
     "capabilities/compare": "command replicas",
-    "capabilities/debugger": "command prompt sender stdin transcript",
+    "capabilities/debugger": "command messages prompt sender stdin transcript",
     "capabilities/doctor": "command examination findings",
     "capabilities/export": "cells command names options program sbatch target_support targets "
     "torchrun_line",

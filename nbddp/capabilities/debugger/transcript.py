@@ -7,11 +7,11 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nbddp.capabilities.debugger.messages import Stopped
 from nbddp.errors import BadInput
 from nbddp.execution.report import place
 from nbddp.launch.options import rank_set
 from nbddp.launch.topology import rank_words
-from nbddp.protocol.messages import Stopped
 
 PROMPT = "ddp> "  # before a line that was sent
 MOST = 500  # lines of a transcript
