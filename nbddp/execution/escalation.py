@@ -59,7 +59,7 @@ class RunControl(Protocol):
     goes_on: set[int]
     stop_signal: int
     stops: tuple[float, ...]
-    regrouped: str
+    restart_reason: str
     next_request: Callable[[], RunSpec | None]
 
     def hear(self, rank: int, message: JupyterMessage) -> None: ...
@@ -211,7 +211,7 @@ class Escalation:
     @property
     def _spares(self) -> bool:
         """Whether collectives of ranks on their way out may go on: somebody has wished the end, and none has failed."""
-        return self.ended_by == supervise.STOPPED and self._is_gentle and not self._run.regrouped
+        return self.ended_by == supervise.STOPPED and self._is_gentle and not self._run.restart_reason
 
     @property
     def _is_gentle(self) -> bool:

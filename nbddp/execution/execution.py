@@ -98,7 +98,7 @@ class Execution:
         self.stuck: dict[int, StuckRank] = {}
         sizes = (int(s.rendezvous.env["WORLD_SIZE"]) for s in specs.values() if s.rendezvous is not None)
         self.world_size = max(sizes, default=len(specs))
-        self.regrouped = ""
+        self.restart_reason = ""  # if it is to begin again though no rank has failed
         self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
         self._watcher: RankWatcher | None = None  # none as long as nobody has asked where the ranks are
         self._ladder: Escalation | None = None  # none as long as the run goes its own way
@@ -152,9 +152,9 @@ class Execution:
         if rank in self.specs:  # one that has no part in this run is replaced before the next
             self.events.put(("exit", rank, process))
 
-    def regroup(self, why: str) -> None:
-        """End the run as Stop does, because the pool's nodes change: the cell is to begin again on those there are."""
-        self.regrouped = self.regrouped or why
+    def restart(self, why: str) -> None:
+        """End the run as Stop does, to begin again: the pool's nodes change."""
+        self.restart_reason = self.restart_reason or why
         self.events.put(("stop", -1, time.monotonic()))
 
     def stop(self, number: int = signal.SIGINT) -> None:

@@ -75,9 +75,9 @@ class Runs:
                 with source.watching() if source.may_change else nullcontext():  # nodes that come or are to go end it
                     return self.run(request, screen, timed_from=began, attempt=len(attempts))
             except RunFailed as error:
-                changes = self.last.regrouped if self.last is not None else ""
-                if changes:  # no failure, so no attempt
-                    screen.say(f"{changes}; restarting all workers and the cell")
+                why = self.last.restart_reason if self.last is not None else ""
+                if why:  # no failure, so no attempt
+                    screen.say(f"{why}; restarting all workers and the cell")
                 else:
                     _count(error, attempts, request.max_restarts, screen)
                 self.group.source.renew(screen)
