@@ -1,4 +1,5 @@
-"""A copy of the package from which capabilities are deleted, each with its folder and its row, runs `%%ddp`."""
+"""A copy of the package from which capabilities are deleted, each with its folder and its row, runs `%%ddp`, and so
+does the core alone."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.check import OTHERS, SHARED, TABLE
 from tests.places import ROOT
 
 DELETED = (  # one that can be deleted stays so
@@ -73,9 +75,15 @@ run("%ddp stop")
 '''
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copied(tmp_path_factory, DELETED)
+@pytest.fixture(scope="module", params=["some", "all"])
+def copy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a copy without some capabilities, or of the core alone."""
+    if request.param == "some":
+        return copied(tmp_path_factory, DELETED)
+    found: Path = tmp_path_factory.mktemp("core")
+    rest = {TABLE, *SHARED, *OTHERS, "export.py"}
+    shutil.copytree(ROOT / "nbddp", found / "nbddp", ignore=shutil.ignore_patterns("__pycache__", *rest))
+    return found
 
 
 def copied(tmp_path_factory: pytest.TempPathFactory, deleted: Sequence[str]) -> Path:
