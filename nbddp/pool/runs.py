@@ -82,13 +82,7 @@ class Runs:
                     _count(error, attempts, request.max_restarts, screen)
                 self.group.source.renew(screen)
 
-    def run(
-        self,
-        request: Request,
-        screen: Screen,
-        timed_from: float | None = None,
-        attempt: int = 0,
-    ) -> Execution:
+    def run(self, request: Request, screen: Screen, timed_from: float | None = None, attempt: int = 0) -> Execution:
         """Carry a request out. Raises what it comes to, if it does not end well."""
         stop.check()
         group = self.group
@@ -101,7 +95,7 @@ class Runs:
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         self._make_ready(ranks, screen, new=request.is_program or request.op == "push")
-        run = self._prepared(request, ranks, screen, most, timed_from, attempt)
+        run = self._prepared(request, screen, most, timed_from, attempt)
         with closing(run.events), self.parts.during(run):  # what a part has them hear is let go of in any case
             self._note_as_last(run)
             with uninterrupted():
@@ -133,7 +127,7 @@ class Runs:
         group.wire.connection.check()  # the last: meanwhile its word has come
 
     def _prepared(
-        self, request: Request, ranks: Sequence[int], screen: Screen, most: int, timed_from: float | None, attempt: int
+        self, request: Request, screen: Screen, most: int, timed_from: float | None, attempt: int
     ) -> Execution:
         """A run with its number and its rendezvous, heard by the pool. Arguments are as `Execution` has them."""
         group, number = self.group, next(self._numbers)
@@ -148,7 +142,7 @@ class Runs:
         if not request.is_program:
             run.aside = self._take_late
         run.when_sent = lambda: group.nodes[0].forget_run(number)
-        run.when_long = lambda: group.note(ranks, RankStatus.RUNNING, request.state)
+        run.when_long = lambda: group.note(list(specs), RankStatus.RUNNING, request.state)
         wire = group.wire
         wire.late, wire.comm, wire.ended = self._take_late, self.parts.hear, self.parts.ranks_ended
         return run
