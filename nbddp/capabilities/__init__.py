@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbddp.protocol.capability import Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
-from nbddp.protocol.messages import STOPPED
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
     from collections.abc import Mapping
@@ -335,7 +334,7 @@ ROWS = (
     Capability(
         name="debugger",
         part=PoolPart(
-            target="nbddp.capabilities.debugger.part:DebuggerPart", when=("shell", "run"), messages=(STOPPED,),
+            target="nbddp.capabilities.debugger.part:DebuggerPart", when=("shell", "run"), messages=("nbddp_stopped",),
         ),
         commands=(
             Command(

@@ -59,7 +59,7 @@ class RunControl(Protocol):
     goes_on: set[int]
     stop_signal: int
     stops: tuple[float, ...]
-    regrouped: str
+    restart_reason: str
     next_request: Callable[[], RunSpec | None]
 
     def hear(self, rank: int, message: JupyterMessage) -> None: ...
@@ -119,7 +119,7 @@ class Escalation:
             run.watcher.assess()  # without those that do not answer
         still = run.watcher.running
         self._say_why(f"interrupting {rank_words(still)}")
-        group = run.request.spends  # with all they have started, as torchrun does it
+        group = run.request.one_shot  # with all they have started, as torchrun does it
         ends = group and self.ended_by != supervise.STOPPED
         self.found, self.deadlock = dict(run.watcher.positions), run.watcher.deadlock
         now = time.monotonic()
@@ -211,13 +211,13 @@ class Escalation:
     @property
     def _spares(self) -> bool:
         """Whether collectives of ranks on their way out may go on: somebody has wished the end, and none has failed."""
-        return self.ended_by == supervise.STOPPED and self._is_gentle and not self._run.regrouped
+        return self.ended_by == supervise.STOPPED and self._is_gentle and not self._run.restart_reason
 
     @property
     def _is_gentle(self) -> bool:
         """Whether the ranks' processes outlive the program, and have time to clean up."""
         request = self._run.request
-        return request.is_program and not request.spends
+        return request.is_program and not request.one_shot
 
     @property
     def looks(self) -> bool:
@@ -264,8 +264,8 @@ class Escalation:
 
     @property
     def cleanup(self) -> float | None:
-        """Seconds from the interrupt on that ranks have to clean up; None: any time, or what a script has. An exception
-        of the front end's is the wish of nobody who could press Stop again."""
+        """Seconds from the interrupt on that ranks have to clean up; None: any time, or what one-shot processes have.
+        An exception of the front end's is the wish of nobody who could press Stop again."""
         wished = self._spares and not self.foreign
         return None if wished or not self._is_gentle else self._run.request.shutdown_timeout
 

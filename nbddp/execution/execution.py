@@ -62,7 +62,7 @@ class Execution:
 
     stops: tuple[float, ...] = ()
     noted = False
-    regrouped = ""
+    restart_reason = ""  # if it is to begin again though no rank has failed
     stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
     began = _output_until = 0.0
     _watcher: RankWatcher | None = None  # none as long as nobody has asked where the ranks are
@@ -115,7 +115,7 @@ class Execution:
             self._watcher = RankWatcher(
                 self.workers, list(self.specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
                 run=self.number, world_size=self.world_size, hang_after=self.request.hang_after,
-                program="cell" if self.request.program is None else "script", began=self.began,
+                program="cell" if self.request.program is None else self.request.program.op, began=self.began,
             )  # fmt: skip
         return self._watcher
 
@@ -152,9 +152,9 @@ class Execution:
         if rank in self.specs:  # one that has no part in this run is replaced before the next
             self.events.put(("exit", rank, process))
 
-    def regroup(self, why: str) -> None:
-        """End the run as Stop does, because the pool's nodes change: the cell is to begin again on those there are."""
-        self.regrouped = self.regrouped or why
+    def restart(self, why: str) -> None:
+        """End the run as Stop does, to begin again: the pool's nodes change."""
+        self.restart_reason = self.restart_reason or why
         self.events.put(("stop", -1, time.monotonic()))
 
     def stop(self, number: int = signal.SIGINT) -> None:
@@ -289,12 +289,12 @@ class Execution:
     def _patience(self, ladder: Escalation) -> tuple[float, float]:
         """How long ranks that were told to end may take, and their calls. A program that is ended by somebody's wish
         may still use its group: it writes a checkpoint."""
-        program = self.request.program
-        if program is None or program.keep:
+        if not self.request.one_shot:
             return supervise.PATIENCE, supervise.RELEASE_AFTER
+        shutdown = self.request.shutdown_timeout
         wished = ladder.ended_by == supervise.STOPPED and self.stop_signal != signal.SIGINT
-        release = min(supervise.WISHED, program.shutdown / 2) if wished else supervise.RELEASE_AFTER
-        return program.shutdown, release
+        release = min(supervise.WISHED, shutdown / 2) if wished else supervise.RELEASE_AFTER
+        return shutdown, release
 
     def running(self) -> tuple[int, ...]:
         return tuple([rank for rank in self.specs if rank not in self.ended])
@@ -406,7 +406,7 @@ class Execution:
         stopped = bool(self.stops) and said == "interrupt"
         ours = self._ladder.ours(rank, stopped) if self._ladder else outcome.INTERRUPTED if stopped else ""
         found = outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
-        return outcome.verdict_of_script(said, ours, found) if self.request.spends else found
+        return outcome.verdict_of_one_shot(said, ours, found) if self.request.one_shot else found
 
     def _printed(self, rank: int, kind: str, content: Json) -> None:
         if rank in self.ended:
@@ -477,7 +477,7 @@ class Execution:
         """What came of the run, as far as it is known now."""
         result = RunResult(
             self.workers, self.ended, self.running(), self.positions, self.facts, self.stuck, self.deadlock,
-            stops=self.stops, timeout=self.request.timeout, script=self.request.spends,
+            stops=self.stops, timeout=self.request.timeout, one_shot=self.request.one_shot,
             logs={r: str(o.log) for r, o in self.outputs.items()},
         )  # fmt: skip
         ladder = self._ladder

@@ -75,7 +75,7 @@ class RunResult:
     stops: tuple[float, ...] = ()
     timeout: float | None = None
     logs: Mapping[int, str] = field(default_factory=dict)
-    script: bool = False  # whether the ranks' processes end with their program
+    one_shot: bool = False  # whether the ranks' processes end with their program
     why: Mapping[int, str] = field(default_factory=dict)  # rank → why it was replaced, if not since it was stuck
 
     def groups(self) -> dict[int, GroupFacts]:
@@ -99,7 +99,7 @@ class RunResult:
 
     def broke_group(self) -> bool:
         """Whether there was a group that cannot be used again."""
-        if self.script:
+        if self.one_shot:
             return False
         had = any(g.run is not None or g.aborted for g in self.groups().values())
         missing = bool(self.broken()) or any(e.status in outcome.GONE for e in self.ended.values())
@@ -227,7 +227,7 @@ class RunResult:
         return f"lost its connection to {rank_words(ranks) if ranks else 'another rank'}"
 
     def _state_of(self, ended: RankExit) -> RankState:
-        return replace(self._state(ended), script=self.script)
+        return replace(self._state(ended), script=self.one_shot)
 
     def _state(self, ended: RankExit) -> RankState:
         if ended.rank in self.stuck:  # at the end of its group, after this run

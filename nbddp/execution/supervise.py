@@ -71,8 +71,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class Interrupt:
-    """A signal to these ranks: SIGINT, unless a script has to end; `why` is what ended the run: "failed", "stopped",
-    "hung" or "late"."""
+    """A signal to these ranks: SIGINT, unless one-shot processes have to end; `why` is what ended the run: "failed",
+    "stopped", "hung" or "late"."""
 
     ranks: tuple[int, ...]
     why: str = FAILED

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nbddp.errors import BadInput
 from nbddp.launch.units import lasting
 from nbddp.protocol.capability import Option, Target, load, option_fields, rows
-from nbddp.protocol.program import SHUTDOWN
-from nbddp.protocol.request import HANG_AFTER, Options, Request
-from nbddp.protocol.run_spec import CELL, SCRIPT
+from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Options, Request
+from nbddp.protocol.run_spec import CELL
 
 if TYPE_CHECKING:
     from nbddp.capabilities import PoolFields
@@ -63,7 +62,6 @@ OWN = (
     Option(
         name="fresh", on=("cell", "script"), group="run", const=True, default=False, keeps=False,
         help="start new worker processes first; all names are lost",
-        script="start new worker processes first (the default without --keep)",
     ),
     Option(
         name="ranks", of="run", on=("cell",), type="nbddp.launch.options:rank_set", metavar="SET",
@@ -81,7 +79,6 @@ OWN = (
     Option(
         name="timeout", of="run", group="faults", type="nbddp.launch.options:seconds", metavar="S",
         help="end the cell after S seconds; names are kept",
-        script="end the script after S seconds",
     ),
     Option(
         name="hang_after", of="run", default=HANG_AFTER, type="nbddp.launch.options:seconds_or_never", metavar="S",
@@ -97,7 +94,6 @@ OWN = (
         type="nbddp.launch.options:seconds", metavar="S",
         help="seconds that ranks have to clean up when a failure, a deadlock or --timeout ends the cell (default "
         f"{SHUTDOWN:g})",
-        script=f"seconds from SIGTERM to SIGKILL when ranks have to end (default {SHUTDOWN:g})",
     ),
 )
 # fmt: on
@@ -183,7 +179,7 @@ class LaunchSpec(PoolFields, Options):
     def request(self, code: str, number: int) -> Request:
         """The run that this line and the code below it ask for, as In[number]."""
         return Request(
-            op=CELL if self.program is None else SCRIPT, code=code, cell=number, argv0=f"Cell In[{number}]",
+            op=CELL if self.program is None else self.program.op, code=code, cell=number, argv0=f"Cell In[{number}]",
             want_value=bool(self.output), **self.options(),
         )  # fmt: skip
 
@@ -405,8 +401,8 @@ def options_of(line: str) -> list[Option]:
     return [one for one in known().values() if line in one.on and (line != START or one.of == "pool")]
 
 
-def add_options(parser: Parser, line: str) -> None:
-    """What is not typed has no value."""
+def add_options(parser: Parser, line: str, what: str = CELL, helps: Mapping[str, str] | None = None) -> None:
+    """What is not typed has no value. what: runs by that line; helps: option → words there, if not those it has."""
     parser.offers = {**parser.offers, **{option.name: option.offers for option in options_of(line) if option.offers}}
     groups: dict[str, Any] = {}
     for option in options_of(line):
@@ -418,13 +414,14 @@ def add_options(parser: Parser, line: str) -> None:
         if option.excludes:
             group = groups.setdefault(option.excludes, None) or group.add_mutually_exclusive_group()
             groups[option.excludes] = group
-        how = _for_argparse(option, what="cell" if line == CELL else "script")
-        group.add_argument(*option.flags, dest=option.name, default=argparse.SUPPRESS, **how)
+        words = (helps or {}).get(option.name, option.help).replace("{what}", what).replace("%", "%%")
+        group.add_argument(
+            *option.flags, dest=option.name, default=argparse.SUPPRESS, help=words, **_for_argparse(option)
+        )
 
 
-def _for_argparse(option: Option, what: str) -> dict[str, Any]:
-    words = option.script if option.script and what == "script" else option.help
-    found: dict[str, Any] = {"help": words.replace("{what}", what).replace("%", "%%")}
+def _for_argparse(option: Option) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     if option.const is not None:
         found |= {"const": option.const, "action": "store_const"}
         if option.metavar or option.choices:

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nbddp.launch.topology import Node, Topology, Worker
-from nbddp.protocol.program import SIGNALS
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # gloo's, NCCL's, torch.distributed.rpc's
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # that torchrun passes on to its ranks
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 KEEPS_PROCESS = {  # defaults of ours; what the user has set wins (torch's ProcessGroupNCCL.hpp)
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
@@ -95,19 +95,6 @@ def of_run(meet: Rendezvous, error_file: str = "") -> dict[str, str]:
     }
     if error_file:
         env["TORCHELASTIC_ERROR_FILE"] = error_file
-    return env
-
-
-def of_script(role: str, signals: str, base: Mapping[str, str], *, keep: bool) -> dict[str, str | None]:
-    """What a script's environment has that a cell's has not; None: a variable that is not set there.
-
-    role: torchrun's `--role`; signals: its `--signals-to-handle`; base: as in `of_worker`. keep: the process outlives
-    the script, and so a failed collective; else NCCL's errors end it, as under torchrun.
-    """
-    env: dict[str, str | None] = {"TORCHELASTIC_SIGNALS_TO_HANDLE": signals, "ROLE_NAME": role or "default"}
-    if not keep:
-        env |= {name: base.get(name) for name in KEEPS_PROCESS}
-        env[HANDLING] = base.get(HANDLING, "1")
     return env
 
 

@@ -87,7 +87,7 @@ OWN = (
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a line requests: a command and its arguments by name. launch: what it says of the pool and of a script.
+    """What a line requests: a command and its arguments by name. launch: what it says of the pool and of a run.
     notes: what else to say about it. agents: in a terminal those of the pools that it is about; raises BadInput."""
 
     command: Command
@@ -117,7 +117,7 @@ class Asked(Protocol):
         ...
 
     def run(self, spec: LaunchSpec) -> None:
-        """Run a script as a cell runs, and show what it has recorded."""
+        """Run a program as a cell runs, and show what it has recorded."""
         ...
 
 

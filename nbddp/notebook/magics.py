@@ -74,8 +74,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 with self._stoppable_cell():
                     return self._cell(line, cell)
             asked = commands.parse_command(line)
-            runs_script = asked.launch.program is not None
-            with self._stoppable_cell() if runs_script else self._stoppable(asked.name):
+            runs = asked.launch.program is not None
+            with self._stoppable_cell() if runs else self._stoppable(asked.name):
                 found = load_target(asked.command.notebook)(self, asked)
                 if hasattr(found, "draw"):  # while Stop is heard
                     found.draw()
@@ -217,7 +217,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     # -- what a command may ask (`commands.Asked`) ---------------------------------------
 
     def run(self, spec: LaunchSpec) -> None:
-        """Run a script as a cell runs, and show what it has recorded."""
+        """Run a program as a cell runs, and show what it has recorded."""
         self._carry_out(spec, "", self.number())
         self._show_recorded(spec)
 

@@ -20,14 +20,14 @@ PRINTED = ("stream", STREAMS, *SHOWING, "clear_output")
 
 
 class RunOutput:
-    """Of one run. `outputs`: rank → all that it printed; `shown`: ranks whose output is shown, on `screen`."""
+    """Of one run. `outputs`: rank → all that it printed; `shown`: ranks whose output is shown, on `screen`. `kept_at`:
+    the folder that output is written into, and how many bytes of each rank's are kept."""
 
     def __init__(
         self, ranks: Sequence[int], show: Sequence[int] | None, logs: Path, most: int, parts: PoolParts, screen: Screen
     ):
-        """show: None for all ranks. logs: the folder that output is written into; most: bytes of each rank's that are
-        kept."""
-        self._parts, self.screen = parts, screen
+        """show: None for all ranks. logs, most: see `kept_at`."""
+        self._parts, self.screen, self.kept_at = parts, screen, (logs, most)
         self.outputs = {r: RankOutput(r, logs, most=most, held=len(ranks) <= FILES_HELD) for r in ranks}
         for out in self.outputs.values():
             out.said = self._words
@@ -35,6 +35,11 @@ class RunOutput:
         self.seen = [self.outputs[r] for r in self.shown]
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # each line that is shown
         self.held: Callable[[], bool] = lambda: False  # whether nothing may be drawn below what is shown
+
+    def hide(self, ranks: Sequence[int]) -> None:
+        """Do not show the output of these either; before the run begins."""
+        self.shown[:] = [r for r in self.shown if r not in ranks]
+        self.seen[:] = [self.outputs[r] for r in self.shown]
 
     @contextmanager
     def without_screen(self) -> Iterator[None]:
@@ -66,7 +71,7 @@ class RunOutput:
             self._end_views(rank)
 
     def traceback(self, rank: int, text: str) -> None:
-        """What Python would have written to stderr at a script's end. Where the report shows the first failure's
+        """What Python would have written to stderr at a program's end. Where the report shows the first failure's
         traceback by itself, it goes to the files alone."""
         if self.screen.shows_reports():
             self.outputs[rank].keep("stderr", text)

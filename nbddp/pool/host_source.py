@@ -56,8 +56,8 @@ class HostSource:
     def refuse_renewal(self, asked: str) -> None:
         """Raises BadInput where the ranks' processes cannot be replaced."""
 
-    def refuse_spending(self) -> None:
-        """Raises BadInput where the ranks' processes cannot end with a script."""
+    def refuse_one_shot(self) -> None:
+        """Raises BadInput where the ranks' processes cannot end with a run."""
 
     def refuse_change(self, change: Change) -> None:
         """Raises BadInput or PoolError where a pool that runs cannot be changed so."""

@@ -29,7 +29,8 @@ RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
 @dataclass
 class WorkerProcess:
     """One worker process. `exit` is the agent's event once it has ended; what its last run wrote to the log begins
-    at byte `log_from`; `exits`: how many functions wait there for its end (`atexit`)."""
+    at byte `log_from`; `exits`: how many functions wait there for its end (`atexit`). `retired`: it was to serve
+    one run, which has begun."""
 
     rank: int
     uuid: str
@@ -40,6 +41,7 @@ class WorkerProcess:
     log_from: int = 0
     registered: bool = False
     exits: int = 0
+    retired: bool = False
     exit: ProcessExit | None = None
 
     def hear(self, outcome: Outcome | None) -> None:

@@ -30,8 +30,7 @@ from nbddp.protocol import json_values, pickling
 from nbddp.protocol.capability import given, pool_methods, with_options
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all
-from nbddp.protocol.program import SHUTDOWN
-from nbddp.protocol.request import HANG_AFTER, Request
+from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
 from nbddp.protocol.run_spec import ARGV0, Question
 
 if TYPE_CHECKING:

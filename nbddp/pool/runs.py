@@ -75,93 +75,47 @@ class Runs:
                 with source.watching() if source.may_change else nullcontext():  # nodes that come or are to go end it
                     return self.run(request, screen, timed_from=began, attempt=len(attempts))
             except RunFailed as error:
-                changes = self.last.regrouped if self.last is not None else ""
-                if changes:  # no failure, so no attempt
-                    screen.say(f"{changes}; restarting all workers and the cell")
+                why = self.last.restart_reason if self.last is not None else ""
+                if why:  # no failure, so no attempt
+                    screen.say(f"{why}; restarting all workers and the cell")
                 else:
                     _count(error, attempts, request.max_restarts, screen)
                 self.group.source.renew(screen)
 
-    def run(
-        self,
-        request: Request,
-        screen: Screen,
-        timed_from: float | None = None,
-        attempt: int = 0,
-    ) -> Execution:
+    def run(self, request: Request, screen: Screen, timed_from: float | None = None, attempt: int = 0) -> Execution:
         """Carry a request out. Raises what it comes to, if it does not end well."""
         stop.check()
         group = self.group
         group.need_running()
         ranks = check_ranks(request.ranks, group.world_size, "--ranks")
-        request = request.on(ranks, self._shown(request, check_ranks(request.show, group.world_size, "--show")))
-        if request.spends:
-            group.source.refuse_spending()
+        request = request.on(ranks, check_ranks(request.show, group.world_size, "--show"))
+        if request.one_shot:
+            group.source.refuse_one_shot()
         most = log_file.limit(os.environ)
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         self._make_ready(ranks, screen, new=request.is_program or request.op == "push")
-        number = next(self._numbers)
-        logs = group.nodes[0].run_folder(number)
-        ports = self._take_store(number, screen)
-        specs = self._specs(request, number, ports, attempt)
-        run = Execution(
-            self.ranks,
-            specs,
-            request,
-            number=number,
-            logs=logs,
-            screen=screen,
-            timed_from=timed_from,
-            most=most,
-            parts=self.parts,
-            attempt=attempt,
-        )
-        if not request.spends:
-            run.next_request = lambda: RunSpec(END_GROUP, next(self._numbers))
-        run.when_sent = lambda: group.nodes[0].forget_run(number)
-        run.when_long = lambda: group.note(ranks, RankStatus.RUNNING, request.state)
-        wire = group.wire
-        wire.late, wire.comm, wire.ended = self._take_late, self.parts.hear, self.parts.ranks_ended
+        run = self._prepared(request, screen, most, timed_from, attempt)
         with closing(run.events), self.parts.during(run):  # what a part has them hear is let go of in any case
-            if request.is_program:  # a look at the ranks is nobody's last run
-                self.last = run
-                with self._late:
-                    self._kept_at = logs, most
-                    if self.between is not None:
-                        self.between.follow(logs, most)
-            else:
-                run.aside = self._take_late
-            if request.is_numbered:
-                self.last_cell = (number, request.cell)
+            self._note_as_last(run)
             with uninterrupted():
                 self._carry_out(run, ranks, screen)
-        if request.is_numbered:
-            self._show_earlier(run, screen)
-        remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
-        for note in filter(None, (run.unwritten(), *(exit_notes.notes(remarks) if remarks else ()))):
-            screen.say(note)
+        self._say_notes(run, screen)
         run.raise_if_bad()
         ended = [] if run.plain else [e for _, e in sorted(run.ended.items())]
-        if ended and not request.spends and (note := exit_notes.ended_note(ended)):
+        if ended and not request.one_shot and (note := exit_notes.ended_note(ended)):
             screen.say(note)
         return run
-
-    def _shown(self, request: Request, show: Sequence[int]) -> Sequence[int]:
-        """Without ranks whose local rank `--local-ranks-filter` leaves out."""
-        only = request.logs.only if request.logs is not None else None
-        places = self.group.placed().workers
-        return show if only is None else [r for r in show if places[r].local_rank in only]
 
     # -- before a run --------------------------------------------------------------------------------
 
     def _make_ready(self, ranks: Sequence[int], screen: Screen, new: bool) -> None:
         """Nothing of an earlier run is left, the workers can be reached, and there is one for each rank; what these
-        ranks write from here on is the next run's. new: also none that a script has spent; a look at what that has left
+        ranks write from here on is the next run's. new: and none has served its one run; a look at what that has left
         asks it."""
         group = self.group
         if new:
-            group.end_spent()
+            group.end_retired()
         if group.broken:
             self.end_groups()
         self.ranks.renewed = group.wire.connection.renewed
@@ -172,14 +126,44 @@ class Runs:
         group.begin_logs(ranks)
         group.wire.connection.check()  # the last: meanwhile its word has come
 
+    def _prepared(
+        self, request: Request, screen: Screen, most: int, timed_from: float | None, attempt: int
+    ) -> Execution:
+        """A run with its number and its rendezvous, heard by the pool. Arguments are as `Execution` has them."""
+        group, number = self.group, next(self._numbers)
+        logs = group.nodes[0].run_folder(number)
+        specs = self._specs(request, number, self._take_store(number, screen), attempt)
+        run = Execution(
+            self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most,
+            parts=self.parts, attempt=attempt,
+        )  # fmt: skip
+        if not request.one_shot:
+            run.next_request = lambda: RunSpec(END_GROUP, next(self._numbers))
+        if not request.is_program:
+            run.aside = self._take_late
+        run.when_sent = lambda: group.nodes[0].forget_run(number)
+        run.when_long = lambda: group.note(list(specs), RankStatus.RUNNING, request.state)
+        wire = group.wire
+        wire.late, wire.comm, wire.ended = self._take_late, self.parts.hear, self.parts.ranks_ended
+        return run
+
+    def _note_as_last(self, run: Execution) -> None:
+        """A look at the ranks is nobody's last run."""
+        if run.request.is_program:
+            self.last = run
+            with self._late:
+                self._kept_at = run.display.kept_at
+                if self.between is not None:
+                    self.between.follow(*self._kept_at)
+        if run.request.is_numbered:
+            self.last_cell = (run.number, run.request.cell)
+
     def _specs(self, request: Request, number: int, ports: Sequence[int], attempt: int) -> dict[int, RunSpec]:
         """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables. ports: on each node's
         loopback, of the way to the store."""
         group = self.group
         placed, hosts = group.placed(), group.hosts
-        program = request.program
-        run_id = (program.run_id if program is not None else "") or self.id
-        meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
+        meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], self.id, attempt, request.max_restarts)
         told: dict[str, Any] = {}
         if request.is_program:
             self.parts.on("run")
@@ -230,21 +214,22 @@ class Runs:
         """The run and what follows from it, as one step; Stop in the run itself is the run's."""
         group = self.group
         self.ranks.current = run
-        if run.request.spends:
-            group.spent.update(ranks)
+        one_shot, workers = run.request.one_shot, group.workers
+        for rank in ranks if one_shot else ():
+            workers[rank].retired = True
         try:
             run.execute()
         finally:
             run.events.close()
             self.ranks.current, workers = None, group.workers
             ending = None if run.plain else run.ending()
-            if ending is not None and not run.request.spends:
+            if ending is not None and not one_shot:
                 group.broken |= bool(run.goes_on) or (ending.disordered() and not ending.untouched())
             for rank in run.ended.keys() & workers.keys():
                 workers[rank].hear(run.ended[rank].outcome)
             if run.noted:
                 group.note(ranks, RankStatus.IDLE)
-        broken = [] if run.request.spends or ending is None else ending.broken()
+        broken = [] if one_shot or ending is None else ending.broken()
         if broken:  # a CUDA context, which the process never gets back; the next run starts new ones
             group.broken = True
             group.kill(broken)
@@ -275,6 +260,14 @@ class Runs:
                 if self._kept_at is not None:
                     self.between.follow(*self._kept_at)
         self.between.take(rank, kind, content)
+
+    def _say_notes(self, run: Execution, screen: Screen) -> None:
+        """What is said of a run however it has ended."""
+        if run.request.is_numbered:
+            self._show_earlier(run, screen)
+        remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
+        for note in filter(None, (run.unwritten(), *(exit_notes.notes(remarks) if remarks else ()))):
+            screen.say(note)
 
     def _show_earlier(self, run: Execution, screen: Screen) -> None:
         """What was printed before this cell, when none ran."""

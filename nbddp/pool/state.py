@@ -145,7 +145,7 @@ class PoolState:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
         group, visible = self.group, spec_merge.visible(merged)
         if group.running:
-            group.end_spent()
+            group.end_retired()
         topology = source.plan(merged)
         said = [*env.notes, *(words for planned in self.parts.planned for words in planned(merged, topology))]
         check_ranks(spec.ranks, topology.world_size, "--ranks")

@@ -54,7 +54,6 @@ class WorkerGroup:
         self.topology: Topology | None = None
         self.visible = "all"
         self.broken = False
-        self.spent: set[int] = set()  # ranks whose processes were a script's, and are over
         self.wire: Any = None
         self.stores: RendezvousStores | None = None
         self.files: list[str] = []
@@ -89,10 +88,10 @@ class WorkerGroup:
 
     @property
     def whole(self) -> bool:
-        """Whether every rank has its process, and neither a process nor a node has ended."""
+        """Whether every rank has its process for the next run, and neither a process nor a node has ended."""
         workers = self.workers.values()
-        there = len(workers) == self.world_size and all(w.registered and w.exit is None for w in workers)
-        return there and not self.spent and self.running
+        serve = all(w.registered and w.lives and not w.retired for w in workers)
+        return serve and len(workers) == self.world_size and self.running
 
     @property
     def world_size(self) -> int:
@@ -268,13 +267,12 @@ class WorkerGroup:
         if self.sees_files:
             here()
 
-    def end_spent(self) -> None:
-        """End processes that were a script's; the next run starts new ones."""
-        if over := sorted(self.spent & self.workers.keys()):
+    def end_retired(self) -> None:
+        """End processes that have served their one run; the next run starts new ones."""
+        if over := sorted(r for r, w in self.workers.items() if w.retired):
             before = self.broken
             self.end(over)
             self.broken = before and bool(self.workers)
-        self.spent.clear()
 
     def renew(self) -> list[str]:
         """Give every rank of the plan a process that lives; what a user should know, in words."""
@@ -384,7 +382,6 @@ class WorkerGroup:
         self.kill(ranks)
         with uninterrupted():
             self.wire.forget({rank: self.node_with(rank).workers.pop(rank).uuid for rank in ranks})
-            self.spent.difference_update(ranks)
 
 
 class OwnedProcesses:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from nbddp.protocol.codec import Json
 
-PROTOCOL = 3  # goes up when a message gets another name or another meaning
+PROTOCOL = 4  # goes up when a message gets another name or another meaning
 CONTROLS_ONLY = "--controls-only"  # to an agent on its command line: import what its own process needs, without torch
 
 

@@ -59,8 +59,8 @@ class Option:
     - flags: as typed, if not as `name` has it. into: the option that this one is a part of.
     - after: its place in `--help`, where not below the one before it in its row. group: the title there, if not of the
       option above it.
-    - help: {what} is the cell or the script; script: other words for a script. An option without help is not typed: its
-      parts make its value.
+    - help: {what} is the cell, or what else the line runs. An option without help is not typed: its parts make its
+      value.
     - excludes: a name that options share of which one alone can be typed.
     - type: (text) -> value, raises ArgumentTypeError; empty: the text. choices: all values; offers: for Tab, as
       `launch.options.Parser` has it.
@@ -87,7 +87,6 @@ class Option:
     group: str = ""
     after: str = ""
     help: str = ""
-    script: str = ""
     excludes: str = ""
     metavar: str = ""
     type: Target = ""

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from nbddp.protocol.position import Place
-
 MimeBundle = dict[str, Any]  # MIME type → text, or JSON of any form: each type has its own
 Metadata = dict[str, Any]  # of a mimebundle: Jupyter gives it no keys
 
@@ -19,7 +17,6 @@ SPEC = "nbddp"  # where in its metadata the `RunSpec` is
 QUESTION, REPLY = "nbddp_request", "nbddp_reply"  # on the control channel, also while the worker is busy
 OUTCOME = "nbddp_outcome"  # worker → notebook, iopub, as all below: the last message of a run
 STREAMS = "nbddp_streams"  # text of both streams in its order
-STOPPED = "nbddp_stopped"  # the rank waits in its debugger, or goes on
 INTERRUPTED = "nbddp_interrupted"  # the program has had an interrupt
 
 
@@ -39,15 +36,6 @@ class JupyterMessage(TypedDict):
     metadata: dict[str, Any]
     content: Any
     buffers: Sequence[bytes | memoryview]
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """`STOPPED`. stopped: whether the debugger waits for a line, at `place`; said: what it printed."""
-
-    stopped: bool
-    said: str
-    place: Place | None = None
 
 
 @dataclass(frozen=True)

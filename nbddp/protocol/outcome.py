@@ -79,7 +79,7 @@ def verdict(said: str, process: str, ours: str, runs: str) -> RankStatus:
     return next((row.verdict for row in TABLE if row.fits(said, process, ours, runs)), FAILED)
 
 
-def verdict_of_script(said: str, ours: str, verdict: RankStatus) -> RankStatus:
+def verdict_of_one_shot(said: str, ours: str, verdict: RankStatus) -> RankStatus:
     """The verdict on a rank whose process ends with its program: whatever comes after we have told it to end is that
     end, unless it had come to its own."""
     return TERMINATED if ours == INTERRUPTED and said != "end" else verdict
@@ -130,7 +130,7 @@ class Outcome:
         an error came before or after the program. ended_ns: when (nanoseconds since 1970).
     exit_code, exit_text: of SystemExit; what Python makes of its argument.
     chain: what ended the program, oldest exception first; call: the call of torch's that it came out of.
-    error_file: the text of TORCHELASTIC_ERROR_FILE. traceback: of a script, as Python would print it.
+    error_file: the text of TORCHELASTIC_ERROR_FILE. traceback: what Python would print of `chain`, if it prints none.
     group, group_exits: of the process group. at_exit: how many functions of `atexit` wait for the worker's end.
     next_run: the run that a freed rank goes on with unasked.
     pages, next_inputs: what the cell asks of the front end: mimebundles to show; (text, whether it replaces the cell).

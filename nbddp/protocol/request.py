@@ -5,18 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nbddp.protocol.capability import FieldValues, added_options, option_fields
-from nbddp.protocol.program import SHUTDOWN, Program
-from nbddp.protocol.run_spec import ARGV0, CALL, CELL, SCRIPT, RunSpec, ScriptSpec
+from nbddp.protocol.codec import Json
+from nbddp.protocol.run_spec import ARGV0, CALL, CELL, RunSpec
 
 if TYPE_CHECKING:
     from nbddp.capabilities import RunFields
 else:
     RunFields = option_fields("run")
 
-HANG_AFTER = 5.0  # seconds
+HANG_AFTER, SHUTDOWN = 5.0, 30.0  # seconds; the second is torchrun's
+
+
+class Program(Protocol):
+    """What runs on every rank instead of a cell, as a capability has it.
+
+    op: the request of its row that runs it on a rank, with `fields` as arguments; reports call it so, too. name: of
+    this one. one_shot: whether the ranks' processes end with it, as under torchrun.
+    """
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def one_shot(self) -> bool: ...
+    @property
+    def fields(self) -> Json: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +44,10 @@ class Options(RunFields):
     ranks, show: which take part, and whose output is shown; None: all.
     hang_after: seconds a deadlock may stand before it is ended (None: never).
     timeout: seconds it may take, with all attempts (None: any time).
-    shutdown_timeout: seconds that ranks of a cell or a call have to clean up when another rank's failure, a deadlock or
-    `timeout` ends it; a script's is its program's.
+    shutdown_timeout: seconds that ranks have to clean up when another rank's failure, a deadlock or `timeout` ends
+    the run; where their processes end with it, whatever ends it.
     max_restarts: on a failure start all workers anew and run again, at most so many times.
-    argv: sys.argv[1:]; program: the script that runs instead of a cell, with its words in `argv`.
+    argv: sys.argv[1:]; program: what runs instead of a cell, with its words in `argv`.
     """
 
     ranks: Sequence[int] | None = None
@@ -51,7 +68,7 @@ class Options(RunFields):
 class Request(Options):
     """What ranks are to do, which of them, and how long it may take.
 
-    op: "cell", "script", "call", or another that `worker.requests` knows; `fields` and `buffers` are its own;
+    op: "cell", "call", that of `program`, or another that `worker.requests` knows; `fields` and `buffers` are its own;
     state: what `%ddp status` says of the ranks meanwhile.
 
     Of a cell: its source, `cell` (the n of its In[n]) and `argv0` (sys.argv[0]); want_value: that of its last
@@ -70,17 +87,17 @@ class Request(Options):
     @property
     def is_program(self) -> bool:
         """Whether a program of the user's runs; the rest are looks at what the ranks have."""
-        return self.op in (CELL, CALL, SCRIPT)
+        return self.op == CALL or self.is_numbered
 
     @property
     def is_numbered(self) -> bool:
         """Whether it has an In[n]."""
-        return self.op in (CELL, SCRIPT)
+        return self.op == CELL or self.program is not None
 
     @property
-    def spends(self) -> bool:
-        """Whether its ranks' processes are over with it, as a script's are under torchrun."""
-        return self.program is not None and not self.program.keep
+    def one_shot(self) -> bool:
+        """Whether its ranks' processes end with it."""
+        return self.program is not None and self.program.one_shot
 
     @property
     def source(self) -> str:
@@ -100,9 +117,8 @@ class Request(Options):
         """What a worker gets to know of it. run: the run's number."""
         if not self.is_numbered:
             return RunSpec(self.op, run, fields=self.fields)
-        program = self.program
         told = {each.name: bool(getattr(self, each.name)) for each in added_options("run") if each.to_ranks}
         return RunSpec(
             self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value, options=told,
-            script=None if program is None else ScriptSpec(program.target, program.module, program.keep),
+            fields=self.fields if self.program is None else self.program.fields,
         )  # fmt: skip

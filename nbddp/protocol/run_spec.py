@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CELL, CALL, SCRIPT = "cell", "call", "script"  # programs of the user's
+CELL, CALL = "cell", "call"  # programs of the user's
 END_GROUP = "end_group"
 ARGV0 = "<cell>"
 Address = tuple[str, int]
@@ -28,23 +28,13 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
-class ScriptSpec:
-    """A script or module that runs instead of a cell. keep: its names stay; without: variables that are taken away."""
-
-    target: str
-    module: bool = False
-    keep: bool = False
-    without: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class RunSpec:
     """A request to a worker; its code and binary values travel beside it.
 
-    op: CELL, SCRIPT, or another that `worker.requests` knows, whose function has `fields` as keyword arguments.
+    op: CELL, or another that `worker.requests` knows, whose function has `fields` as keyword arguments.
     run: counts up in a pool. rendezvous: None for the pool's own requests. debug: somebody types for ranks that stop.
-    Of a cell or script: `cell` is the n of its In[n], `argv` with sys.argv[0]. want_value: the value of the last
-        expression comes back. as_python: IPython's version, and the cell after IPython's syntax.
+    Of a cell, or what runs instead: `cell` is the n of its In[n], `argv` with sys.argv[0]. want_value: the value of the
+        last expression comes back. as_python: IPython's version, and the cell after IPython's syntax.
     options: what of the line is for parts of capabilities, by the names of `protocol.request.Options`.
     """
 
@@ -56,14 +46,13 @@ class RunSpec:
     argv: tuple[str, ...] = ()
     want_value: bool = False
     as_python: tuple[str, str] | None = None
-    script: ScriptSpec | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_program(self) -> bool:
         """Whether a program of the user's runs."""
-        return self.op in (CELL, CALL, SCRIPT)
+        return self.op in (CELL, CALL) or self.cell is not None
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from nbddp.protocol import messages, pickling
 from nbddp.protocol.codec import Json, from_json, to_json
 from nbddp.protocol.messages import JupyterHeader, JupyterMessage
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
-from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, SCRIPT, Question, Reply, RunSpec
+from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, Question, Reply, RunSpec
 from nbddp.protocol.surrogates import shown
 from nbddp.worker import exit_info, failure, gpus, questions, requests
 from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
@@ -145,7 +145,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             os.path.dirname(os.path.dirname(__file__)),
         )
         self.leavings = Leftovers(self._machinery)
-        self._leaves = False  # whether a run has ended by an error
+        self.leaves = False
         self.files = CellFiles()
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
         self.exits = Exits(lambda: self.spec is not None)
@@ -192,8 +192,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         finally:
             self.spec = None
             self.groups.let_go()
-            if self._leaves or spec.op in (SCRIPT, END_GROUP):
-                self._leaves = False
+            if self.leaves:
+                self.leaves = False
                 self.leavings.hold(self.shell.last_execution_result)
                 self.shell.last_execution_result = None
                 self.leavings.let_go()
@@ -248,7 +248,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             outcome.next_run = then.run
         self._publish(outcome, buffers, error)
         if error is not None:
-            self._leaves = True
+            self.leaves = True
             self.leavings.hold(error)
         return then
 

@@ -37,7 +37,7 @@ HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values", "note
 
 class RankWorker(Protocol):
     """What parts, requests and questions need of the kernel. spec: the request that is carried out; outcome: what will
-    be said of it."""
+    be said of it; leaves: whether what it leaves behind is let go of when it is over, as after an error."""
 
     shell: Any
     files: CellFiles
@@ -49,6 +49,7 @@ class RankWorker(Protocol):
     parts: WorkerParts
     spec: RunSpec | None
     outcome: Outcome
+    leaves: bool
 
     def publish(self, kind: str, content: Json) -> None: ...
 

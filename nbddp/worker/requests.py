@@ -44,6 +44,7 @@ def _end_group(worker: RankWorker, buffers: Sequence[Any], *, through: bool = Fa
         worker.release.let_through()
     worker.reserve.free()
     worker.groups.drop(broken=True)
+    worker.leaves = True
     return []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nbddp.capabilities.debugger.messages import Stopped
 from nbddp.capabilities.debugger.transcript import MOST, PROMPT, Transcripts
 from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
@@ -17,7 +18,6 @@ from nbddp.capabilities.panel.state import State
 from nbddp.deadlock import proof
 from nbddp.deadlock.positions import Position, position_of
 from nbddp.errors import RankStatus
-from nbddp.protocol.messages import Stopped
 from nbddp.protocol.position import BlockingCall, CallHistory, PendingCollective, Whereabouts
 from tests.kernels import FROM_BREAKPOINT, Kernel, loaded
 from tests.notebook.test_panel import Balanced, asked, until

@@ -224,6 +224,16 @@ def test_lines_with_a_word_are_duplicated_as_torchrun_does(shared: Kernel, tmp_p
     assert sorted(found.read_text().splitlines()) == [f"[trainer{r}]:a red apple" for r in range(2)]
 
 
+def test_what_a_launch_is_named_reaches_its_ranks_alone(shared: Kernel, tmp_path: Path) -> None:
+    names = "TORCHELASTIC_RUN_ID", "ROLE_NAME", "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    shows = f"import os; print(*(os.environ[name] for name in {names}))\n"
+    (tmp_path / "names.py").write_text(shows)
+    options = "--nproc-per-node 2 --rdzv-id job7 --role trainer --signals-to-handle SIGTERM"
+    assert shared.run(f"%ddp torchrun {options} {tmp_path / 'names.py'}").text() == "ranks 0–1 │ job7 trainer SIGTERM\n"
+    after = shared.run(f"%%ddp\n{shows}").text()
+    assert re.fullmatch(r"ranks 0–1 │ [0-9a-f-]{36} default SIGTERM,SIGINT,SIGHUP,SIGQUIT\n", after)
+
+
 def test_a_program_for_launch_py_runs_unchanged(shared: Kernel) -> None:
     line = "%ddp python /path/to/launch.py --nnode=1 --node_rank=0 --nproc_per_node=2 example.py --local_world_size=2"
     shown = shared.run(line)

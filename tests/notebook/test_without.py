@@ -1,4 +1,5 @@
-"""A copy of the package from which capabilities are deleted, each with its folder and its row, runs `%%ddp`."""
+"""A copy of the package from which capabilities are deleted, each with its folder and its row, runs `%%ddp`, and so
+does the core alone."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.check import OTHERS, SHARED, TABLE
 from tests.places import ROOT
 
 DELETED = (  # one that can be deleted stays so
-    "attached", "capacity", "env", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
+    "attached", "capacity", "env", "export", "forecast", "hosts", "panel", "scripts", "slurm", "stacks", "topology",
+    "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "bench", "check", "collectives", "compare", "completion", "debugger", "doctor", "export", "forecast", "libraries",
@@ -74,9 +77,15 @@ run("%ddp stop")
 '''
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copied(tmp_path_factory, DELETED)
+@pytest.fixture(scope="module", params=["some", "all"])
+def copy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a copy without some capabilities, or of the core alone."""
+    if request.param == "some":
+        return copied(tmp_path_factory, DELETED)
+    found: Path = tmp_path_factory.mktemp("core")
+    rest = {TABLE, *SHARED, *OTHERS, "export.py"}
+    shutil.copytree(ROOT / "nbddp", found / "nbddp", ignore=shutil.ignore_patterns("__pycache__", *rest))
+    return found
 
 
 def copied(tmp_path_factory: pytest.TempPathFactory, deleted: Sequence[str]) -> Path:
@@ -119,7 +128,7 @@ def test_a_terminal_works_without_them(words: str, copy: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(copy)}
     done = subprocess.run([sys.executable, "-m", "nbddp", words], cwd=copy, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "topology" not in done.stdout
+    assert not {"topology", "run", "torchrun"} & set(done.stdout.split())
 
 
 def test_ranks_without_parts_and_guard_are_as_under_torchrun(tmp_path_factory: pytest.TempPathFactory) -> None:

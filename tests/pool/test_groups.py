@@ -515,6 +515,25 @@ def test_destroyed_group_that_a_model_held_is_let_go_after_the_cell_that_replace
     run("del model")
 
 
+@pytest.mark.parametrize("by", ["the end of its group", "a script"])
+def test_what_a_finished_rank_leaves_in_cycles_is_let_go(two: nbddp.Pool, by: str, tmp_path: Path) -> None:
+    """Though no error has ended its run: a model in a cycle holds the threads of a group."""
+    run = functools.partial(two.run_cell, screen=NullScreen())
+    run("import gc, sys, time, weakref\nsys.gone = gone = []\ngc.disable()")
+    cycle = "import sys, weakref\nit = type('It', (), {})(); it.itself = it\n"
+    cycle += "weakref.finalize(it, sys.gone.append, 1); del it\n"
+    if by == "a script":
+        (tmp_path / "cycle.py").write_text(cycle)
+        two.run_script(str(tmp_path / "cycle.py"), keep=True, screen=NullScreen())
+    else:
+        fails = "if rank == 1: raise ValueError('x')\nwork = dist.all_reduce(torch.ones(4), async_op=True)"
+        with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
+            run(PREPARE + cycle + fails)
+    until = time.monotonic() + 20
+    ended = f"while not gone and time.monotonic() < {until}: time.sleep(0.01)\nfound = len(gone); gc.enable(); found"
+    assert list(run(ended, want_value=True)) == [1, 1]
+
+
 def test_next_cell_meets_no_end_of_a_group_although_an_older_one_is_still_ending() -> None:
     """The cell before has just ended, and its group's model is replaced at once."""
     may_end, ends = threading.Event(), []

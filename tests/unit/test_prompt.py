@@ -9,11 +9,11 @@ import pytest
 
 from nbddp.capabilities.debugger import prompt as debugger_prompt
 from nbddp.capabilities.debugger.command import PostMortem
+from nbddp.capabilities.debugger.messages import Stopped
 from nbddp.capabilities.debugger.transcript import Transcripts, TypedLine, chosen, folded, read
 from nbddp.deadlock.positions import Position
 from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
 from nbddp.launch.topology import rank_words
-from nbddp.protocol.messages import Stopped
 
 # -- tables ----------------------------------------------------------------------------------------
 

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 import nbddp
+from nbddp.capabilities.debugger.messages import Stopped
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import messages
 from nbddp.protocol.agent import PROTOCOL, Hello
 from nbddp.protocol.codec import from_json, to_json
-from nbddp.protocol.messages import Stopped, Streams
+from nbddp.protocol.messages import Streams
 from nbddp.protocol.outcome import GroupExit, GroupFacts, LostContext, Outcome, ProcessExit
 from nbddp.protocol.position import BlockingCall, CalledFrom, CallHistory, PendingCollective, Whereabouts
-from nbddp.protocol.run_spec import Question, Rendezvous, Reply, RunSpec, ScriptSpec
+from nbddp.protocol.run_spec import Question, Rendezvous, Reply, RunSpec
 
 PACKAGE = Path(nbddp.__file__).parent
 TYPES = {value for name, value in vars(messages).items() if name.isupper() and name != "SPEC"}
 MESSAGES = (
     RunSpec,
     Rendezvous,
-    ScriptSpec,
     Question,
     Reply,
     Outcome,
@@ -44,9 +44,9 @@ MESSAGES = (
 # keys that other tables have too, such as options of a line and Jupyter's messages; the types are no dicts
 COMMON = {
     "argv", "backend", "call", "cell", "channel", "channels", "children", "cpu", "debug", "env", "epoch",
-    "exit_code", "failed", "group", "idle", "keep", "kind", "left", "missing", "module", "names", "note", "op",
-    "options", "past", "place", "ranks", "rendezvous", "root", "run", "script", "segments", "sequence",
-    "stack", "stopped", "store", "target", "token", "traceback", "user", "waits", "what", "why", "world",
+    "exit_code", "failed", "group", "idle", "kind", "left", "missing", "names", "note", "op",
+    "options", "past", "place", "ranks", "rendezvous", "root", "run", "segments", "sequence",
+    "stack", "stopped", "store", "token", "traceback", "user", "waits", "what", "why", "world",
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_types_of_messages_are_spelled_in_protocol_alone() -> None:
         if isinstance(node, ast.Constant) and node.value in TYPES
     ]
     assert spelled == []
-    assert len(TYPES) == 7
+    assert len(TYPES) == 6
 
 
 def test_keys_of_messages_are_spelled_in_protocol_alone() -> None:
@@ -135,8 +135,7 @@ def test_an_agent_of_another_protocol_is_understood_so_far_that_it_can_be_refuse
 
 def test_a_request_with_everything_in_it_comes_back() -> None:
     here = Rendezvous(("localhost", 1), ("127.0.0.1", 2), "10.0.0.1", {"RANK": "0"}, True)
-    script = ScriptSpec("train.py", True, True, ("MASTER_ADDR",))
-    spec = RunSpec("script", 3, here, True, 7, ("train.py", "--lr"), True, ("9.0", "pass"), script,
+    spec = RunSpec("script", 3, here, True, 7, ("train.py", "--lr"), True, ("9.0", "pass"),
                    {"check": True, "timings": False}, {"names": ["x"]})  # fmt: skip
     assert from_json(RunSpec, json.loads(json.dumps(to_json(spec)))) == spec
     assert len(to_json(spec)) == len(fields(RunSpec))

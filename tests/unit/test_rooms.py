@@ -30,7 +30,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/collectives": "breakdown command instances program",
     "capabilities/compare": "command replicas",
     "capabilities/completion": "lines",
-    "capabilities/debugger": "command prompt sender stdin transcript",
+    "capabilities/debugger": "command messages prompt sender stdin transcript",
     "capabilities/doctor": "command examination findings",
     "capabilities/env": "options part",
     "capabilities/export": "cells command names options program sbatch target_support targets "
@@ -39,7 +39,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/hosts": "command names reachability report sync_rules via",
     "capabilities/memory": "command history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
-    "capabilities/scripts": "command failures grammar launch logs part torchrun",
+    "capabilities/scripts": "command failures grammar launch logs part program torchrun",
     "capabilities/slurm": "command commands options",
     "capabilities/timings": "analysis command text",
     "capabilities/topology": "command",

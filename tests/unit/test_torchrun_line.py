@@ -129,9 +129,9 @@ def test_defaults_are_torchruns_and_pet_variables_come_before_them(monkeypatch: 
 
 def test_what_a_launch_says_of_its_ranks_goes_with_the_program() -> None:
     line = "torchrun --rdzv-id job7 --role trainer --signals-to-handle SIGTERM,SIGUSR1 --shutdown-timeout 5 train.py"
-    program = asked(line).launch.program
-    assert program is not None
-    assert (program.run_id, program.role, program.signals, program.shutdown) == (
+    spec = asked(line).launch
+    assert spec.program is not None
+    assert (spec.program.run_id, spec.program.role, spec.program.signals, spec.shutdown_timeout) == (
         "job7", "trainer", "SIGTERM,SIGUSR1", 5.0,
     )  # fmt: skip
     standalone = asked("torchrun --standalone --rdzv-id job7 train.py").launch.program

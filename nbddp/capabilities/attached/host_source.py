@@ -72,7 +72,7 @@ class ClusterEngines(HostSource):
             f"restart the cluster, then %ddp stop and %ddp start --cluster {self._name}"
         )
 
-    def refuse_spending(self) -> None:
+    def refuse_one_shot(self) -> None:
         raise BadInput(
             f"a script's processes end with it, but nbddp cannot end the engines of cluster {self._name}; add --keep "
             "to run it in them"

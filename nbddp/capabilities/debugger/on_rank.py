@@ -26,9 +26,9 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError
 
+from nbddp.capabilities.debugger.messages import STOPPED, Stopped
 from nbddp.deadlock.on_rank import frames
 from nbddp.protocol.codec import to_json
-from nbddp.protocol.messages import STOPPED, Stopped
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import Place, Whereabouts
 from nbddp.protocol.surrogates import plain

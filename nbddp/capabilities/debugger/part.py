@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbddp.capabilities.debugger.messages import Stopped
 from nbddp.capabilities.debugger.prompt import Keyboard
 from nbddp.capabilities.debugger.sender import DebugSender
 from nbddp.capabilities.debugger.stdin import for_ranks
 from nbddp.pool.runs import shell
 from nbddp.protocol.codec import Json, from_json
-from nbddp.protocol.messages import Stopped
 from nbddp.protocol.request import Request
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nbddp.capabilities.debugger.messages import Stopped
 from nbddp.errors import BadInput
 from nbddp.launch.options import rank_set
 from nbddp.launch.topology import rank_words
-from nbddp.protocol.messages import Stopped
 from nbddp.protocol.position import place
 
 PROMPT = "ddp> "  # before a line that was sent

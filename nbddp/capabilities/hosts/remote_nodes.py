@@ -337,7 +337,7 @@ class RemoteNodes(HostSource):
             while not over.wait(LOOK_EVERY):
                 run, changes = self.pool.current, self.changes()
                 if changes and run is not None:
-                    run.regroup(changes)
+                    run.restart(changes)
                     return
 
         watcher = threading.Thread(target=watch, name="nbddp-members", daemon=True)

@@ -149,7 +149,7 @@ def _torchrun(plan: PanelPlan, topology: Topology) -> str:
         max_restarts=plan.max_restarts,
     )  # fmt: skip
     if plan.hosts.strip():
-        launch = replace(launch, host=hosts_of(plan.hosts)[0].name)
+        launch = replace(launch, host=topology.nodes[0].host)
     return torchrun_line(launch)
 
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.scripts import failures, launch
 from nbddp.capabilities.scripts.part import failures_of
+from nbddp.capabilities.scripts.program import SCRIPT, ScriptProgram, check_file
 from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec, Parser
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.protocol.program import Program, check_file
 from nbddp.protocol.request import HANG_AFTER, Request
-from nbddp.protocol.run_spec import SCRIPT
 
 if TYPE_CHECKING:
     from nbddp.capabilities.scripts.logs import LogOptions
@@ -39,7 +38,7 @@ def run_script(
     The ranks are new processes that end with the script; keep: use the existing ones, and keep the script's names
     there. Other arguments and exceptions are as for `run_cell`.
     """
-    program = Program(script, module, keep)
+    program = ScriptProgram(script, module, keep)
     if not pool.spec.elsewhere:
         check_file(program, here())
     pool.ensure(replace(LaunchSpec() if pool.running else pool.spec, fresh=not keep))

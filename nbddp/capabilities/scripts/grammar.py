@@ -6,13 +6,19 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from nbddp.capabilities.scripts.program import SCRIPT, ScriptProgram, shutdown_of
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, add_options, launch_spec
 from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import Command
-from nbddp.protocol.program import Program, shutdown_of
+from nbddp.protocol.request import SHUTDOWN
 
 NOTEBOOK = "%ddp run"
+HELP = {  # what options say that have other words for a cell
+    "fresh": "start new worker processes first (the default without --keep)",
+    "timeout": "end the script after S seconds",
+    "shutdown_timeout": f"seconds from SIGTERM to SIGKILL when ranks have to end (default {SHUTDOWN:g})",
+}
 
 
 def arguments(parser: Parser) -> None:
@@ -24,7 +30,7 @@ def arguments(parser: Parser) -> None:
     parser.offers = {"script": (".py",)}
     parser.add_argument("script", metavar="SCRIPT", help="path of the script, or with -m the name of the module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's sys.argv[1:]")
-    add_options(parser, _line(parser))
+    add_options(parser, _line(parser), SCRIPT, HELP)
 
 
 def _line(parser: Parser) -> str:
@@ -39,7 +45,7 @@ def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine
     if keep and typed.get("max_restarts"):
         raise BadInput(f"{parser.prog} --max-restarts starts new processes, so --keep cannot work; leave one out")
     shutdown = typed.get("shutdown_timeout") or shutdown_of(os.environ)
-    program = Program(space.script, typed.get("module", False), keep, shutdown=shutdown)
+    program = ScriptProgram(space.script, typed.get("module", False), keep)
     spec = launch_spec(
         space, _line(parser), fresh=not keep or "fresh" in typed, shutdown_timeout=shutdown,
         argv=tuple(space.arguments), program=program,

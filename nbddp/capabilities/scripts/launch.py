@@ -7,21 +7,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from nbddp.capabilities.scripts.program import ScriptProgram, check_file, own_option
 from nbddp.compat.working_dir import here
 from nbddp.launch.options import LaunchSpec
-from nbddp.protocol import program as protocol_program
 
 
 def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]]:
     """The spec as it can be run, and what to say of it. elsewhere: the pool's workers are on other hosts, with files of
     their own. Raises BadInput if there is no such script."""
     program = spec.program
-    assert program is not None
+    assert isinstance(program, ScriptProgram)
     if not elsewhere:
-        protocol_program.check_file(program, here(), spec.argv)
+        check_file(program, here(), spec.argv)
     if not program.local_rank or program.module or not Path(program.target).is_file():
         return spec, []
-    option = protocol_program.own_option(Path(program.target).read_text(encoding="utf-8", errors="replace"))
+    option = own_option(Path(program.target).read_text(encoding="utf-8", errors="replace"))
     if option == program.local_rank:
         return spec, []
     said = f"{program.target} accepts {option}, as before torch 2.0, so nbddp passes {option}"

@@ -26,7 +26,6 @@ from contextlib import contextmanager
 from types import CodeType, ModuleType
 from typing import Any
 
-from nbddp.protocol.run_spec import ScriptSpec
 from nbddp.protocol.surrogates import plain
 from nbddp.worker.parts import RankWorker
 
@@ -36,9 +35,11 @@ MAIN = "__main__"
 class Script:
     """One program. After `run`, `error` is what ended it (None: it came to its end), and `module` its `__main__`."""
 
-    def __init__(self, spec: ScriptSpec, argv: Sequence[str], call_exits: Callable[[], None]):
-        """argv: its sys.argv. call_exits: calls what programs have given to `atexit` here."""
-        self._spec, self._argv, self._call_exits = spec, list(argv), call_exits
+    def __init__(self, target: str, module: bool, keep: bool, argv: Sequence[str], call_exits: Callable[[], None]):
+        """target, module, keep: as `ScriptProgram` has them. argv: its sys.argv. call_exits: calls what programs have
+        given to `atexit` here."""
+        self._target, self._is_module, self._keep = target, module, keep
+        self._argv, self._call_exits = list(argv), call_exits
         self.module = ModuleType(MAIN)
         self.error: BaseException | None = None
         self.said = ""  # the traceback that Python would have written to stderr
@@ -53,7 +54,7 @@ class Script:
             with outside_loop():
                 self._catch(self._execute)
                 self._word()
-                if not self._spec.keep:
+                if not self._keep:
                     self._catch(self._end)
         finally:
             sys.path[:], sys.excepthook = path, hook
@@ -69,12 +70,12 @@ class Script:
     def _execute(self) -> None:
         sys.excepthook = sys.__excepthook__
         sys.path[:] = [p for p in sys.path if p]
-        target, module = self._spec.target, self.module
+        target, module = self._target, self.module
         sys.argv = self._argv
-        sys.orig_argv = [sys.executable, "-u", *(["-m"] if self._spec.module else []), *sys.argv]  # torchrun's
+        sys.orig_argv = [sys.executable, "-u", *(["-m"] if self._is_module else []), *sys.argv]  # torchrun's
         module.__dict__.update(__builtins__=builtins, __annotations__={}, __package__=None, __cached__=None)
         sys.modules[MAIN] = module
-        code = (_module if self._spec.module else _file)(target, module)
+        code = (_module if self._is_module else _file)(target, module)
         exec(code, module.__dict__)
 
     def _word(self) -> None:
@@ -196,19 +197,20 @@ def outside_loop() -> Iterator[None]:
         asyncio.set_event_loop(loop)
 
 
-def script(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
-    """Run the script or module of the request. Raises what has ended it."""
-    spec = worker.spec
-    assert spec is not None
-    assert spec.script is not None
-    for name in spec.script.without:
+def script(
+    worker: RankWorker, buffers: Sequence[Any], *, target: str, module: bool, keep: bool, without: Sequence[str]
+) -> list[bytes]:
+    """Run a script or module. Raises what has ended it. without: variables that are taken away."""
+    assert worker.spec is not None
+    worker.leaves = True
+    for name in without:
         os.environ.pop(name, None)
-    program = Script(spec.script, spec.argv, worker.exits.call)
+    program = Script(target, module, keep, worker.spec.argv, worker.exits.call)
     program.run()
     worker.forked.end(program.error, program.said)
     worker.parts.ended(program.error)
     worker.outcome.traceback = plain(program.said)
-    if spec.script.keep:
+    if keep:
         names = vars(program.module).items()
         worker.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
     if program.error is not None:

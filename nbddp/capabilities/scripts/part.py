@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.scripts import failures
 from nbddp.capabilities.scripts.failures import Failure, Seat
-from nbddp.launch import torchrun_env
-from nbddp.protocol.program import Program
+from nbddp.capabilities.scripts.program import ScriptProgram
 from nbddp.protocol.request import Request
 
 if TYPE_CHECKING:
@@ -52,9 +51,12 @@ class ScriptsPart:
 
     def run_begins(self, run: Execution) -> None:
         group = self._pool.group
-        if run.request.program is not None:
-            _add_script(run, run.request.program, group)
-        if self._folder is not None and run.request.logs is self._folder.logs:
+        program, logs = run.request.program, run.request.logs
+        if isinstance(program, ScriptProgram):
+            _add_script(run, program, group)
+        if logs is not None and logs.only is not None:
+            run.display.hide([r for r in run.specs if group.placed().workers[r].local_rank not in logs.only])
+        if self._folder is not None and logs is self._folder.logs:
             self._files = _written_to(self._folder, run, group)
 
     def run_failed(self, run: Execution) -> None:
@@ -86,19 +88,18 @@ def failures_of(run: Execution) -> Mapping[int, Failure]:
     return found
 
 
-def _add_script(run: Execution, program: Program, group: WorkerGroup) -> None:
+def _add_script(run: Execution, program: ScriptProgram, group: WorkerGroup) -> None:
     """What is a script's own: its words, and an environment without what keeps a process for the next cell."""
     given = [dict(node.given) for node in group.hosts]
     for rank, spec in run.specs.items():
         place = group.placed().workers[rank]
-        changes = torchrun_env.of_script(program.role, program.signals, given[group.seat(place)], keep=program.keep)
-        env, without = run.env_of(rank), tuple([name for name, value in changes.items() if value is None])
+        changes = program.env(given[group.seat(place)])
+        env, without = run.env_of(rank), [name for name, value in changes.items() if value is None]
         env.update({name: value for name, value in changes.items() if value is not None})
         for name in without:
             env.pop(name, None)
-        assert spec.script is not None
         argv = (program.target, *program.argv(run.request.argv, place.local_rank))
-        run.specs[rank] = replace(spec, argv=argv, script=replace(spec.script, without=without))
+        run.specs[rank] = replace(spec, argv=argv, fields={**spec.fields, "without": without})
 
 
 def _written_to(folder: LogDir, run: Execution, group: WorkerGroup) -> AttemptLogs:
@@ -234,8 +235,8 @@ def log_dir(request: Request, run_id: str) -> LogDir | None:
     if request.logs is None or not request.logs.writes:
         return None
     program = request.program
-    named = program.run_id if program is not None else ""
-    return LogDir(request.logs, named or run_id, (program.role if program is not None else "") or "default")
+    named, role = (program.run_id, program.role) if isinstance(program, ScriptProgram) else ("", "")
+    return LogDir(request.logs, named or run_id, role or "default")
 
 
 def read_text(path: str) -> str:

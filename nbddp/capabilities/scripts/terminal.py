@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from nbddp.agent import stop
 from nbddp.agent.client import AgentClient, ask
 from nbddp.capabilities.scripts import launch
+from nbddp.capabilities.scripts.program import ScriptProgram
 from nbddp.compat.working_dir import known
 from nbddp.errors import RunFailed
 from nbddp.launch.options import LaunchSpec
@@ -106,7 +107,7 @@ def _signal_of(pool: Pool) -> str:
 @contextmanager
 def _passing_on(pool: Pool, spec: LaunchSpec) -> Iterator[None]:
     """Signals that torchrun hands on go to the ranks; before and after the run they end the launcher as Ctrl-C does."""
-    assert spec.program is not None
+    assert isinstance(spec.program, ScriptProgram)
     numbers = [signal.Signals[name] for name in spec.program.signals.split(",")]
 
     def heard(number: int, frame: FrameType | None) -> None:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.capabilities.scripts import logs
+from nbddp.capabilities.scripts.program import DASHED, ScriptProgram, shutdown_of, signals_of
 from nbddp.errors import BadInput
 from nbddp.launch.options import NPROC_WORDS, LaunchSpec, Parser, Reader, count, known, nodes_or_range, seconds
+from nbddp.launch.torchrun_env import SIGNALS
 from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import Command, FieldValues
-from nbddp.protocol.program import DASHED, SIGNALS, Program, shutdown_of, signals_of
 
 TORCHRUN, LAUNCH = "torchrun", "launch"
 MODULES = {"torch.distributed.run": TORCHRUN, "torch.distributed.launch": LAUNCH}
@@ -240,8 +241,8 @@ def _spec(space: argparse.Namespace) -> LaunchSpec:
     named = "" if space.standalone or space.rdzv_id == "none" else space.rdzv_id or ""
     shutdown = shutdown_of(os.environ) if space.shutdown_timeout is None else float(space.shutdown_timeout)
     by_option = not getattr(space, "use_env", True)  # torch.distributed.launch without --use-env
-    program = Program(
-        space.training_script, bool(space.module), run_id=named, role=space.role or "", shutdown=shutdown,
+    program = ScriptProgram(
+        space.training_script, bool(space.module), run_id=named, role=space.role or "",
         local_rank=DASHED if by_option else "", signals=space.signals_to_handle or SIGNALS,
     )  # fmt: skip
     env = tuple(one for one in getattr(space, "env", None) or () if not one[0].startswith("PET_"))
@@ -249,8 +250,8 @@ def _spec(space: argparse.Namespace) -> LaunchSpec:
     return LaunchSpec(
         nproc=1 if space.nproc_per_node is None else space.nproc_per_node,
         nnodes=None if elastic else nnodes, elastic=elastic, visible="own" if space.virtual_local_rank else None,
-        max_restarts=space.max_restarts or 0, fresh=True, argv=tuple(space.training_script_args), program=program,
-        logs=logs.of_options(vars(space)), **more,
+        max_restarts=space.max_restarts or 0, shutdown_timeout=shutdown, fresh=True, program=program,
+        argv=tuple(space.training_script_args), logs=logs.of_options(vars(space)), **more,
     )  # fmt: skip
 
 

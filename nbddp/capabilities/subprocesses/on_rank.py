@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.deadlock.on_rank import child_waits, store_client
 from nbddp.protocol import code_objects
-from nbddp.protocol.run_spec import SCRIPT
+from nbddp.protocol.run_spec import CELL
 from nbddp.worker import rank_guard
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ class _Sending:
         return self.worker is not None and self.worker.files.is_one(path)
 
     def by_name(self) -> bool:
-        """Whether the program is a file, which a new process reads."""
-        return self.worker is not None and self.worker.spec is not None and self.worker.spec.op == SCRIPT
+        """Whether the program is no cell but a file, which a new process reads."""
+        spec = self.worker.spec if self.worker is not None else None
+        return spec is not None and spec.cell is not None and spec.op != CELL
 
     def number(self, thing: Defined) -> Number:
         found = self.numbers.get(thing)

@@ -1,4 +1,5 @@
-"""A script or module as it is to run on every rank: what torchrun's command line says of it. Pure."""
+"""A script or module as it is to run on every rank: what torchrun's command line says of it, and the variables that it
+has besides a cell's. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbddp.errors import BadInput
+from nbddp.launch.torchrun_env import HANDLING, KEEPS_PROCESS, SIGNALS
+from nbddp.protocol.codec import Json
+from nbddp.protocol.request import SHUTDOWN
 
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-SHUTDOWN, SHUTDOWN_VARIABLE = 30.0, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds; torchrun's
+SCRIPT = "script"  # the request that runs one on a rank
+SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 DASHED, UNDERSCORED = "--local-rank", "--local_rank"
 
 
 @dataclass(frozen=True)
-class Program:
-    """target: the path as typed, or the module's name (`module`). keep: the ranks and the script's names outlive it.
+class ScriptProgram:
+    """A `Program` of `nbddp.protocol.request`. target: the path as typed, or the module's name (`module`). keep: the
+    ranks and the script's names outlive it.
 
-    run_id, role: TORCHELASTIC_RUN_ID and ROLE_NAME; empty: the pool's, and torchrun's `default`. shutdown: seconds from
-    SIGTERM to SIGKILL for ranks that have to end. signals: those that the launcher passes on to the ranks, in a
-    terminal. local_rank: the option by which each rank is given its local rank (`torch.distributed.launch`), or empty.
+    run_id, role: TORCHELASTIC_RUN_ID and ROLE_NAME; empty: the pool's, and torchrun's `default`. signals: those that
+    the launcher passes on to the ranks, in a terminal. local_rank: the option by which each rank is given its local
+    rank (`torch.distributed.launch`), or empty.
     """
 
     target: str
@@ -31,14 +36,39 @@ class Program:
     keep: bool = False
     run_id: str = ""
     role: str = ""
-    shutdown: float = SHUTDOWN
     signals: str = SIGNALS
     local_rank: str = ""
+
+    op = SCRIPT
 
     @property
     def name(self) -> str:
         """As reports and torchrun's summary name it."""
         return self.target
+
+    @property
+    def one_shot(self) -> bool:
+        return not self.keep
+
+    @property
+    def fields(self) -> Json:
+        return {"target": self.target, "module": self.module, "keep": self.keep}
+
+    def env(self, base: Mapping[str, str]) -> dict[str, str | None]:
+        """What its environment has that a cell's has not; None: a variable that is not set there.
+
+        base: as in `torchrun_env.of_worker`. If the process outlives the script, it outlives a failed collective; else
+        NCCL's errors end it, as under torchrun.
+        """
+        env: dict[str, str | None] = {
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": self.signals, "ROLE_NAME": self.role or "default"
+        }  # fmt: skip
+        if self.run_id:
+            env["TORCHELASTIC_RUN_ID"] = self.run_id
+        if self.one_shot:
+            env |= {name: base.get(name) for name in KEEPS_PROCESS}
+            env[HANDLING] = base.get(HANDLING, "1")
+        return env
 
     def argv(self, words: tuple[str, ...], local_rank: int) -> list[str]:
         """`sys.argv[1:]` of one rank. torchrun's macro is carried out in it: `${local_rank}`."""
@@ -46,7 +76,7 @@ class Program:
         return [*own, *(string.Template(word).safe_substitute(local_rank=local_rank) for word in words)]
 
 
-def check_file(program: Program, folder: str, words: Sequence[str] = ()) -> None:
+def check_file(program: ScriptProgram, folder: str, words: Sequence[str] = ()) -> None:
     """Raises BadInput if there is no such script on this machine. words: those that follow it."""
     if program.module or os.path.exists(os.path.join(folder, program.target)):
         return
