@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from nbddp.output.buffer import RankOutput
 from nbddp.output.screens import NullScreen, Screen
 from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import STREAMS, JupyterMessage, MimeBundle
-from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.pool_parts import PoolParts
 
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
@@ -33,6 +32,7 @@ class RunOutput:
             out.said = self._words
         self.shown = [r for r in ranks if show is None or r in show]
         self.seen = [self.outputs[r] for r in self.shown]
+        self.unsaved: dict[int, tuple[str, str]] = {}  # rank → why its text could not be written down there, and where
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # each line that is shown
         self.held: Callable[[], bool] = lambda: False  # whether nothing may be drawn below what is shown
 
@@ -93,16 +93,6 @@ class RunOutput:
 
     # -- in the end ------------------------------------------------------------------------------
 
-    def fill_in(self, written: Mapping[int, Mapping[str, tuple[int, str]]]) -> None:
-        """What ranks that died had written, and their messages did not bring."""
-        for rank, streams in written.items():
-            for stream, (start, text) in streams.items():
-                came = self.outputs[rank].received[stream]
-                lost = f"\n… {start - came} characters lost …\n" * (start > came)
-                missing = lost + text[max(0, came - start) :]
-                if missing:
-                    self.take(rank, "stream", {"name": stream, "text": missing})
-
     def finish(self) -> None:
         """Show what stays, and close the files."""
         try:
@@ -123,10 +113,9 @@ class RunOutput:
         found = (left for leaves in self._parts.display_left if (left := leaves(data, rich)) is not None)
         return next(found, {"text/plain": str(data.get("text/plain", ""))})
 
-    def unwritten(self, ended: Mapping[int, RankExit]) -> str:
+    def unwritten(self) -> str:
         """Where output could not be written down, and why; empty where it could."""
-        failed = {r: (o.why, str(o.log)) for r, o in self.outputs.items() if o.why}
-        failed |= {r: e.outcome.unsaved for r, e in ended.items() if e.outcome is not None and e.outcome.unsaved}
+        failed = {r: (o.why, str(o.log)) for r, o in self.outputs.items() if o.why} | self.unsaved
         if not failed:
             return ""
         why, path = failed[min(failed)]

@@ -139,7 +139,7 @@ class Runs:
         if request.is_numbered:
             self._show_earlier(run, screen)
         remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
-        for note in filter(None, (run.unwritten(), *(exit_notes.notes(remarks) if remarks else ()))):
+        for note in filter(None, (run.display.unwritten(), *(exit_notes.notes(remarks) if remarks else ()))):
             screen.say(note)
         run.raise_if_bad()
         ended = [] if run.plain else [e for _, e in sorted(run.ended.items())]

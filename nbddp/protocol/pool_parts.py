@@ -52,6 +52,7 @@ class PoolParts:
         self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
         self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # fields of the `RunSpec` that all ranks get
         self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
+        self.run_settles: list[Callable[[Any], None]] = []  # its ranks have ended; before what stays of it is shown
         self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
         self.run_failed: list[Callable[[Any], None]] = []  # before that, where not every rank has finished
         # what is displayed, and may change by messages of its own

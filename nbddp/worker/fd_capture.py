@@ -5,8 +5,8 @@ before comes before. When a cell has ended, a process that it leaves behind stil
 to be that cell's, and the worker goes on with new ones (`cut`). Whether anybody else holds a pipe poll says, while the
 worker itself does not.
 
-New text is left in the pipe for a few milliseconds: a process that dies just then has its last words read by the agent,
-which holds the read ends too (`worker.output_spool`).
+New text is left in the pipe for a few milliseconds: of a process that dies just then whoever holds the read ends too
+can read the last words.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class CapturedFds:
     def __init__(self, echo: Mapping[str, int], put: Put, waits: Callable[[float], bool]):
         """waits: whether text that comes at this time (time.monotonic()) is left in the pipe for a moment more."""
         self.lock = threading.RLock()
+        self.moved: list[Callable[[], object]] = []  # called when the descriptors lead into other pipes
         self._echo, self._put, self._waits = echo, put, waits
         self._now = {stream: Pipe(stream) for stream in echo}
         self._spare = {stream: Pipe(stream) for stream in echo} if system.has_proc() else {}
@@ -122,16 +123,16 @@ class CapturedFds:
 
     # -- whose it is ---------------------------------------------------------------------------------
 
-    def cut(self, cell: int) -> bool:
-        """The cell has ended. Whether processes that it leaves behind hold a pipe; the descriptors lead into new ones
-        then."""
+    def cut(self, cell: int) -> None:
+        """The cell has ended. Where processes that it leaves behind hold a pipe, the descriptors lead into new ones."""
         left = False
         with self.lock:
             for stream, spare in list(self._spare.items()):
                 left |= self._cut(stream, spare, cell)
         if left:
             os.write(self._wake, b"\n")
-        return left
+            for hear in self.moved:
+                hear()
 
     def _cut(self, stream: str, spare: Pipe, cell: int) -> bool:
         descriptor, pipe = self.DESCRIPTORS[stream], self._now[stream]

@@ -53,7 +53,6 @@ from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.cell_text import CellText
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
-from nbddp.worker.output_spool import OutputSpool
 from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
@@ -106,6 +105,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     control_msg_types = [*IPythonParallelKernel.control_msg_types, messages.QUESTION]
     _supports_kernel_subshells = False
     log_file: int | None = None  # descriptor of the worker's log
+    log_path = ""  # of it, where an agent has started the worker
 
     def __init__(self, **kwargs: Any) -> None:
         with ipykernel_compat.unlisted_modules():
@@ -130,7 +130,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.groups = Groups()
         self.interrupts, self.reserve = WorkerInterrupts(self._say_interrupted), Reserve()
         self.release = Release(self.groups.sockets, self.log_file, self.reserve)
-        self.kept: OutputSpool | None = None
         self.departures = exit_info.GroupExits(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
         )
@@ -138,11 +137,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
         self.spec: RunSpec | None = None
+        self.outcome = Outcome(0)
         self._parent = NO_PARENT
         self._result: Any = None
         self._spoilt = False  # whether what IPython says of the cell is an error that it has met with `_shown`
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
-        self.printed: PrintedOutput | None = None
+        self.printed: PrintedOutput  # from `engine.hook` on
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, questions.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
@@ -295,8 +295,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             runnable.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec.op == END_GROUP)
-        if self.kept is not None:
-            self.kept.begin()
         for stream in self.streams:
             if stream not in (sys.stdout, sys.stderr):  # behind one of the program's own: ipykernel does not see it
                 stream.set_parent(self._parent)
@@ -400,7 +398,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             outcome.group = self.groups.facts(self.release.aborted)
             outcome.group_exits = tuple(self.departures.seen)
             outcome.at_exit = len(self.exits)
-            outcome.unsaved = self.kept.unsaved() if self.kept is not None else None
             outcome.nccl_handling = self.groups.handling
             if self._error_bytes is not None:
                 buffers[:] = [self._error_bytes]
@@ -417,8 +414,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             except Exception as e:  # it may have `write` alone, or be closed
                 self._to_log(f"flushing what was printed: {type(e).__name__}: {e}")
         try:
-            if self.printed is not None and self.printed.finish(self.cell()) and self.kept is not None:
-                self.kept.have_pipes_held()
+            self.printed.finish(self.cell())
         except Exception as e:  # text has been sent; whose later text is, is not known
             self._to_log(f"telling what later text belongs to: {type(e).__name__}: {e}")
 

@@ -175,12 +175,12 @@ class PrintedOutput:
             if thread.thread is not threading.current_thread():
                 sent.wait(PATIENCE)
 
-    def finish(self, cell: int | None) -> bool:
-        """A request has been carried out: all goes out that was written, also what C holds. cell: whose end it is.
-        Whether processes that it leaves behind go on to write."""
+    def finish(self, cell: int | None) -> None:
+        """A request has been carried out: all goes out that was written, also what C holds. cell: whose end it is."""
         flush_c()
         self.flush()
-        return cell is not None and self.captured.cut(cell)
+        if cell is not None:
+            self.captured.cut(cell)
 
 
 def led_before(streams: Sequence[Any]) -> dict[str, int]:

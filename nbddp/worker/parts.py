@@ -26,6 +26,7 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure
 from nbddp.worker.cell_end import Exits, Forked
+from nbddp.worker.output import PrintedOutput
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release, Reserve
@@ -35,7 +36,7 @@ HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values")
 
 class RankWorker(Protocol):
     """What parts, requests and questions need of the kernel. spec: the request that is carried out; outcome: what will
-    be said of it."""
+    be said of it. log_path: of the worker's log, empty in an engine that no agent of ours has started."""
 
     shell: Any
     files: CellFiles
@@ -45,6 +46,8 @@ class RankWorker(Protocol):
     exits: Exits
     forked: Forked
     parts: WorkerParts
+    printed: PrintedOutput
+    log_path: str
     spec: RunSpec | None
     outcome: Outcome
 

@@ -19,7 +19,7 @@ DELETED = (  # one that can be deleted stays so
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "bench", "check", "collectives", "compare", "debugger", "doctor", "export", "forecast", "memory", "panel",
-    "private", "stacks", "stale_modules", "subprocesses", "timings", "topology", "trace", "widgets",
+    "private", "spool", "stacks", "stale_modules", "subprocesses", "timings", "topology", "trace", "widgets",
 )  # fmt: skip
 PROGRAM = '''
 from IPython.core.interactiveshell import InteractiveShell
@@ -62,6 +62,10 @@ dist.destroy_process_group()
 """)
 try:
     run("%%ddp\\nif os.environ['RANK'] == '1': 1 / 0\\ntime.sleep(60)")
+except nbddp.RunFailed as e:
+    print(e.report.splitlines()[0])
+try:
+    run("%%ddp\\nprint('said', flush=True)\\ntime.sleep(0.1)\\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)")
 except nbddp.RunFailed as e:
     print(e.report.splitlines()[0])
 run("%ddp status")
@@ -134,4 +138,6 @@ def test_ranks_without_parts_and_guard_are_as_under_torchrun(tmp_path_factory: p
         f"rank {r} │ listens on all interfaces: True" for r in range(2)
     ]
     assert "rank 1 raised ZeroDivisionError: division by zero (cell line 2)" in said
+    assert {"rank 0 │ said", "rank 1 │ said"} <= {*said}
+    assert any(line.startswith("rank 1 died: killed by SIGKILL") for line in said)
     assert "%ddp has no subcommand 'timings'; %ddp lists them" in said

@@ -38,6 +38,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/panel": "curves output page plan rows state",
     "capabilities/scripts": "command failures grammar launch logs part torchrun",
     "capabilities/slurm": "command commands options",
+    "capabilities/spool": "copies on_agent part",
     "capabilities/timings": "analysis command text",
     "capabilities/topology": "command",
     "capabilities/trace": "command merge options",

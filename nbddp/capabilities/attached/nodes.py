@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import spool_files, stop
+from nbddp.agent import stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests
 from nbddp.agent.hardware import loopback_name
@@ -470,7 +470,7 @@ class AttachedNode(PoolNode):
             if answer["cwd"] != self._cwd:
                 moved[answer["cwd"]] = self._cwd
             told = engine.told
-            self.workers[rank] = WorkerProcess(rank, engine.uuid, told["pid"], told["started"], "", "", registered=True)
+            self.workers[rank] = WorkerProcess(rank, engine.uuid, told["pid"], told["started"], "", registered=True)
             self._states[rank] = RankStatus.IDLE, ""
         self._asked = {}
         return [f"{self.name} has no folder {asked}; its ranks start in {there}" for there, asked in moved.items()]
@@ -520,9 +520,6 @@ class AttachedNode(PoolNode):
 
     def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
         """They have none."""
-
-    def written(self, rank: int, asked: AgentRequests) -> dict[str, tuple[int, str]]:
-        return dict.fromkeys(spool_files.STREAMS, (0, ""))
 
     def last_words(self, rank: int) -> str:
         return ""
