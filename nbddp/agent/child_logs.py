@@ -10,11 +10,6 @@ MOST = 8 << 20  # bytes of a log, which may fill no disk; of a longer one a quar
 ABORTS = ("terminate called", "  what():")  # lines by which the C++ library says why it aborts begin so
 
 
-def size(log: str) -> int:
-    """Bytes that have been written to a log."""
-    return os.path.getsize(log) if os.path.exists(log) else 0
-
-
 def last_words(log: str, start: int = 0) -> str:
     """What a process that has ended said last in its log, from byte `start`: why the C++ library aborts, why and where
     the interpreter does, or else its last lines."""

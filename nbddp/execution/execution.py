@@ -82,7 +82,6 @@ class Execution:
         self.parts = parts or PoolParts()
         self.display = RunOutput(list(specs), request.show, logs, most, self.parts, screen)
         self.outputs, self.shown = self.display.outputs, self.display.shown
-        self.earlier: dict[int, list[Path]] = {}  # rank → files of what is shown under this run and was printed before
         self.ended: dict[int, RankExit] = {}
         self.stops: tuple[float, ...] = ()
         self.events: Events = after.later if after else Events()
@@ -203,8 +202,9 @@ class Execution:
             except BaseException as e:
                 foreign = self._stop_for(e)
         self._drain()
-        for settles in [*self.parts.run_settles]:
-            settles(self)
+        gone = [rank for rank, ended in self.ended.items() if ended.status in outcome.GONE or ended.code is not None]
+        for hear in [*self.parts.ranks_gone] if gone else ():
+            hear(self, gone)
         try:
             self.display.finish()
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from nbddp.output.buffer import RankOutput
 from nbddp.output.screens import NullScreen, Screen
 from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import STREAMS, JupyterMessage, MimeBundle
+from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.pool_parts import PoolParts
 
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
@@ -26,13 +27,12 @@ class RunOutput:
     ):
         """show: None for all ranks. logs: the folder that output is written into; most: bytes of each rank's that are
         kept."""
-        self._parts, self.screen = parts, screen
+        self._parts, self.screen, self.logs, self.most = parts, screen, logs, most
         self.outputs = {r: RankOutput(r, logs, most=most, held=len(ranks) <= FILES_HELD) for r in ranks}
         for out in self.outputs.values():
             out.said = self._words
         self.shown = [r for r in ranks if show is None or r in show]
         self.seen = [self.outputs[r] for r in self.shown]
-        self.unsaved: dict[int, tuple[str, str]] = {}  # rank → why its text could not be written down there, and where
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # each line that is shown
         self.held: Callable[[], bool] = lambda: False  # whether nothing may be drawn below what is shown
 
@@ -113,9 +113,10 @@ class RunOutput:
         found = (left for leaves in self._parts.display_left if (left := leaves(data, rich)) is not None)
         return next(found, {"text/plain": str(data.get("text/plain", ""))})
 
-    def unwritten(self) -> str:
+    def unwritten(self, ended: Mapping[int, RankExit]) -> str:
         """Where output could not be written down, and why; empty where it could."""
-        failed = {r: (o.why, str(o.log)) for r, o in self.outputs.items() if o.why} | self.unsaved
+        failed = {r: (o.why, str(o.log)) for r, o in self.outputs.items() if o.why}
+        failed |= {r: e.outcome.unsaved for r, e in ended.items() if e.outcome is not None and e.outcome.unsaved}
         if not failed:
             return ""
         why, path = failed[min(failed)]

@@ -134,7 +134,7 @@ class Outcome:
     group, group_exits: of the process group. at_exit: how many functions of `atexit` wait for the worker's end.
     next_run: the run that a freed rank goes on with unasked.
     pages, next_inputs: what the cell asks of the front end: mimebundles to show; (text, whether it replaces the cell).
-    nccl_handling: TORCH_NCCL_ASYNC_ERROR_HANDLING.
+    unsaved: why, and to which path, output could not be written. nccl_handling: TORCH_NCCL_ASYNC_ERROR_HANDLING.
     parts: what parts of capabilities have found, by their names; part_errors: the name and error of each that failed.
     """
 
@@ -155,6 +155,7 @@ class Outcome:
     next_run: int | None = None
     pages: tuple[MimeBundle | str, ...] = ()
     next_inputs: tuple[tuple[str, bool], ...] = ()
+    unsaved: tuple[str, str] | None = None
     nccl_handling: str = ""
     parts: dict[str, Any] = field(default_factory=dict)
     part_errors: tuple[tuple[str, str], ...] = ()

@@ -31,7 +31,7 @@ from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
 from nbddp.worker import child_waits, flight, position, std_streams
 from nbddp.worker.kernel import WorkerKernel
-from nbddp.worker.output import PrintedOutput, know_threads
+from nbddp.worker.output import PrintedOutput
 
 CONNECT_SECONDS = 5
 _connections = itertools.count()
@@ -94,7 +94,6 @@ def hook(kernel: WorkerKernel) -> None:
     own_clock(kernel)
     std_streams.complete(kernel.streams)
     std_streams.free_dumps()
-    know_threads(kernel.cell)
     kernel.interrupts.install()
     kernel.leavings.install(kernel.interrupts)
     kernel.exits.install()

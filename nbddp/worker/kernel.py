@@ -157,7 +157,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.files = CellFiles()
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
         self.exits = Exits(lambda: self.spec is not None)
-        self.parts = WorkerParts(self, self._to_log)
+        self.parts = WorkerParts(self, self.to_log)
         self.requests, self.questions = requests.known(), questions.known()
         self._set_up_shell()
 
@@ -212,7 +212,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         try:
             return await self._carry_out(spec, code, unasked)
         except BaseException as e:
-            self._to_log(f"the end of a run cannot be told: {type(e).__name__}: {e}")
+            self.to_log(f"the end of a run cannot be told: {type(e).__name__}: {e}")
             _exit(UNTOLD)
 
     def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
@@ -340,7 +340,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             if error is None:
                 outcome.stage, error = "end", e
             else:
-                self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
+                self.to_log(f"at the end of the run: {type(e).__name__}: {e}")
         self.parts.end(outcome, error)
         return error
 
@@ -412,13 +412,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 if stream not in self.streams and hasattr(stream, "flush"):  # one of the program's own
                     stream.flush()
             except Exception as e:  # it may have `write` alone, or be closed
-                self._to_log(f"flushing what was printed: {type(e).__name__}: {e}")
+                self.to_log(f"flushing what was printed: {type(e).__name__}: {e}")
         try:
-            self.printed.finish(self.cell())
-        except Exception as e:  # text has been sent; whose later text is, is not known
-            self._to_log(f"telling what later text belongs to: {type(e).__name__}: {e}")
+            self.printed.finish()
+        except Exception as e:
+            self.to_log(f"sending what was printed: {type(e).__name__}: {e}")
 
-    def _to_log(self, text: str) -> None:
+    def to_log(self, text: str) -> None:
         """What concerns no cell."""
         if self.log_file is not None:
             _write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
@@ -451,7 +451,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
             sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))
         except Exception as e:
-            self._to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
+            self.to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
 
     def _keep_result(self, result: Any) -> None:
         self._result = result

@@ -18,8 +18,8 @@ DELETED = (  # one that can be deleted stays so
     "attached", "export", "forecast", "hosts", "panel", "slurm", "stacks", "topology", "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
-    "bench", "check", "collectives", "compare", "debugger", "doctor", "export", "forecast", "memory", "panel",
-    "private", "spool", "stacks", "stale_modules", "subprocesses", "timings", "topology", "trace", "widgets",
+    "background", "bench", "check", "collectives", "compare", "debugger", "doctor", "export", "forecast", "memory",
+    "panel", "private", "spool", "stacks", "stale_modules", "subprocesses", "timings", "topology", "trace", "widgets",
 )  # fmt: skip
 PROGRAM = '''
 from IPython.core.interactiveshell import InteractiveShell

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.agent.server import Child
+from nbddp.agent.server import Child, NodeAgent
 from nbddp.capabilities.spool import copies, on_agent
 from nbddp.output.screens import NullScreen
 from tests.pool.test_bounded import LOUD
@@ -79,19 +78,20 @@ def test_a_full_disk_is_told_once_a_cell_and_the_cell_goes_on(pool: nbddp.Pool) 
 # -- on the agent ------------------------------------------------------------------------------------
 
 
-def agent(tmp_path: Path) -> Any:
-    return SimpleNamespace(home=tmp_path, ended=[], held=set())
-
-
 def test_a_full_disk_does_not_end_the_agent_and_what_was_left_is_known(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, b"terminate called")
     os.close(write)
-    text, child = on_agent.WrittenText(agent(tmp_path)), Child("worker", 7, 0.0, rank=3, log="/dev/full")
-    text.hold(child, SimpleNamespace(came=[read]), ["stderr"])  # type: ignore[arg-type]
-    text.ended(child)
-    assert text.missing(3, 1, {"stdout": 0, "stderr": 0}) == [(3, "stderr", 0, "terminate called")]
-    assert text.missing(2, 1, {"stdout": 0, "stderr": 0}) == []
+    child, peer = Child("worker", 7, 0.0, rank=3, log="/dev/full"), SimpleNamespace(came=[read])
+    node = NodeAgent(tmp_path, 0, 0)
+    node.children[7] = child
+    on_agent.hold(node, peer, {"pid": 7, "streams": ["stderr"]})  # type: ignore[arg-type]
+    assert read in node.held
+    for hear in node.ended:
+        hear(child)
+    assert not node.held
+    asked = {"run": 1, "ranks": [(rank, {"stdout": 0, "stderr": 0}) for rank in (2, 3)]}
+    assert on_agent.written(node, peer, asked) == {"written": [(3, "stderr", 0, "terminate called")]}  # type: ignore[arg-type]
 
 
 def test_a_pipe_that_is_written_to_for_ever_is_read_no_further_than_a_pipe_holds() -> None:

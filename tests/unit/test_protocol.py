@@ -149,7 +149,7 @@ def test_an_outcome_with_everything_in_it_comes_back() -> None:
         7, "raised", "end", 100, 3, "bye", (error,), CalledFrom("send", "send", peer=0), "{}", "Traceback …",
         LostContext("CUDA error", ("x",), ("np",)), GroupFacts(None, 4, True, 1, True, True),
         (GroupExit("", None, 5, 1), GroupExit("2", ("Cell In[3]", 5, "f"), 6, 1)), 0, 8,
-        ({"text/plain": "page"}, "text"), (("next", True),), "1",
+        ({"text/plain": "page"}, "text"), (("next", True),), ("disk full", "/log"), "1",
         {"stale_modules": [["module", "changed"]]}, (("timings", "ValueError: no"),),
     )  # fmt: skip
     assert from_json(Outcome, json.loads(json.dumps(to_json(outcome)))) == outcome

@@ -25,6 +25,7 @@ PURE = {  # folder → its modules that import nothing of that
     "analysis": "*",
     "capabilities": "__init__",
     "capabilities/attached": "clusters",
+    "capabilities/background": "part",
     "capabilities/bench": "command result",
     "capabilities/collectives": "breakdown command instances program",
     "capabilities/compare": "command replicas",

@@ -518,12 +518,6 @@ class AttachedNode(PoolNode):
 
     # -- what is not there ------------------------------------------------------------------------------
 
-    def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
-        """They have none."""
-
-    def last_words(self, rank: int) -> str:
-        return ""
-
     def keep(self, seconds: float | None) -> None:
         """Nothing of these outlives the kernel by our doing."""
 

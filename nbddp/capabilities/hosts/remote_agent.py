@@ -172,7 +172,7 @@ class RemoteAgent(NodeAgent):
     def _do_begin_logs(self, peer: Peer, message: Message) -> Message:
         """A run begins on these ranks."""
         workers = [c for c in self.children.values() if c.kind == WORKER and c.rank in message["ranks"]]
-        self._log_from |= {child.pid: child_logs.size(child.log) for child in workers}
+        self._log_from |= {child.pid: os.path.getsize(child.log) for child in workers}
         return {}
 
     def _do_clock(self, peer: Peer, message: Message) -> Message:

@@ -15,11 +15,6 @@ HALF = 4 << 20  # bytes
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 
-def path(base: str, stream: str) -> str:
-    """Where the copy of a stream is, for a worker that keeps it at `base`."""
-    return f"{base}.{stream}"
-
-
 def older(path: str) -> list[str]:
     """Older parts of a copy, the oldest first."""
     found = glob.glob(f"{glob.escape(path)}.*")

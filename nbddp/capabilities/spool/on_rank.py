@@ -17,7 +17,7 @@ import socket
 from pathlib import Path
 
 from nbddp.agent import runtime_dir
-from nbddp.capabilities.spool.copies import StreamCopy, path
+from nbddp.capabilities.spool.copies import StreamCopy
 from nbddp.protocol.jsonl import Message, encode, parsed
 from nbddp.worker.parts import RankWorker
 
@@ -37,7 +37,7 @@ class OutputSpool:
         self._agent = str(runtime_dir.socket_of(Path(worker.log_path).parent))
         base = self.have_pipes_held().get("base")
         streams = self._captured.DESCRIPTORS if base else ()
-        self.copies = {stream: StreamCopy(path(str(base), stream), self._failed) for stream in streams}
+        self.copies = {stream: StreamCopy(f"{base}.{stream}", self._failed) for stream in streams}
         worker.printed.copies = {stream: functools.partial(self._write, stream) for stream in streams}
         if base:
             self._captured.moved.append(self.have_pipes_held)
@@ -60,4 +60,4 @@ class OutputSpool:
         self.copies[stream].write(self._run, text)
 
     def _failed(self, why: str, path: str) -> None:
-        self._worker.outcome.parts["spool"] = why, path
+        self._worker.outcome.unsaved = why, path
