@@ -39,6 +39,11 @@ def test_it_is_text_of_that_run_alone(pool: nbddp.Pool, says: str) -> None:
     assert printed(pool, KILLED.format(says)) == ["the last"] * (says != "pass")
 
 
+def test_it_is_there_too_where_a_cell_has_left_a_process_that_holds_the_pipes(pool: nbddp.Pool) -> None:
+    pool.run_cell("import subprocess\nleft = subprocess.Popen(['sleep', '600'])", screen=NullScreen())
+    assert printed(pool, KILLED.format("os.write(1, b'the last\\n')")) == ["the last"]
+
+
 @given(st.lists(st.text(max_size=40), max_size=40), st.integers(0, 1000), st.binary(max_size=8))
 @settings(max_examples=60)
 def test_a_copy_has_the_end_of_what_was_written_and_says_how_much_is_lost(
