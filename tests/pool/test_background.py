@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import nbddp
 from nbddp.execution.execution import Execution
+from nbddp.notebook import commands, pool_commands
 from nbddp.output.screens import NullScreen
 from tests.unit.test_output import Shown
 from tests.waiting import until
@@ -122,7 +125,12 @@ def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_
     value("os.kill(forked, 9); os.waitpid(forked, 0)")
 
 
-def test_what_is_printed_while_names_are_fetched_is_heard(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+def test_what_is_printed_while_names_are_fetched_is_heard(
+    pool: nbddp.Pool, shows: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     shows("class Slow:\n    def __reduce__(self): print('fetched'); return int, (3,)\nslow = Slow()", cell=2)
     assert list(pool.pull(["slow"])["slow"]) == [3, 3]
+    command = next(command for command in commands.OWN if command.name == "log")
+    pool_commands.log(SimpleNamespace(pool=pool), commands.CommandLine(command, {"rank": None}))  # type: ignore[arg-type]
+    assert re.findall(r"rank (\d): \S+/rank\1\.later\.log; process", capsys.readouterr().out) == ["0", "1"]
     assert shows("pass", cell=3) == ["printed between cells:", "ranks 0–1 │ fetched"]
