@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import selectors
 import signal
 import socket
@@ -28,7 +27,7 @@ from typing import Any, ClassVar, TypeVar
 
 import psutil
 
-from nbddp.agent import children, devices, hardware, keeper, runtime_dir, spool_files, warning_filters
+from nbddp.agent import child_logs, children, devices, hardware, keeper, runtime_dir, warning_filters
 from nbddp.agent.process_id import ProcessId, is_zombie
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
@@ -68,8 +67,7 @@ WARM = (
 )
 CONTROLS = ("ipyparallel.controller.app", "tornado.platform.asyncio", "tornado.queues")  # of a pool on other hosts
 LOOK_EVERY = 1.0  # seconds
-MOST_PIPES = 8  # that a child sends at once
-LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have
+MOST_SENT = 8  # descriptors that a client of the socket sends at once
 SPARED = (torch_compat.COMPILER,)  # without it a worker starts all the same
 Part = TypeVar("Part")
 
@@ -77,7 +75,7 @@ Part = TypeVar("Part")
 @dataclass
 class Child:
     """One process started here. `status` is a worker's, as the owner says, and `doing` is that in words where the owner
-    has some; `pipes` are read ends of its own pipes, and where what is left in each belongs."""
+    has some."""
 
     kind: str
     pid: int
@@ -87,7 +85,6 @@ class Child:
     status: RankStatus = RankStatus.STARTING
     doing: str = ""
     log: str = ""
-    pipes: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -122,6 +119,8 @@ class NodeAgent:
         self.modules = modules
         self.parts: dict[Callable[[NodeAgent], Any], Any] = {}
         self.looks: list[Callable[[], None]] = []  # what is called each second besides
+        self.ended: list[Callable[[Child], None]] = []  # called with a child that has ended, before others hear of it
+        self.held: set[int] = set()  # descriptors besides that no child is to hold
         self.children: dict[int, Child] = {}
         self.peers: list[Peer] = []
         self.info: dict[str, Any] = {}
@@ -159,7 +158,7 @@ class NodeAgent:
 
     def each_second(self) -> None:
         for path in {child.log for child in self.children.values()}:
-            spool_files.cut_log(path)
+            child_logs.cut_log(path)
         for look in self.looks:
             look()
 
@@ -231,15 +230,15 @@ class NodeAgent:
 
     def _read_peer(self, peer: Peer, connection: socket.socket) -> None:
         try:
-            chunk, came, *_ = socket.recv_fds(connection, 65536, MOST_PIPES)
+            chunk, came, *_ = socket.recv_fds(connection, 65536, MOST_SENT)
         except ConnectionError:
             chunk, came = b"", []
         for fd in came:
             os.set_inheritable(fd, False)
         peer.came += came
-        for fd in peer.came[MOST_PIPES:]:
+        for fd in peer.came[MOST_SENT:]:
             os.close(fd)
-        del peer.came[MOST_PIPES:]
+        del peer.came[MOST_SENT:]
         if chunk:
             self._handle_all(peer, chunk)
             return
@@ -327,14 +326,6 @@ class NodeAgent:
                     (os.killpg if message.get("group") else os.kill)(pid, message["signal"])
         return {}
 
-    def _do_hold(self, peer: Peer, message: Message) -> Message:
-        """Hold the pipes open whose read ends the child `pid` has sent: what C++ writes into them while the process
-        ends is appended to the files when it has ended, since then nobody else can read it."""
-        child = self.children[message["pid"]]
-        child.pipes += zip(peer.came, message["files"], strict=True)
-        peer.came = []
-        return {}
-
     def _do_store(self, peer: Peer, message: Message) -> None:
         """Open a fresh store, or a gate that leads to another node's; the answer comes when the store host has it."""
         if self.store_channel is None:
@@ -376,7 +367,6 @@ class NodeAgent:
     REQUESTS: ClassVar[dict[str, Callable[[NodeAgent, Peer, Message], Message | None]]] = {
         "start": _do_start,
         "signal": _do_signal,
-        "hold": _do_hold,
         "store": _do_store,
         "close_stores": _do_close_stores,
         "describe": _do_describe,
@@ -398,7 +388,7 @@ class NodeAgent:
         """Those that no child is to hold."""
         held = {key.fd for key in self.selector.get_map().values()}
         held |= {self.hears, self.says, self._wakeup[1].fileno(), self.selector.fileno()}
-        return held | {fd for c in self.children.values() for fd, _ in c.pipes}
+        return held | self.held
 
     def _start_store_host(self) -> None:
         ours, theirs = socket.socketpair()
@@ -447,8 +437,8 @@ class NodeAgent:
             _, status, usage = os.wait4(pid, 0)
             child = self.children.pop(pid, None)
             if child is not None:
-                for fd, path in child.pipes:
-                    empty_into(fd, path)
+                for hear in self.ended:
+                    hear(child)
                 self.tell_all(
                     ev="exit", kind=child.kind, rank=child.rank, uuid=child.uuid, pid=child.pid,
                     code=os.waitstatus_to_exitcode(status), peak_kib=system.peak_bytes(usage.ru_maxrss) >> 10,
@@ -458,7 +448,7 @@ class NodeAgent:
     def exit_facts(self, child: Child) -> Message:
         """What else to tell of a child that has ended; of the controller, with which the pool's logs go, its last
         words."""
-        return {"last_words": spool_files.last_words(child.log)} if child.kind == CONTROLLER else {}
+        return {"last_words": child_logs.last_words(child.log)} if child.kind == CONTROLLER else {}
 
     def _ended(self) -> int | None:
         """A child that has ended, and whose pid is held until it is waited for; None if there is none."""
@@ -528,21 +518,6 @@ def added() -> list[OnAgent]:
 def _orphans() -> set[int]:
     """Children of this process: those that it has started, and those of theirs that it has adopted."""
     return {process.pid for process in psutil.Process().children()}
-
-
-def empty_into(pipe: int, path: str) -> None:
-    """Append what is left in a pipe to a file, and close it."""
-    left, ready = b"", select.poll()
-    ready.register(pipe, select.POLLIN)
-    while len(left) < LARGEST_PIPE and ready.poll(0):  # a child of the process may still hold the other end
-        chunk = os.read(pipe, 65536)
-        if not chunk:
-            break
-        left += chunk
-    os.close(pipe)
-    if left:
-        with suppress(OSError), open(path, "ab") as file:  # a full disk, which `worker.output_spool` tells
-            file.write(left)
 
 
 def import_all(names: tuple[str, ...]) -> str:

@@ -601,5 +601,21 @@ ROWS = (
         name="subprocesses",
         rank=(RankPart(name="subprocesses", target="nbddp.capabilities.subprocesses.on_rank:install"),),
     ),
+    Capability(
+        name="background",
+        part=PoolPart(target="nbddp.capabilities.background.part:BackgroundPart", when=("late",)),
+        rank=(RankPart(name="background", target="nbddp.capabilities.background.on_rank:StartedBy"),),
+    ),
+    Capability(
+        name="spool",
+        part=PoolPart(target="nbddp.capabilities.spool.part:SpoolPart", when=("start",)),
+        rank=(RankPart(name="spool", target="nbddp.capabilities.spool.on_rank:part"),),
+        on_agent=OnAgent(
+            ops={
+                "hold": "nbddp.capabilities.spool.on_agent:hold",
+                "written": "nbddp.capabilities.spool.on_agent:written",
+            },
+        ),
+    ),
 )
 # fmt: on

@@ -51,7 +51,6 @@ class RunWorkers(RankPlaces, RankControl, Protocol):
     """What a run needs of a pool."""
 
     def expect(self, rank: int) -> bool: ...
-    def written(self, ranks: Sequence[int]) -> Mapping[int, Mapping[str, tuple[int, str]]]: ...
 
 
 class Execution:
@@ -91,7 +90,6 @@ class Execution:
         self.parts = parts or PoolParts()
         self.display = RunOutput(list(specs), request.show, logs, most, self.parts, screen)
         self.outputs, self.shown = self.display.outputs, self.display.shown
-        self.earlier: dict[int, list[Path]] = {}  # rank → files of what is shown under this run and was printed before
         self.ended: dict[int, RankExit] = {}
         self.events: Events = after.later if after else Events()
         self.later: Events = Events()
@@ -204,7 +202,9 @@ class Execution:
             except BaseException as e:
                 foreign = self._stop_for(e)
         self._drain()
-        self._fill_in()
+        gone = [rank for rank, ended in self.ended.items() if ended.status in outcome.GONE or ended.code is not None]
+        for hear in [*self.parts.ranks_gone] if gone else ():
+            hear(self, gone)
         try:
             self.display.finish()
         finally:
@@ -331,12 +331,6 @@ class Execution:
     def _drain(self) -> None:
         while not self.events.empty():
             self._handle(*self.events.get_nowait())
-
-    def _fill_in(self) -> None:
-        """What ranks that died had written, and their messages did not bring."""
-        gone = [rank for rank, ended in self.ended.items() if ended.status in outcome.GONE or ended.code is not None]
-        if gone:
-            self.display.fill_in(self.workers.written(gone))
 
     def _handle(self, kind: str, rank: int, what: Any) -> None:
         if kind == "stop":
@@ -499,7 +493,3 @@ class Execution:
         error = self.error()
         if error is not None:
             raise error
-
-    def unwritten(self) -> str:
-        """Where output could not be written down, and why; empty where it could."""
-        return self.display.unwritten(self.ended)

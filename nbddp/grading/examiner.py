@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO, ClassVar, TypedDict
 
-from nbddp.agent import children, rlimits, spool_files
+from nbddp.agent import children, rlimits
 from nbddp.agent.client import AgentClient
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
@@ -70,9 +70,6 @@ class StrangersRanks(RankChannel):
                 hear(rank, message)
 
         super().send(rank, spec, hear_outcomes, code, buffers)
-
-    def written(self, ranks: Sequence[int]) -> dict[int, dict[str, tuple[int, str]]]:
-        return {rank: dict.fromkeys(spool_files.STREAMS, (0, "")) for rank in ranks}
 
 
 class _StrangersLife(PoolState):

@@ -12,7 +12,6 @@ from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
 from nbddp.notebook.commands import CommandLine, overview
 from nbddp.notebook.history import Ran
-from nbddp.output import background
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.pool_parts import call_all, lines
 
@@ -96,10 +95,14 @@ def log(magics: DDPMagics, line: CommandLine) -> None:
     rank = line.args["rank"]
     if rank is None:
         for r, out in run.outputs.items():
-            found = [str(path) for path in (out.log, *background.later_files(out.log)) if path.exists()]
+            others = sorted(out.log.parent.glob(f"{out.log.stem}.*.log"))
+            found = [str(path) for path in (out.log, *others) if path.exists()]
             print(f"rank {r}: {', '.join(found) or 'no output'}; process: {magics.pool.log_of(r)}")
         return
     if rank not in run.outputs:
         raise BadInput(f"rank {rank} took no part in the last run, which ran on {rank_words(run.outputs)}")
-    text = background.whole_log(run.outputs[rank].log, run.earlier.get(rank, []))
+    path = run.outputs[rank].log
+    text = path.read_text(errors="replace") if path.exists() else ""
+    for whole in magics.pool.parts.log_text:
+        text = whole(run, rank, text)
     print(text or f"rank {rank} printed nothing", end="")

@@ -20,14 +20,14 @@ PRINTED = ("stream", STREAMS, *SHOWING, "clear_output")
 
 
 class RunOutput:
-    """Of one run. `outputs`: rank → all that it printed; `shown`: ranks whose output is shown, on `screen`. `kept_at`:
-    the folder that output is written into, and how many bytes of each rank's are kept."""
+    """Of one run. `outputs`: rank → all that it printed; `shown`: ranks whose output is shown, on `screen`."""
 
     def __init__(
         self, ranks: Sequence[int], show: Sequence[int] | None, logs: Path, most: int, parts: PoolParts, screen: Screen
     ):
-        """show: None for all ranks. logs, most: see `kept_at`."""
-        self._parts, self.screen, self.kept_at = parts, screen, (logs, most)
+        """show: None for all ranks. logs: the folder that output is written into; most: bytes of each rank's that are
+        kept."""
+        self._parts, self.screen, self.logs, self.most = parts, screen, logs, most
         self.outputs = {r: RankOutput(r, logs, most=most, held=len(ranks) <= FILES_HELD) for r in ranks}
         for out in self.outputs.values():
             out.said = self._words
@@ -97,16 +97,6 @@ class RunOutput:
                     self._show_line(rank, "stdout", line)
 
     # -- in the end ------------------------------------------------------------------------------
-
-    def fill_in(self, written: Mapping[int, Mapping[str, tuple[int, str]]]) -> None:
-        """What ranks that died had written, and their messages did not bring."""
-        for rank, streams in written.items():
-            for stream, (start, text) in streams.items():
-                came = self.outputs[rank].received[stream]
-                lost = f"\n… {start - came} characters lost …\n" * (start > came)
-                missing = lost + text[max(0, came - start) :]
-                if missing:
-                    self.take(rank, "stream", {"name": stream, "text": missing})
 
     def finish(self) -> None:
         """Show what stays, and close the files."""

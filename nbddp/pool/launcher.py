@@ -184,7 +184,6 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
                 env=start_requests.here(),
                 visible="own" if topology.oversubscribed else "all",
                 home=agent.home,
-                bulk=agent.bulk,
                 profile_dir=self.profile_dir,
                 url_file=self.connection_files["engine"],
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import orphans, spool_files
+from nbddp.agent import child_logs, orphans
 from nbddp.agent.client import AgentClient
 from nbddp.agent.gather import AgentRequests, without_errors
 from nbddp.agent.process_id import ProcessId
@@ -37,7 +37,6 @@ class WorkerProcess:
     pid: int
     started: float
     log: str
-    kept: str
     log_from: int = 0
     registered: bool = False
     exits: int = 0
@@ -143,7 +142,6 @@ class PoolNode:
             env={**start_requests.here(), **self.variables},
             visible=visible,
             home=self.agent.home,
-            bulk=self.agent.bulk,
             profile_dir=cluster.profile_dir,
             url_file=cluster.engine_file,
         )
@@ -167,7 +165,7 @@ class PoolNode:
         launched({start.rank: process.pid for start, process in came})
         for start, process in came:
             self.workers[start.rank] = worker = WorkerProcess(
-                start.rank, start.uuid, process.pid, process.started, start.log, start.kept, posted.sizes[start.log]
+                start.rank, start.uuid, process.pid, process.started, start.log, posted.sizes[start.log]
             )
             early = self._early.pop(process.pid, None)
             if early is not None:
@@ -229,18 +227,12 @@ class PoolNode:
 
     def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
         """What earlier cells wrote is none of the next run's last words, as soon as `asked` is answered."""
-        workers = [self.workers[r] for r in ranks if r in self.workers]
-        for worker, size in zip(workers, spool_files.begun((w.log, w.kept) for w in workers), strict=True):
-            worker.log_from = size
-
-    def written(self, rank: int, asked: AgentRequests) -> dict[str, tuple[int, str]] | None:
-        """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
-        more, and all since. None where `asked` is to bring it."""
-        return spool_files.written(self.workers[rank].kept)
+        for worker in [self.workers[r] for r in ranks if r in self.workers]:
+            worker.log_from = self._sizes([worker.log])[worker.log]
 
     def last_words(self, rank: int) -> str:
         worker = self.workers[rank]
-        return spool_files.last_words(worker.log, worker.log_from, spool_files.written(worker.kept)["stderr"][1])
+        return child_logs.last_words(worker.log, worker.log_from)
 
     def errors_of(self, number: int) -> Path:
         """The folder there into which ranks of run `number` write errors, for torchrun's `@record`."""

@@ -6,8 +6,6 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbddp.agent import spool_files
-from nbddp.agent.gather import AgentRequests
 from nbddp.execution.execution import Execution
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol.codec import to_json
@@ -99,12 +97,3 @@ class RankChannel:
 
     def log_of(self, rank: int) -> str:
         return next((node.workers[rank].log for node in self.group.nodes if rank in node.workers), "")
-
-    def written(self, ranks: Sequence[int]) -> dict[int, dict[str, tuple[int, str]]]:
-        """What each of these ranks wrote in its last run, by stream, as its own files have it: how many characters they
-        have no more, and all since."""
-        asked = AgentRequests()
-        reads = {rank: self.group.node_with(rank).written(rank, asked) for rank in ranks}
-        answers = iter(asked.take())
-        nothing = dict.fromkeys(spool_files.STREAMS, (0, ""))
-        return {rank: next(answers).get("written", nothing) if read is None else read for rank, read in reads.items()}

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import threading
 import time
 import uuid as uuids
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from nbddp.agent import stop
@@ -25,7 +23,6 @@ from nbddp.execution.result import UNSAID, StuckRank
 from nbddp.execution.values import check_ranks
 from nbddp.launch import torchrun_env
 from nbddp.output import log_file
-from nbddp.output.background import BackgroundOutput
 from nbddp.output.screens import LazyScreen, NullScreen, Screen, for_shell
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.worker_group import WorkerGroup
@@ -48,9 +45,6 @@ class Runs:
         self.ranks, self.parts = ranks, parts
         self.last: Execution | None = None
         self.last_cell: tuple[int, int] | None = None
-        self.between: BackgroundOutput | None = None  # made by the first text that comes when no run is on
-        self._kept_at: tuple[Path, int] | None = None  # with which logs it is kept, and how many bytes
-        self._late = threading.Lock()  # for these two
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
 
@@ -151,10 +145,6 @@ class Runs:
         """A look at the ranks is nobody's last run."""
         if run.request.is_program:
             self.last = run
-            with self._late:
-                self._kept_at = run.display.kept_at
-                if self.between is not None:
-                    self.between.follow(*self._kept_at)
         if run.request.is_numbered:
             self.last_cell = (run.number, run.request.cell)
 
@@ -253,28 +243,17 @@ class Runs:
                 run.stuck.setdefault(rank, StuckRank(worker.exit.code))
 
     def _take_late(self, rank: int, kind: str, content: Json) -> None:
-        """What a rank prints when no program runs: in the client's thread."""
-        with self._late:
-            if self.between is None:
-                self.between = BackgroundOutput()
-                if self._kept_at is not None:
-                    self.between.follow(*self._kept_at)
-        self.between.take(rank, kind, content)
+        """What a rank prints when no program runs, in the client's thread."""
+        if self.last is not None:
+            self.parts.on("late")
+            for hear in [*self.parts.printed_late]:
+                hear(self.last, rank, kind, content)
 
     def _say_notes(self, run: Execution, screen: Screen) -> None:
         """What is said of a run however it has ended."""
-        if run.request.is_numbered:
-            self._show_earlier(run, screen)
         remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
-        for note in filter(None, (run.unwritten(), *(exit_notes.notes(remarks) if remarks else ()))):
+        for note in filter(None, (run.display.unwritten(run.ended), *(exit_notes.notes(remarks) if remarks else ()))):
             screen.say(note)
-
-    def _show_earlier(self, run: Execution, screen: Screen) -> None:
-        """What was printed before this cell, when none ran."""
-        for later in self.between.collect(run.shown) if self.between is not None else ():
-            for out in later.outputs:
-                run.earlier.setdefault(out.rank, []).append(out.log)
-            screen.say(later.words())
 
     # -- the pool's own runs --------------------------------------------------------------------------
 

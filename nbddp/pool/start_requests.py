@@ -26,12 +26,11 @@ def worker(
     env: Mapping[str, str],
     visible: str,
     home: Path,
-    bulk: Path,
     profile_dir: str,
     url_file: str,
 ) -> StartWorker:
-    """A start request for one worker. home, bulk: the pool's folders there; env: what is added to the environment
-    there, or all of it."""
+    """A start request for one worker. home: the pool's folder there; env: what is added to the environment there, or
+    all of it."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
     joining = topology.joining(place) or loopback_name()
@@ -43,7 +42,6 @@ def worker(
         cwd=working_dir.here(),
         path=tuple(sys.path),
         log=str(home / f"worker-{place.rank}.log"),
-        kept=str(bulk / f"worker-{place.rank}"),
         profile_dir=profile_dir,
         url_file=url_file,
     )

@@ -61,7 +61,7 @@ class Warm:
 @dataclass(frozen=True)
 class StartWorker:
     """An agent is to start a worker, which registers as `uuid`. env: its whole environment, or what is added to it
-    there. kept: where it keeps what it prints (`worker.output_spool`). url_file: the controller's, for engines."""
+    there. url_file: the controller's, for engines."""
 
     kind: ClassVar[str] = "worker"
     rank: int
@@ -70,7 +70,6 @@ class StartWorker:
     cwd: str
     path: tuple[str, ...]
     log: str
-    kept: str
     profile_dir: str
     url_file: str
 

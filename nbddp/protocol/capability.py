@@ -146,8 +146,8 @@ class PoolPart:
     """What a capability keeps in the notebook for each pool; `protocol.pool_parts` makes it and says what it may do.
 
     - target: called with the `PoolState`, which it does not keep alive.
-    - when: what makes it. `shell`: the magics are loaded; `start`: workers are planned; `run`: a program runs. Without
-      any of these the first message does, or whoever asks for it.
+    - when: what makes it. `shell`: the magics are loaded; `start`: workers are planned; `run`: a program runs; `late`:
+      a rank prints when none does. Without any of these the first message does, or whoever asks for it.
     - messages: types of messages of ranks that it hears.
     - asked: fields of a `Request`: it hears launch, begin and end of those runs alone that have one. None: of all.
     """

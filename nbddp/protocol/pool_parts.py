@@ -55,8 +55,11 @@ class PoolParts:
         self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
         self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # fields of the `RunSpec` that all ranks get
         self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
+        self.ranks_gone: list[Callable[[Any, list[int]], None]] = []  # processes have ended; output may be added
         self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
         self.run_failed: list[Callable[[Any], None]] = []  # before that, where not every rank has finished
+        self.printed_late: list[Callable[[Any, int, str, Json], None]] = []  # by a rank since the last run
+        self.log_text: list[Callable[[Any, int, str], str]] = []  # run, rank, its log → what `%ddp log` prints
         # what is displayed, and may change by messages of its own
         self.display_words: list[Callable[[MimeBundle], str | None]] = []  # what it says now; None: not the part's
         self.display_over: list[Callable[[MimeBundle], bool]] = []  # whether it changes no more

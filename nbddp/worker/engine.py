@@ -24,14 +24,14 @@ import ipyparallel.engine.app as engine_app
 import zmq
 from traitlets.config import Config
 
-from nbddp.agent import hardware, keepalive, runtime_dir, warning_filters
+from nbddp.agent import hardware, keepalive, warning_filters
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
 from nbddp.deadlock.on_rank import child_waits, flight, position
-from nbddp.worker import output_spool, std_streams
+from nbddp.worker import std_streams
 from nbddp.worker.kernel import WorkerKernel
-from nbddp.worker.output import PrintedOutput, know_threads
+from nbddp.worker.output import PrintedOutput
 
 CONNECT_SECONDS = 5
 _connections = itertools.count()
@@ -46,7 +46,6 @@ class EngineRequest(TypedDict):
     profile_dir: str
     cwd: str
     log: str
-    kept: str
 
 
 def main(request: EngineRequest) -> int:
@@ -54,7 +53,7 @@ def main(request: EngineRequest) -> int:
     log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
     faulthandler.enable(file=log, all_threads=False)  # to word threads that run on would crash in its turn
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
-    WorkerKernel.log_file = log.fileno()
+    WorkerKernel.log_file, WorkerKernel.log_path = log.fileno(), request["log"]
     prepare_torch()
     # A child that is forked here (a data loader's worker) must leave our garbage alone: to end a dead process group it
     # would wait for threads that only we have.
@@ -65,7 +64,6 @@ def main(request: EngineRequest) -> int:
     engine_app.Kernel = WorkerKernel
     if json.loads(Path(request["url_file"]).read_text())["location"] != LOOPBACK:  # the controller is on another host
         keepalive.keep_context_alive(zmq.Context.instance())
-    _Engine.log_path, _Engine.kept_path = request["log"], request["kept"]
     app = _Engine.instance(config=_config(request))
     app.initialize([])
     app.start()
@@ -75,18 +73,12 @@ def main(request: EngineRequest) -> int:
 class _Engine(engine_app.IPEngine):  # type: ignore[misc]
     """An engine that, once registered, flushes its output quickly and hooks torch's rendezvous."""
 
-    log_path = kept_path = ""
-
     async def complete_registration(self, message: Any, connect: Callable[..., Any], *args: Any) -> None:
         await super().complete_registration(message, functools.partial(connect_surely, connect), *args)
         # ipyparallel's handler lets the cell end as if nothing had been, and the engine with it; a program dies by it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         hook(self.kernel)
-        self.kernel.kept = output_spool.OutputSpool(
-            self.kept_path, self.kernel.printed, str(runtime_dir.socket_of(Path(self.log_path).parent))
-        )
-        self.kernel.kept.have_pipes_held()
-        child_waits.begin(os.path.dirname(self.log_path))
+        child_waits.begin(os.path.dirname(self.kernel.log_path))
         gc.freeze()  # a program's garbage is collected without a look at what the engine is made of
         warning_filters.put_back()
         self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped
@@ -102,7 +94,6 @@ def hook(kernel: WorkerKernel) -> None:
     own_clock(kernel)
     std_streams.complete(kernel.streams)
     std_streams.free_dumps()
-    know_threads(kernel.cell)
     kernel.interrupts.install()
     kernel.leavings.install(kernel.interrupts)
     kernel.exits.install()

@@ -82,7 +82,7 @@ def unworded(said: Outcome, error: BaseException | None, why: BaseException) -> 
     reason = f"(how this rank ended cannot be reported in full: {failure.type_name(why)}: {failure.message(why)})"
     message = reason if error is None else f"{failure.message(error)}\n{reason}"
     chain = (Raised(failure.type_name(why if error is None else error), message),)
-    return Outcome(said.run, RAISED, said.stage, said.ended_ns, chain=chain)
+    return Outcome(said.run, RAISED, said.stage, said.ended_ns, chain=chain, unsaved=said.unsaved)
 
 
 class GroupExits:

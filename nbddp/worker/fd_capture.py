@@ -1,12 +1,10 @@
 """What is written to a worker's descriptors 1 and 2: by C++, by subprocesses, by forked processes.
 
 Each leads into a pipe, which a thread reads; whoever prints in Python reads it first (`take`), so what was written
-before comes before. When a cell has ended, a process that it leaves behind still holds the pipes: then these are known
-to be that cell's, and the worker goes on with new ones (`cut`). Whether anybody else holds a pipe poll says, while the
-worker itself does not.
+before comes before.
 
-New text is left in the pipe for a few milliseconds: a process that dies just then has its last words read by the agent,
-which holds the read ends too (`worker.output_spool`).
+New text is left in the pipe for a few milliseconds: of a process that dies just then whoever holds the read ends too
+can read the last words.
 """
 
 from __future__ import annotations
@@ -19,23 +17,20 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 
-from nbddp.compat import system
 from nbddp.compat.clock import clock
 
 LEAVE_SECONDS = 0.005
 LARGEST = 1 << 16  # bytes: a pipe holds no more
-MOST_LEFT = 32  # cells whose processes are told apart; of more, nothing is known
 LINE_BUFFERED, BUFFER = 1, 0  # setvbuf's _IOLBF, and its own size
 
-Put = Callable[[str, str, "int | None"], None]  # stream, text, the cell whose processes wrote it
+Put = Callable[[str, str, "Pipe"], None]  # stream, text, where that was written to
 
 
 class Pipe:
-    """A pipe, and the stream as which its text appears. cell: whose processes alone write into it, if that is known."""
+    """A pipe, and the stream as which its text appears."""
 
     def __init__(self, stream: str):
         self.stream = stream
-        self.cell: int | None = None
         self.read, self.write = os.pipe()
         self.inode = os.fstat(self.read).st_ino
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -47,47 +42,44 @@ class Pipe:
 
 class CapturedFds:
     """Descriptors of a worker as pipes. echo: stream → the descriptor where its own led before, to which the text goes
-    too: the worker's log. `lock`: held while text is taken. Makes a thread."""
+    too: the worker's log. `now`: the pipes into which they lead; `pipes`: all that are read, by their read ends.
+    `lock`: held while text is taken. Makes a thread."""
 
     DESCRIPTORS = {"stdout": 1, "stderr": 2}
 
     def __init__(self, echo: Mapping[str, int], put: Put, waits: Callable[[float], bool]):
         """waits: whether text that comes at this time (time.monotonic()) is left in the pipe for a moment more."""
         self.lock = threading.RLock()
+        self.moved: list[Callable[[], object]] = []  # called when the descriptors lead into other pipes
         self._echo, self._put, self._waits = echo, put, waits
-        self._now = {stream: Pipe(stream) for stream in echo}
-        self._spare = {stream: Pipe(stream) for stream in echo} if system.has_proc() else {}
-        self._pipes: dict[int, Pipe] = {}
+        self.now = {stream: Pipe(stream) for stream in echo}
+        self.pipes: dict[int, Pipe] = {}
         self._poll = select.poll()
         self._woken, self._wake = os.pipe()
-        for stream, pipe in self._now.items():
+        for stream, pipe in self.now.items():
             os.dup2(pipe.write, self.DESCRIPTORS[stream])
             pipe.close_write()
-        for pipe in (*self._now.values(), *self._spare.values()):
-            self._add(pipe)
-        os.register_at_fork(after_in_child=self._in_child)
+            self.add(pipe)
         _buffer_lines()
         if echo:
             threading.Thread(target=self._watch, name="nbddp-captured", daemon=True).start()
 
     def read_ends(self) -> dict[str, int]:
         """Of the pipes into which the descriptors lead."""
-        return {stream: pipe.read for stream, pipe in self._now.items()}
+        return {stream: pipe.read for stream, pipe in self.now.items()}
 
-    def _in_child(self) -> None:
-        for pipe in self._spare.values():
-            if pipe.write != -1:  # or a child of a child
-                pipe.close_write()
-
-    def _add(self, pipe: Pipe) -> None:
-        self._pipes[pipe.read] = pipe
-        self._poll.register(pipe.read, select.POLLIN)
+    def add(self, pipe: Pipe) -> None:
+        """Read this one too."""
+        with self.lock:
+            self.pipes[pipe.read] = pipe
+            self._poll.register(pipe.read, select.POLLIN)
+        os.write(self._wake, b"\n")
 
     def _end(self, pipe: Pipe) -> None:
         """Nobody writes into it any more."""
-        del self._pipes[pipe.read]
+        del self.pipes[pipe.read]
         self._poll.unregister(pipe.read)
-        if pipe is not self._now[pipe.stream]:
+        if pipe is not self.now[pipe.stream]:
             os.close(pipe.read)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -95,12 +87,12 @@ class CapturedFds:
     def take(self) -> None:
         """Take all that has been written by now; with the lock held."""
         for read, _ in self._poll.poll(0):
-            pipe = self._pipes[read]
+            pipe = self.pipes[read]
             data = os.read(read, LARGEST)
             if not data:
                 self._end(pipe)
                 continue
-            self._put(pipe.stream, pipe.decoder.decode(data), pipe.cell)
+            self._put(pipe.stream, pipe.decoder.decode(data), pipe)
             with_log = memoryview(data)
             while with_log:
                 with_log = with_log[os.write(self._echo[pipe.stream], with_log) :]
@@ -110,7 +102,7 @@ class CapturedFds:
         while True:
             poll = select.poll()
             with self.lock:
-                for read in (*self._pipes, self._woken):
+                for read in (*self.pipes, self._woken):
                     poll.register(read, select.POLLIN)
             ready = poll.poll()
             if any(read == self._woken for read, _ in ready):
@@ -119,58 +111,6 @@ class CapturedFds:
             with self.lock:
                 if not self._waits(clock.monotonic()):
                     self.take()
-
-    # -- whose it is ---------------------------------------------------------------------------------
-
-    def cut(self, cell: int) -> bool:
-        """The cell has ended. Whether processes that it leaves behind hold a pipe; the descriptors lead into new ones
-        then."""
-        left = False
-        with self.lock:
-            for stream, spare in list(self._spare.items()):
-                left |= self._cut(stream, spare, cell)
-        if left:
-            os.write(self._wake, b"\n")
-        return left
-
-    def _cut(self, stream: str, spare: Pipe, cell: int) -> bool:
-        descriptor, pipe = self.DESCRIPTORS[stream], self._now[stream]
-        if not _leads_into(descriptor, pipe) or len(self._pipes) > 2 * MOST_LEFT:
-            return False  # the program has put something of its own there
-        os.dup2(spare.write, descriptor)
-        if not _is_held(pipe) and self._again(pipe, descriptor):
-            return False
-        pipe.cell = cell
-        self._now[stream] = spare
-        spare.close_write()
-        del self._spare[stream]
-        self._spare[stream] = Pipe(stream)  # where there are no descriptors, no other is made
-        self._add(self._spare[stream])
-        return True
-
-    def _again(self, pipe: Pipe, descriptor: int) -> bool:
-        """Have a descriptor lead into a pipe that nobody else holds. False where the process may not (`setuid`)."""
-        try:
-            again = os.open(f"/proc/self/fd/{pipe.read}", os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        os.dup2(again, descriptor)
-        os.close(again)
-        return True
-
-
-def _leads_into(descriptor: int, pipe: Pipe) -> bool:
-    try:
-        return os.fstat(descriptor).st_ino == pipe.inode
-    except OSError:  # it was closed
-        return False
-
-
-def _is_held(pipe: Pipe) -> bool:
-    """Whether anybody can write into it."""
-    asked = select.poll()
-    asked.register(pipe.read, 0)
-    return not any(event & select.POLLHUP for _, event in asked.poll(0))
 
 
 def _buffer_lines() -> None:

@@ -45,7 +45,6 @@ from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.cell_text import CellText
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
-from nbddp.worker.output_spool import OutputSpool
 from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
@@ -98,6 +97,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     control_msg_types = [*IPythonParallelKernel.control_msg_types, messages.QUESTION]
     _supports_kernel_subshells = False
     log_file: int | None = None  # descriptor of the worker's log
+    log_path = ""  # of it, where an agent has started the worker
 
     def __init__(self, **kwargs: Any) -> None:
         with ipykernel_compat.unlisted_modules():
@@ -122,7 +122,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.groups = Groups()
         self.interrupts, self.reserve = WorkerInterrupts(self._say_interrupted), Reserve()
         self.release = Release(self.groups.sockets, self.log_file, self.reserve)
-        self.kept: OutputSpool | None = None
         self.departures = exit_info.GroupExits(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
         )
@@ -130,11 +129,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
         self.spec: RunSpec | None = None
+        self.outcome = Outcome(0)
         self._parent = NO_PARENT
         self._result: Any = None
         self._spoilt = False  # whether what IPython says of the cell is an error that it has met with `_shown`
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
-        self.printed: PrintedOutput | None = None
+        self.printed: PrintedOutput  # from `engine.hook` on
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, questions.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
@@ -149,7 +149,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.files = CellFiles()
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
         self.exits = Exits(lambda: self.spec is not None)
-        self.parts = WorkerParts(self, self._to_log)
+        self.parts = WorkerParts(self, self.to_log)
         self.groups.tell = self.parts.tell
         self.requests, self.questions = requests.known(), questions.known()
         self._set_up_shell()
@@ -203,7 +203,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         try:
             return await self._carry_out(spec, code, unasked)
         except BaseException as e:
-            self._to_log(f"the end of a run cannot be told: {type(e).__name__}: {e}")
+            self.to_log(f"the end of a run cannot be told: {type(e).__name__}: {e}")
             _exit(UNTOLD)
 
     def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
@@ -286,8 +286,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             runnable.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec.op == END_GROUP)
-        if self.kept is not None:
-            self.kept.begin()
         for stream in self.streams:
             if stream not in (sys.stdout, sys.stderr):  # behind one of the program's own: ipykernel does not see it
                 stream.set_parent(self._parent)
@@ -332,7 +330,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             if error is None:
                 outcome.stage, error = "end", e
             else:
-                self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
+                self.to_log(f"at the end of the run: {type(e).__name__}: {e}")
         self.parts.end(outcome, error)
         return error
 
@@ -390,7 +388,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             outcome.group = self.groups.facts(self.release.aborted)
             outcome.group_exits = tuple(self.departures.seen)
             outcome.at_exit = len(self.exits)
-            outcome.unsaved = self.kept.unsaved() if self.kept is not None else None
             outcome.nccl_handling = self.groups.handling
             if self._error_bytes is not None:
                 buffers[:] = [self._error_bytes]
@@ -405,14 +402,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 if stream not in self.streams and hasattr(stream, "flush"):  # one of the program's own
                     stream.flush()
             except Exception as e:  # it may have `write` alone, or be closed
-                self._to_log(f"flushing what was printed: {type(e).__name__}: {e}")
+                self.to_log(f"flushing what was printed: {type(e).__name__}: {e}")
         try:
-            if self.printed is not None and self.printed.finish(self.cell()) and self.kept is not None:
-                self.kept.have_pipes_held()
-        except Exception as e:  # text has been sent; whose later text is, is not known
-            self._to_log(f"telling what later text belongs to: {type(e).__name__}: {e}")
+            self.printed.finish()
+        except Exception as e:
+            self.to_log(f"sending what was printed: {type(e).__name__}: {e}")
 
-    def _to_log(self, text: str) -> None:
+    def to_log(self, text: str) -> None:
         """What concerns no cell."""
         if self.log_file is not None:
             _write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
@@ -445,7 +441,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
             sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))
         except Exception as e:
-            self._to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
+            self.to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
 
     def _keep_result(self, result: Any) -> None:
         self._result = result

@@ -1,8 +1,7 @@
 """What a worker prints, as one sequence: stdout, stderr, and what comes from the descriptors (`captured`).
 
 ipykernel has a buffer for each stream, and sends them apart; here both go into one, and what has been printed within
-some milliseconds is one message. Printed between two cells it says which cell has started the thread or process, where
-that is known. Only public names of ipykernel's streams are used.
+some milliseconds is one message. Only public names of ipykernel's streams are used.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from nbddp.compat.clock import clock
 from nbddp.protocol import codec, messages
 from nbddp.protocol.messages import JupyterHeader
 from nbddp.protocol.surrogates import plain
-from nbddp.worker.fd_capture import CapturedFds, flush_c
+from nbddp.worker.fd_capture import CapturedFds, Pipe, flush_c
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
 ON_THE_WAY = 64  # batches that wait to be sent, above which who flushes waits too
 PATIENCE = 10.0  # seconds
 PRINT_SECONDS = 0.01  # between two parts of a print
-CELL = "nbddp_cell"  # attribute of a thread: the cell that has started it
 
 
 class Batch:
@@ -58,6 +56,8 @@ class PrintedOutput:
         self._running = running
         self._first = streams[0]
         self.copies: dict[str, Callable[[str], None]] = {}  # stream → who else is given its text
+        # the cell that has started what writes between two, and has written into this pipe; None: not known
+        self.cell_of: Callable[[Pipe | None], int | None] = lambda pipe: None
         self._batches: list[Batch] = []
         self._due = self._open = False
         self._code: CodeType | None = None  # what has written last, where in it, and when
@@ -95,19 +95,16 @@ class PrintedOutput:
         nothing is to come in between. With the lock held."""
         return self._open and now - self._written < PRINT_SECONDS
 
-    def _put(self, stream: str, text: str, cell: int | None) -> None:
-        """With the lock held. cell: who has started the process that wrote it, if it is known."""
+    def _put(self, stream: str, text: str, pipe: Pipe | None) -> None:
+        """With the lock held. pipe: into which it was written; None: by Python."""
         if not text:
             return
         text = plain(text)
         if stream in self.copies:
             self.copies[stream](text)
-        header = self._running()
-        if header is not None:
-            cell = None
-        else:
-            header = self._first.parent_header
-            cell = cell or getattr(threading.current_thread(), CELL, None)
+        header, cell = self._running(), None
+        if header is None:
+            header, cell = self._first.parent_header, self.cell_of(pipe)
         last = self._batches[-1] if self._batches else None
         if last is None or last.header is not header or last.cell != cell:
             last = Batch(header, cell)
@@ -175,12 +172,10 @@ class PrintedOutput:
             if thread.thread is not threading.current_thread():
                 sent.wait(PATIENCE)
 
-    def finish(self, cell: int | None) -> bool:
-        """A request has been carried out: all goes out that was written, also what C holds. cell: whose end it is.
-        Whether processes that it leaves behind go on to write."""
+    def finish(self) -> None:
+        """A request has been carried out: all goes out that was written, also what C holds."""
         flush_c()
         self.flush()
-        return cell is not None and self.captured.cut(cell)
 
 
 def led_before(streams: Sequence[Any]) -> dict[str, int]:
@@ -192,19 +187,3 @@ def led_before(streams: Sequence[Any]) -> dict[str, int]:
         except io.UnsupportedOperation:
             continue
     return found
-
-
-def know_threads(cell: Callable[[], int | None]) -> None:
-    """Have each thread know the cell that has started it; once. cell: the one that is run, or None."""
-    original = threading.Thread.start
-
-    @functools.wraps(original)
-    def start(thread: threading.Thread) -> None:
-        found = cell()
-        if found is None:  # started by one that a cell has started
-            found = getattr(threading.current_thread(), CELL, None)
-        if found is not None:
-            setattr(thread, CELL, found)
-        original(thread)
-
-    threading.Thread.start = start  # type: ignore[assignment, method-assign]

@@ -28,6 +28,7 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import failure
 from nbddp.worker.cell_end import Exits, Forked
+from nbddp.worker.output import PrintedOutput
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release, Reserve
@@ -37,7 +38,8 @@ HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values", "note
 
 class RankWorker(Protocol):
     """What parts, requests and questions need of the kernel. spec: the request that is carried out; outcome: what will
-    be said of it; leaves: whether what it leaves behind is let go of when it is over, as after an error."""
+    be said of it; leaves: whether what it leaves behind is let go of when it is over, as after an error; log_path: of
+    the worker's log, empty in an engine that no agent of ours has started."""
 
     shell: Any
     files: CellFiles
@@ -47,11 +49,15 @@ class RankWorker(Protocol):
     exits: Exits
     forked: Forked
     parts: WorkerParts
+    printed: PrintedOutput
+    log_path: str
     spec: RunSpec | None
     outcome: Outcome
     leaves: bool
 
     def publish(self, kind: str, content: Json) -> None: ...
+    def cell(self) -> int | None: ...
+    def to_log(self, text: str) -> None: ...
 
 
 class WorkerParts:

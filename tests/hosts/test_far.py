@@ -21,7 +21,6 @@ import pytest
 
 from nbddp.agent import hardware
 from nbddp.agent.process_id import ProcessId
-from nbddp.agent.server import empty_into
 from nbddp.capabilities.hosts import remote_agent
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.remote_agent import RemoteAgent
@@ -171,14 +170,6 @@ def test_an_owner_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
     agent.selector.close()
     os.close(read)
     os.close(write)
-
-
-def test_a_full_disk_does_not_end_the_agent() -> None:
-    """What a child left in its pipes when it ended has no place, and all others live on."""
-    read, write = os.pipe()
-    os.write(write, b"terminate called")
-    os.close(write)
-    empty_into(read, "/dev/full")
 
 
 def test_a_child_that_cannot_write_its_last_words_ends_all_the_same(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ DELETED = (  # one that can be deleted stays so
     "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
-    "bench", "check", "collectives", "compare", "completion", "debugger", "doctor", "export", "forecast", "libraries",
-    "memory", "panel", "private", "stacks", "stale_modules", "subprocesses", "terminal", "timings", "topology", "trace",
-    "widgets",
+    "background", "bench", "check", "collectives", "compare", "completion", "debugger", "doctor", "export", "forecast",
+    "libraries", "memory", "panel", "private", "spool", "stacks", "stale_modules", "subprocesses", "terminal",
+    "timings", "topology", "trace", "widgets",
 )  # fmt: skip
 PROGRAM = '''
 from IPython.core.interactiveshell import InteractiveShell
@@ -66,6 +66,10 @@ dist.destroy_process_group()
 """)
 try:
     run("%%ddp\\nif os.environ['RANK'] == '1': 1 / 0\\ntime.sleep(60)")
+except nbddp.RunFailed as e:
+    print(e.report.splitlines()[0])
+try:
+    run("%%ddp\\nprint('said', flush=True)\\ntime.sleep(0.1)\\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)")
 except nbddp.RunFailed as e:
     print(e.report.splitlines()[0])
 run("%ddp status")
@@ -127,6 +131,9 @@ def test_a_cell_runs_without_them(copy: Path) -> None:
 def test_a_terminal_works_without_them(words: str, copy: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(copy)}
     done = subprocess.run([sys.executable, "-m", "nbddp", words], cwd=copy, env=env, capture_output=True, text=True)
+    if not (copy / "nbddp" / "capabilities").exists():  # the terminal is one
+        assert (done.returncode, done.stderr.split(",")[0]) == (1, "python -m nbddp needs the capability `terminal`")
+        return
     assert done.returncode == 0, done.stderr
     assert not {"topology", "run", "torchrun"} & set(done.stdout.split())
 
@@ -145,6 +152,8 @@ def test_ranks_without_parts_and_guard_are_as_under_torchrun(tmp_path_factory: p
         f"rank {r} │ listens on all interfaces: True" for r in range(2)
     ]
     assert "rank 1 raised ZeroDivisionError: division by zero (cell line 2)" in said
+    assert {"rank 0 │ said", "rank 1 │ said"} <= {*said}
+    assert any(line.startswith("rank 1 died: killed by SIGKILL") for line in said)
     assert "%ddp has no subcommand 'timings'; %ddp lists them" in said
     done = subprocess.run([sys.executable, "-m", "nbddp", "status"], cwd=copy, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")

@@ -17,16 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.agent import runtime_dir, spool_files
+from nbddp.agent import child_logs, runtime_dir
 from nbddp.agent.process_id import ProcessId
+from nbddp.capabilities.spool import copies
 from nbddp.errors import AgentFailed
 from nbddp.output import log_file
 from nbddp.output.buffer import RankOutput
 from nbddp.output.log_file import LogFile
 from nbddp.output.screens import NullScreen
 from nbddp.pool.node import RUNS_KEPT
-from nbddp.worker import output_spool
-from tests.screens import Hearing
 
 
 def until(done: Callable[[], bool], what: str) -> None:
@@ -97,34 +96,8 @@ def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: 
     assert lines[0].startswith("0 x")
     assert lines[-1].startswith("11999 x")
     assert any("bytes omitted" in line for line in lines)
-    assert size_of(pool.agent.bulk) < 2 * (2 * output_spool.HALF + (1 << 20)) + (1 << 20)
+    assert size_of(pool.agent.bulk) < 2 * (2 * copies.HALF + (1 << 20)) + (1 << 20)
     assert size_of(pool.agent.home) < 1 << 20, "the folder of pools is often in memory"
-
-
-def test_the_last_words_of_a_rank_that_printed_much_and_died_are_there(pool: nbddp.Pool) -> None:
-    died = f"{LOUD}import os\nif os.environ['RANK'] == '1': print('the last'); os.kill(os.getpid(), 9)"
-    with pytest.raises(nbddp.WorkerFailed, match="killed by SIGKILL"):
-        pool.run_cell(died, screen=NullScreen())
-    assert pool.last_run is not None
-    assert pool.last_run.outputs[1].log.read_text().splitlines()[-1] == "the last"
-
-
-@given(st.lists(st.text(max_size=40), max_size=40))
-@settings(max_examples=40)
-def test_the_copy_tells_how_much_it_has_no_more(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
-    base = str(tmp_path_factory.mktemp("kept") / "worker-0")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output_spool, "HALF", 64)
-        copy = output_spool.StreamCopy(spool_files.path(base, "stdout"))
-        for text in texts:
-            copy.write(text)
-    whole = "".join(texts).encode("utf-8", "replace").decode()
-    start, found = spool_files.text(base, "stdout")
-    assert whole[start:] == found
-    assert len(found.encode()) >= min(len(whole.encode()), 24)
-    spool_files.clear([base])
-    assert spool_files.text(base, "stdout") == (0, "")
-    os.close(copy._file)
 
 
 def test_runs_of_some_time_ago_are_gone(pool: nbddp.Pool) -> None:
@@ -132,17 +105,6 @@ def test_runs_of_some_time_ago_are_gone(pool: nbddp.Pool) -> None:
     for _ in range(RUNS_KEPT + 5):
         pool.run_cell("print(1)", screen=NullScreen())
     assert len(list((pool.agent.bulk / "runs").iterdir())) <= RUNS_KEPT
-
-
-def test_a_full_disk_is_told_and_the_cell_goes_on(pool: nbddp.Pool) -> None:
-    full = (
-        "import os\nfor copy in get_ipython().kernel.kept._copies.values(): "
-        "fd = os.open('/dev/full', os.O_WRONLY); os.dup2(fd, copy._file); os.close(fd)\nprint('said')\n7"
-    )
-    shown = Hearing()
-    assert list(pool.run_cell(full, want_value=True, screen=shown)) == [7, 7]
-    assert [line for line in shown.said if "could not be saved: No space left on device" in line]
-    pool.restart()
 
 
 def test_a_full_disk_of_the_notebooks_side_is_told(tmp_path: Path) -> None:
@@ -156,22 +118,22 @@ def test_a_log_that_grows_is_cut_and_its_writer_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "controller.log"
     writer = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(writer, b"first\n" + b"x" * 100_000 + b"\nlast\n")
-    assert not spool_files.cut_log(str(path), 1 << 20)
-    assert spool_files.cut_log(str(path), 1000)
+    assert not child_logs.cut_log(str(path), 1 << 20)
+    assert child_logs.cut_log(str(path), 1000)
     os.write(writer, b"and on\n")
     os.close(writer)
     found = path.read_bytes()
     assert len(found) < 700
     assert found.startswith(b"first\n")
     assert found.endswith(b"last\nand on\n")
-    assert not spool_files.cut_log(str(tmp_path / "none.log"))
+    assert not child_logs.cut_log(str(tmp_path / "none.log"))
 
 
 def test_the_agent_cuts_the_logs_of_its_processes(pool: nbddp.Pool) -> None:
     log = Path(pool.log_of(0))
     with open(log, "ab") as file:
-        file.write(b"x" * (spool_files.MOST + 1))
-    until(lambda: log.stat().st_size < spool_files.MOST, "the log is cut")
+        file.write(b"x" * (child_logs.MOST + 1))
+    until(lambda: log.stat().st_size < child_logs.MOST, "the log is cut")
     with pytest.raises(nbddp.WorkerFailed, match="SIGABRT"):
         pool.run_cell("import os; os.abort()", ranks=[0], screen=NullScreen())
 

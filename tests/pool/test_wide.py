@@ -130,7 +130,7 @@ def test_what_a_node_has_started_is_known_where_it_cannot_start_all(tmp_path: Pa
         Host("h"), TemplateTransport("sleep {host} {command}"), tmp_path / "log", {}, ["sleep", "100"]
     )
     node = RemoteNode(agent, lambda rank, event: None, lambda event: None)
-    starts = [StartWorker(r, f"{r}", {}, "", (), f"{r}.log", f"{r}", "", "") for r in range(2)]
+    starts = [StartWorker(r, f"{r}", {}, "", (), f"{r}.log", "", "") for r in range(2)]
     with pytest.raises(AgentFailed, match="no room"):
         node.take_starts(Posted(starts, {"0.log": 0, "1.log": 0}, Answered()), lambda started: None)
     end_all([agent], timeout=0.0)

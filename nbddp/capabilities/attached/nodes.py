@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbddp.agent import spool_files, stop
+from nbddp.agent import stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests
 from nbddp.agent.hardware import loopback_name
@@ -474,7 +474,7 @@ class AttachedNode(PoolNode):
             if cwd != self._cwd:
                 moved[cwd] = self._cwd
             told = engine.told
-            self.workers[rank] = WorkerProcess(rank, engine.uuid, told["pid"], told["started"], "", "", registered=True)
+            self.workers[rank] = WorkerProcess(rank, engine.uuid, told["pid"], told["started"], "", registered=True)
             self._states[rank] = RankStatus.IDLE, ""
         self._asked = {}
         return [f"{self.name} has no folder {asked}; its ranks start in {there}" for there, asked in moved.items()]
@@ -521,15 +521,6 @@ class AttachedNode(PoolNode):
         self.exited(worker, ProcessExit(code, lost=why, pool_ended=pool_ended))
 
     # -- what is not there ------------------------------------------------------------------------------
-
-    def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
-        """They have none."""
-
-    def written(self, rank: int, asked: AgentRequests) -> dict[str, tuple[int, str]]:
-        return dict.fromkeys(spool_files.STREAMS, (0, ""))
-
-    def last_words(self, rank: int) -> str:
-        return ""
 
     def keep(self, seconds: float | None) -> None:
         """Nothing of these outlives the kernel by our doing."""

@@ -74,7 +74,6 @@ class RemoteNode(PoolNode):
             env={**self.given, **self.variables},
             visible=visible,
             home=self.agent.far_home,
-            bulk=self.agent.far_bulk,
             profile_dir=str(self.agent.far_home / "profile"),
             url_file=self._engine_file,
         )
@@ -93,10 +92,6 @@ class RemoteNode(PoolNode):
         own = [r for r in ranks if r in self.workers]
         if own:  # waited for: a rank may die before the agent has read it
             asked.post_if_alive(self.agent, "begin_logs", ranks=own)
-
-    def written(self, rank: int, asked: AgentRequests) -> dict[str, tuple[int, str]] | None:
-        asked.post_if_alive(self.agent, "written", rank=rank)
-        return None
 
     def hear_home(self, event: Message) -> None:
         """The events of this machine's agent, in its reader thread."""

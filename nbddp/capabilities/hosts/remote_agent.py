@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nbddp.agent import children, hardware, keeper, runtime_dir, spool_files, warning_filters
+from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir, warning_filters
 from nbddp.agent.process_id import ProcessId
-from nbddp.agent.server import Child, NodeAgent, Peer
+from nbddp.agent.server import WORKER, Child, NodeAgent, Peer
 from nbddp.agent.versions import versions
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.reachability import offers
@@ -58,8 +58,6 @@ class RemoteAgent(NodeAgent):
         self._backlog = Backlog()
         self._copy: FolderCopy | None = None
         self._asked_facts: dict[int, tuple[Peer, int]] = {}  # pid → who asked
-        self._kept: dict[int, str] = {}  # pid → where a worker's copies are
-        self._written_at: dict[int, str] = {}  # rank → where its last worker's are
         self._log_from: dict[int, int] = {}  # pid → the byte of its log at which its last run began
 
     def hello(self) -> Hello:
@@ -173,9 +171,8 @@ class RemoteAgent(NodeAgent):
 
     def _do_begin_logs(self, peer: Peer, message: Message) -> Message:
         """A run begins on these ranks."""
-        workers = self._workers(message["ranks"])
-        begun = spool_files.begun((child.log, self._kept[child.pid]) for child in workers)
-        self._log_from |= zip((child.pid for child in workers), begun, strict=True)
+        workers = [c for c in self.children.values() if c.kind == WORKER and c.rank in message["ranks"]]
+        self._log_from |= {c.pid: os.path.getsize(c.log) if os.path.exists(c.log) else 0 for c in workers}
         return {}
 
     def _do_clock(self, peer: Peer, message: Message) -> Message:
@@ -246,11 +243,6 @@ class RemoteAgent(NodeAgent):
             raise ValueError("no copy has begun")
         return self._copy
 
-    def _do_written(self, peer: Peer, message: Message) -> Message:
-        """What a rank wrote in its last run, by stream."""
-        base = self._written_at.get(message["rank"])
-        return {"written": spool_files.written(base) if base else dict.fromkeys(spool_files.STREAMS, (0, ""))}
-
     def _do_status(self, peer: Peer, message: Message) -> Message:
         """As an agent beside its owner, with the memory of each process, in bytes."""
         answer = super()._do_status(peer, message)
@@ -264,22 +256,14 @@ class RemoteAgent(NodeAgent):
         here = {"env": {**os.environ, **message["env"]}, "cwd": working_dir.here(), "path": list(sys.path)}
         if "profile_dir" in message:
             os.makedirs(message["profile_dir"], mode=0o700, exist_ok=True)
-        started = super()._do_start(peer, {**message, **here})
-        if "kept" in message:
-            self._kept[started["pid"]] = self._written_at[message["rank"]] = message["kept"]
-        return started
+        return super()._do_start(peer, {**message, **here})
 
     def exit_facts(self, child: Child) -> Message:
         """What the process said last; its owner cannot read its files."""
         if child.kind == FACTS:
             self._tell_facts(child)
             return {}
-        kept, start = self._kept.pop(child.pid, ""), self._log_from.pop(child.pid, 0)
-        printed = spool_files.text(kept, "stderr")[1] if kept else ""
-        return {"last_words": spool_files.last_words(child.log, start, printed)}
-
-    def _workers(self, ranks: list[int]) -> list[Child]:
-        return [c for c in self.children.values() if c.pid in self._kept and c.rank in ranks]
+        return {"last_words": child_logs.last_words(child.log, self._log_from.pop(child.pid, 0))}
 
     REQUESTS: ClassVar[dict[str, Callable[[Any, Peer, Message], Message | None]]] = {
         **NodeAgent.REQUESTS,
@@ -295,7 +279,6 @@ class RemoteAgent(NodeAgent):
         "folder_same": _do_folder_same,
         "folder_piece": _do_folder_piece,
         "folder_done": _do_folder_done,
-        "written": _do_written,
         "start": _do_start,
     }
 

@@ -1,0 +1,27 @@
+"""The notebook's side: what ranks that died had written, and their messages did not bring, is part of their output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbddp.agent.gather import AgentRequests
+
+if TYPE_CHECKING:
+    from nbddp.execution.execution import Execution
+    from nbddp.pool.state import PoolState
+
+
+class SpoolPart:
+    def __init__(self, pool: PoolState):
+        self._pool = pool
+
+    def ranks_gone(self, run: Execution, ranks: list[int]) -> None:
+        asked = AgentRequests()
+        for node in self._pool.group.nodes:
+            own = [(rank, run.outputs[rank].received) for rank in ranks if rank in node.workers]
+            if own:
+                asked.post_if_alive(node.agent, "written", run=run.number, ranks=own)
+        for answer in asked.take():
+            for rank, stream, lost, text in answer.get("written", ()):
+                missing = f"\n… {lost} characters lost …\n" * bool(lost) + text
+                run.display.take(rank, "stream", {"name": stream, "text": missing})
