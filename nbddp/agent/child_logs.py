@@ -11,8 +11,8 @@ ABORTS = ("terminate called", "  what():")  # lines by which the C++ library say
 
 
 def last_words(log: str, start: int = 0) -> str:
-    """What a process that has ended said last in its log, from byte `start`: why the C++ library aborts, why and where
-    the interpreter does, or else its last lines."""
+    """The last words of a process that has ended. They say why the C++ library aborts (in its stderr), or why and where
+    the interpreter does (in its log, from byte `start`). Else they are the last lines of the log."""
     try:
         with open(log, errors="replace") as file:
             file.seek(start if start <= os.path.getsize(log) else 0)  # the agent has cut it

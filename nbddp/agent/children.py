@@ -1,15 +1,14 @@
 """How the agent makes a process: fork from its warm self, or spawn where it may not fork.
 
-Forking is sound only while the agent has one thread and has never touched CUDA; then
-a new worker costs a fraction of a second and a few MB. Every child leads its own
-session (its subprocesses die with it) and ends with the agent: Linux sees to it, elsewhere a thread of its own.
-None is ended by SIGINT: there are front ends whose Stop goes to every process under the kernel (VS Code).
-A worker hears it while a cell runs.
+Forking is sound only while the agent has one thread and has never touched CUDA; then a new worker costs a fraction of a
+second and a few MB. Every child leads its own session (its subprocesses die with it) and ends with the agent. Linux
+sees to that; elsewhere a thread of its own does. None is ended by SIGINT: there are front ends whose Stop goes to every
+process under the kernel (VS Code). A worker hears it while a cell runs.
 
-A forked process begins with its parent's generators, and so would its siblings: without a seed, all ranks would draw
+A forked process begins with its parent's generators, and so would its siblings. Without a seed, all ranks would draw
 the same weights, masks and permutations. Generators of accelerators are made in the process that uses one, and
 operating-system randomness (`secrets`, `uuid`, numpy's `default_rng`) is nobody's copy. One thing cannot be made anew:
-`hash()` of strings, by which a set of strings is ordered, is the interpreter's for as long as it lives.
+`hash()` of strings, which orders a set of strings. It stays the interpreter's for as long as that lives.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class AgentClient:
             self._put(message)
 
     def send_at_once(self, message: Message) -> None:
-        """`send` for a short message, which is dropped where it would have to wait: the other side does not read, and
+        """`send` for a short message, which is dropped if it would have to wait. Then the other side does not read, and
         another message may be stuck."""
         if self._sending.acquire(blocking=False):
             try:
@@ -440,8 +440,8 @@ def own_env(env: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def without_stop() -> Iterator[None]:
-    """A process that is started here gets no SIGINT until it takes it: a front end's Stop may go to every process
-    under the kernel, and Python's start is no moment for it."""
+    """A process that is started here gets no SIGINT until it takes it. A front end's Stop may go to every process under
+    the kernel, and Python's start must not be interrupted."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

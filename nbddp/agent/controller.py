@@ -9,17 +9,17 @@ ipyparallel would choose ports that are free, let them go and bind them later; o
 another program's connection takes one in between, and then no engine ever registers. It is given
 ports that the system hands to nobody by itself.
 
-Loopback is shared by all users of a machine. So every socket of the cluster's is encrypted (CurveZMQ): who has not
-read the key in the connection files hears nothing, and what it sends reaches nobody.
+Loopback is shared by all users of a machine. So every socket of the cluster's is encrypted (CurveZMQ). Without the key
+from the connection files a process hears nothing, and its messages reach nobody.
 
-The hub would be sent a copy of every message, read it and keep it for clients that ask for the results of others, which
+The hub would get a copy of every message, read it, and keep it for clients that ask for the results of others. That
 took as long as the two messages themselves. It hears of beats alone; the schedulers' sockets drop the rest unsent.
 
-ipyparallel's hub takes an engine in when the heart monitor has heard it answer a beat and the next beat has come: two
-periods, 0.4 s of a worker's start. Here the hub says that one is coming, over a pipe; the monitor beats quickly until
-each that was announced has answered, and reports it with its first answer. Of later answers it only notes that they
-came, since missed beats mean nothing here: the agent knows of every exit. So beats are slow where many answer. Where
-the monitor is spawned, not forked (macOS), it beats as ever.
+ipyparallel's hub admits an engine after it has answered a beat of the heart monitor, and the next beat has come. That
+is two periods, 0.4 s of a worker's start. Here the hub says that one is coming, over a pipe; the monitor beats quickly
+until each that was announced has answered, and reports it with its first answer. Of later answers it only notes that
+they came, since missed beats mean nothing here: the agent knows of every exit. So beats are slow where many answer.
+Where the monitor is spawned, not forked (macOS), it beats as ever.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def ephemeral_ports() -> range:
 
 
 def quiet_ports(count: int, *hosts: str) -> tuple[ExitStack, list[int]]:
-    """Ports outside `ephemeral_ports` that are free at all these addresses of this machine (by default the loopback),
-    and what is to be closed to give up the claim to them.
+    """Ports outside `ephemeral_ports` that are free at all these addresses of this machine (by default the loopback);
+    and the sockets to close to give up the claim to them.
 
-    Ports come in blocks. Who holds a block's first port, which serves for nothing else, owns the rest of it, so two
-    pools that start at the same moment do not choose the same. Raises OSError if every block is somebody's, or an
+    Ports come in blocks. The first port of a block serves for nothing else; its holder owns the rest of the block. So
+    two pools that start at the same moment do not choose the same. Raises OSError if every block is somebody's, or an
     address is not this machine's.
     """
     at = [*dict.fromkeys(hosts)] or [LOOPBACK]

@@ -1,4 +1,4 @@
-"""The same to several agents at once: all are asked, or left, before the first is waited for, so that a slow connection
+"""The same to several agents at once. All are asked, or left, before the first is waited for, so a slow connection
 costs its time once and not for every host."""
 
 from __future__ import annotations

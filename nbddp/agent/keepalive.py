@@ -2,7 +2,7 @@
 
 The kernel asks on a connection where nothing is on its way (SO_KEEPALIVE). What is on its way it sends again for a
 quarter of an hour, unless it is told when to give up (TCP_USER_TIMEOUT); since Linux 5.11 it then also gives up a side
-that answers that it has no room, so that is for connections whose other side always reads.
+that answers that it has no room. So use it for connections whose other side always reads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The process above a node agent that clears up where the agent itself is killed (Linux).
 
-A killed agent leaves its folder, and what its workers have started. The workers end with it, but not their
-subprocesses, nor the loader processes of a data loader, nor what forked twice into a session of its own. All of them
-become children of the keeper, which kills them, removes the folder, and ends as the agent has ended. It does not wait
-for the agent's owner, which may have been killed with it. If the keeper is killed, the agent clears up itself.
+A killed agent leaves its folder, and what its workers have started. The workers end with it. Their subprocesses, the
+loader processes of a data loader, and daemons that forked twice into a session of their own do not. All of them become
+children of the keeper, which kills them, removes the folder, and ends as the agent has ended. It does not wait for the
+agent's owner, which may have been killed with it. If the keeper is killed, the agent clears up itself.
 """
 
 from __future__ import annotations

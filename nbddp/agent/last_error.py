@@ -1,5 +1,5 @@
-"""Why a process has ended, read from its log (pure): the error of Python's last traceback, on one line, and the file of
-the user's that it is about; else its last line."""
+"""Why a process has ended, read from its log: the error of Python's last traceback, on one line, and the user's file in
+it; else its last line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Processes that were started by others and belong to this one: found, counted and ended.
 
-On Linux a process can adopt what its descendants leave behind (`children.adopt_orphans`): one that forked twice and
-made a session of its own is still among our children. A child that has not been reaped keeps its pid, so ending
-children, level by level, never hits a stranger.
+On Linux a process can adopt the orphans of its descendants (`children.adopt_orphans`). One that forked twice and made a
+session of its own is still among our children. A child that has not been reaped keeps its pid, so ending children,
+level by level, never hits a stranger.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _in_sessions(leaders: Mapping[int, ProcessId]) -> list[psutil.Process]:
 
 
 def kill(pid: int) -> None:
-    """Kill a child, and its group at once where that is in a session that we are not in: it began below us, so all in
-    it is ours, and of a group nobody escapes by forking. (One by one, a few that go on forking outnumber us.)"""
+    """Kill a child, and its group at once if that is in a session that we are not in. It began below us, so all in it
+    is ours, and forking does not escape a group. (One by one, a few that go on forking outnumber us.)"""
     if os.getsid(pid) != os.getsid(0):
         os.killpg(os.getpgid(pid), signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
@@ -113,8 +113,8 @@ def tree(spare: Collection[int] = ()) -> Iterator[int]:
 
 
 def memory(pid: int) -> int:
-    """Bytes that a process holds, in memory or swapped out, and that no file on disk has: what it shares with other
-    processes included, also with the one it was forked from; 0 if it has ended."""
+    """Bytes that a process holds, in memory or swapped out, and that no file on disk has. Bytes that it shares with
+    other processes count, also with its parent; 0 if it has ended."""
     lines = facts(pid, "status").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(HELD)) << 10
 

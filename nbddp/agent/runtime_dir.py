@@ -57,8 +57,8 @@ def bulk(home: Path) -> Path:
 
 
 def private_caches() -> dict[str, str]:
-    """Where torch's compiler is to keep what it makes: its own choice is a folder in the temporary one whose name
-    everybody knows, and what lies there is loaded."""
+    """Where torch's compiler is to keep its results. Its own choice is a folder in the temporary one whose name
+    everybody knows, and it loads the files there."""
     try:
         return {"TORCHINDUCTOR_CACHE_DIR": str(cache() / "torchinductor")}
     except (OSError, AgentFailed):

@@ -1,12 +1,11 @@
 """The node agent: one small process per node that starts and watches the workers there.
 
-It imports what a worker needs once (torch, torch._dynamo, the ipyparallel engine),
-stays single-threaded, never touches CUDA, and forks. It serves one owner on
-descriptors that nothing else writes to, in lines of JSON (`protocol.jsonl`), and others of the same
-user on a unix socket (the terminal's `python -m nbddp`). What is printed here, by whatever
-module is imported, goes to its log. It ends with its owner, taking all its
-children along. It holds no rule about runs: it starts, signals, reports. Capabilities add to what it may be asked for,
-what it starts, and what becomes of its process in the end (`protocol.capability.OnAgent`).
+It imports what a worker needs once (torch, torch._dynamo, the ipyparallel engine), stays single-threaded, never touches
+CUDA, and forks. It serves one owner on descriptors that nothing else writes to, in lines of JSON (`protocol.jsonl`). It
+serves others of the same user on a unix socket (the terminal's `python -m nbddp`). What is printed here, by whatever
+module is imported, goes to its log. It ends with its owner, taking all its children along. It holds no rule about runs:
+it starts, signals, reports. Capabilities add to what it may be asked for, what it starts, and what becomes of its
+process in the end (`protocol.capability.OnAgent`).
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def heard_at_checks() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back the kernel's interrupt for steps that must not be left half done, such as starting a process and
-    writing down that it was started; KeyboardInterrupt comes right after them."""
+    """Hold back the kernel's interrupt for steps that must not be left half done, such as the start of a process and
+    its record; KeyboardInterrupt comes right after them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

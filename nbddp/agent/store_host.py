@@ -43,8 +43,8 @@ class Served:
 
 
 def main(request: dict[str, Any]) -> int:
-    """Serve open and close requests on the socket `request["channel"]` until it ends, for the pool whose agent is this
-    process's parent and whose owner is the process `request["owner"]`."""
+    """Serve open and close requests on the socket `request["channel"]` until it ends. The pool's agent is this
+    process's parent; its owner is the process `request["owner"]`."""
     warning_filters.put_off()
     channel = socket.socket(fileno=request["channel"])
     stores: dict[int, Served] = {}

@@ -1,7 +1,7 @@
 """What each rank of a merged trace did, and when: compute, communication, copies, phases of a training step.
 
 Of a rank with kernels in its trace, its GPUs count: a kernel of NCCL communicates, any other computes, `Memcpy` and
-`Memset` copy. Of a rank without, its threads count: an operation of torch computes, unless it belongs to a collective
+`Memset` copy. Of a rank without, its threads count. An operation of torch computes, unless it belongs to a collective
 or its thread is blocked in a wait; a collective communicates from the call to the end of its transfer.
 
 The four kinds are those of Holistic Trace Analysis ("Temporal Breakdown", hta.readthedocs.io), which knows GPUs alone;

@@ -7,8 +7,8 @@ the others':
 - forward and backward take longer, and the rank's inputs have more elements: more work. Up to the square of the inputs'
   ratio is explained so, which is what attention takes for longer sequences;
 - all parts take longer by about the same factor, with inputs that are alike: the machine;
-- where the inputs are not known the optimizer decides, whose work does not depend on the batch: as slow as the rest, it
-  is the machine, no slower, more work; in between, or where it is too short to tell, one of the two;
+- without known inputs the optimizer decides, whose work does not depend on the batch. If it is as slow as the rest, the
+  cause is the machine; if not, more work; in between, or where it is too short to tell, one of the two;
 - one part has most of the extra time, and the others are not slower alike: that part;
 - anything else: the cause is not known, and the largest parts are named.
 

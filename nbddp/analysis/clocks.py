@@ -1,10 +1,9 @@
 """One clock for ranks of several machines.
 
-Rank 0 asks every other rank for its time, again and again. The round trip that took least gives the
-offset: the answer was read somewhere within it, so the middle is at most half of it off (Cristian 1989; what NTP
-does). What was recorded bounds the offset as well, at the time of recording: no rank has a bucket's result
-before every rank has sent it. Where a clock has drifted since, it is moved to the nearest offset that these
-bounds allow.
+Rank 0 asks every other rank for its time, again and again. The shortest round trip gives the offset. The answer was
+read somewhere within it, so its middle is at most half of it off (Cristian 1989; what NTP does). What was recorded
+bounds the offset as well, at the time of recording: no rank has a bucket's result before every rank has sent it. Where
+a clock has drifted since, it is moved to the nearest offset that these bounds allow.
 """
 
 from __future__ import annotations

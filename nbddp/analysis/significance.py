@@ -3,23 +3,23 @@ comes from here.
 
 Ranks that are alike differ by chance in each step: other processes take a core, caches are cold, the clock of a core
 changes. These times have long tails and come in bursts, so means say little. What is tested is the median over steps of
-how much longer a rank takes than the median of the others in the same step. By the sign test its lower bound is a
-difference that so many steps exceed that chance would do it in one of 1 / CHANCE comparisons of as many ranks. A rank
-is slow if that bound is more than BEYOND of a step, and the median SIZE of it or more.
+how much longer a rank takes than the median of the others in the same step. The sign test gives its lower bound: a
+difference that many steps exceed. By chance, as many exceed it in one of 1 / CHANCE comparisons of as many ranks. A
+rank is slow if that bound is more than BEYOND of a step, and the median SIZE of it or more.
 
-Ranks that share their cores, with each other or with other processes, are not alike all the time: for seconds, one may
-lose its core more often, finds its caches cold when it is back, and takes up to 1.3 times as long in all parts of its
-steps, without what it waits for the core. There a rank is slow only if it takes HALF as long again, or in one part.
+Ranks that share their cores, with each other or with other processes, are not alike all the time. For seconds, one rank
+may lose its core more often, and finds its caches cold when it is back. Then all parts of its steps take up to 1.3
+times as long, without its waits for the core. There a rank is slow only if it takes HALF as long again, or in one part.
 On two cores with two busy loops, 11 of 200 pieces of equal ranks would be told as slow otherwise, and none is.
 
 Where steps are noisy, they are so in one part, mostly in backward. So each part is tested by itself, beyond the share
 by which the others take longer too; all parts of all ranks count as comparisons. A part that stands out names its rank
 only if that rank's own time in all is longer by WHOLE of that.
 
-With fewer steps than that needs (11 of two ranks), a rank is slow only if every one of at least FEW steps takes it
-twice as long as the others. Bursts last up to some tenths of a second on a busy machine: in 2,300 pieces of 8 steps of
-equal ranks none was 33 % slower throughout, in 3,800 pieces of 5 steps four were twice as slow
-(`tests/benchmarks/equal.py` measures all of this).
+With fewer steps than that needs (11 for two ranks), the rule is stricter. A rank is slow only if each of at least FEW
+steps takes it twice as long as the others. Bursts last up to some tenths of a second on a busy machine. In 2,300 pieces
+of 8 steps of equal ranks none was 33 % slower throughout. In 3,800 pieces of 5 steps four were twice as slow.
+(`tests/benchmarks/equal.py` measures all of this.)
 
 Pure.
 """

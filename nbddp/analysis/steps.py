@@ -182,9 +182,9 @@ def _bucket(noted: Bucket, end: int) -> Bucket:
     """A bucket of a step whose backward ended at `end`, with a `done` that does not contradict that.
 
     DDP's reducer waits for every bucket before backward ends (on CPU in C++; on a GPU its stream does), so none is done
-    later. The note of it may be: it is taken in Python on the backend's thread, which needs the interpreter for it, and
-    the main thread that has just come out of that wait holds the interpreter for some milliseconds more. A note
-    that is missing (0) is later still. What is known then is that the bucket was done at `end` at the latest.
+    later. The note of it may be. Python takes it on the backend's thread, which needs the interpreter. The main thread
+    that has just left that wait holds the interpreter for some milliseconds more. A note that is missing (0) is later
+    still. What is known then is that the bucket was done at `end` at the latest.
     """
     done = min(noted.done or end, end)
     # of a GPU: two streams' times, a microsecond apart

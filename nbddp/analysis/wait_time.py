@@ -1,8 +1,8 @@
 """Waiting and moving, told apart: a collective starts when its last rank arrives; where the backend carries out one
 after the other, as NCCL does on its stream, not before the one before it has ended.
 
-Bandwidths are those of nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is size / time; the bus
-bandwidth of an all-reduce on n ranks is that times 2 (n - 1) / n, which is the speed each link must have had.
+Bandwidths are those of nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is size / time; the bus bandwidth of an
+all-reduce on n ranks is that times 2 (n - 1) / n: the speed of each link.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ def no_traceback(shell: Any) -> None:
 
 
 def publish(publisher: Any, data: dict[str, Any], **kwargs: Any) -> None:
-    """`publisher.publish`. ipykernel's has stdout and stderr flushed before, each by asking the thread that sends and
-    waiting for its word, also where nothing has been written since the last flush: then it is not asked here."""
+    """`publisher.publish`. ipykernel's has stdout and stderr flushed before. For each it asks the thread that sends and
+    waits for its answer, even if nothing has been written since the last flush. Here it is not asked then."""
     if all(map(knows_nothing_to_flush, (sys.stdout, sys.stderr))) and hasattr(publisher, "_flush_streams"):
         publisher._flush_streams = lambda: None
         try:

@@ -44,7 +44,7 @@ def missing(client: Any) -> list[str]:
 
 
 def load_magics() -> None:
-    """Load ipyparallel's magics, which each client registers in IPython, with their docstrings: `python -OO` leaves
+    """Load ipyparallel's magics, which each client registers in IPython, with their docstrings. `python -OO` leaves
     these out, and the module, which puts its own together from them, could not be loaded."""
     spec = importlib.util.find_spec(MAGICS) if sys.flags.optimize > 1 and MAGICS not in sys.modules else None
     source = spec.loader.get_source(MAGICS) if spec is not None and isinstance(spec.loader, SourceLoader) else None
@@ -102,7 +102,7 @@ class Outbox:
 
 class _AtOnce:
     """A stream, as `Session.send` asks for one. A message goes to its socket by the stream's queue only if the socket
-    takes no more: the queue costs as much again as everything else that is done for a message."""
+    takes no more. The queue costs as much again as everything else for a message."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -230,8 +230,8 @@ def receive_with(client: Any, receivers: dict[str, Receive]) -> None:
 
 
 def give_up(client: Any) -> None:
-    """Close a client, whatever state its thread is in: one that is stuck is left to itself, since ipyparallel's own
-    way to close waits for it. What it has not sent by then would come too late."""
+    """Close a client, whatever the state of its thread. A stuck thread is left to itself, since ipyparallel's own way
+    to close waits for it. What it has not sent by then would come too late."""
     client.session.send = lambda *args, **options: None
     client._io_loop.add_callback(client._io_loop.stop)
     client._io_thread.join(CLOSING_TIME)

@@ -263,9 +263,8 @@ def _transfer_classes() -> dict[int, Any]:
 def share_backends(real: Any, other: Any) -> str:
     """Register a group's backends with another, each under the type that C++ looks for; the name that both then have.
 
-    Empty, and nothing is registered, where torch cannot do it, and under debug level DETAIL: there a backend is
-    wrapped, and DDP's logger, told that it is gloo, takes the wrapper for gloo and crashes (torch 2.13, with
-    torchrun too).
+    Empty, and nothing is registered, if torch cannot do it, and under debug level DETAIL. There a backend is wrapped.
+    DDP's logger, told that it is gloo, takes the wrapper for gloo and crashes (torch 2.13, with torchrun too).
     """
     if not hasattr(real, "_register_backend"):
         return ""
@@ -280,8 +279,8 @@ def share_backends(real: Any, other: Any) -> str:
 
 
 def wrap_checks(note: Callable[[str, Any], None]) -> None:
-    """Call `note` with a group's name and the gloo group in which its ranks meet before each collective, when torch
-    makes that for debug level DETAIL."""
+    """Call `note` with a group's name and its helper, when torch makes that for debug level DETAIL. The helper is the
+    gloo group in which its ranks meet before each collective."""
     module: Any = importlib.import_module(C10D)
     create, wrapper = getattr(module, CHECKED, None), getattr(module, WRAPPER, None)
     if create is None or wrapper is None:

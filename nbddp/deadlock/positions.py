@@ -39,10 +39,10 @@ NO_HISTORY = CallHistory()
 class Call:
     """A call that blocks.
 
-    `op` is what the user wrote, `made_of` the collective under it (`all_gather` under `gather_object`), `what` its
-    tensors (`float[4]`), `root` its source or destination, if it has one. `group` is the group's name, `ranks` its
-    members, `of` what is said of it. A send or receive is the `nth` on its `channel`. `seen`: that it is not done
-    is evident. `note`: what else is known of what it waits for; `missing`: ranks of its `world` that no pool has.
+    `op` is the name that the user wrote, `made_of` the collective under it (`all_gather` under `gather_object`), `what`
+    its tensors (`float[4]`); `root`: its source or destination, if any. `group` is the group's name, `ranks` its
+    members, `of` what is said of it. A send or receive is the `nth` on its `channel`. `seen`: that it is not done is
+    evident. `note`: what else is known of what it waits for; `missing`: ranks of its `world` that no pool has.
     """
 
     op: str

@@ -1,15 +1,14 @@
 """Who waits for whom, and whether that can ever end: pure functions over the ranks' places.
 
-A rank waits in a call for the ranks that have not done their part of it, and it is known that they have not: a
-send for the receive of the same number on its channel, a collective for members that have not called it. A rank is
-stuck if it waits for a rank that cannot come: one that has finished the cell, failed or died, or one
-that is itself stuck. The largest set of ranks that is closed under this rule is a deadlock:
-no event inside the run can end it.
+A rank waits in a call for ranks that are known not to have done their part. A send waits for the receive of the same
+number on its channel; a collective waits for members that have not called it. A rank is stuck if it waits for a rank
+that cannot come. That one has finished the cell, failed, died, or is stuck itself. The largest set of ranks that is
+closed under this rule is a deadlock: no event inside the run can end it.
 
-Only what is evident counts. A rank that computes, sleeps or does not answer is never stuck, nor is one that was not
-seen in the same wait in two rounds of looks (one ended before the next began, so at one instant all were in theirs),
-and a rank that waits for it is not either. What both sides have entered in the same way is a transfer, however long
-it takes; entered in different ways, it is none once no byte moves.
+Only what is evident counts. A rank that computes, sleeps or does not answer is never stuck. Nor is one that was not
+seen in the same wait in two rounds of looks. One round ends before the next begins, so at one instant all were in their
+waits. A rank that waits for such a rank is not stuck either. What both sides have entered in the same way is a
+transfer, however long it takes; entered in different ways, it is none once no byte moves.
 """
 
 from __future__ import annotations
@@ -137,8 +136,8 @@ def held(all_of: Positions, left: Collection[int]) -> set[int]:
     """Ranks seen once, after a failure, in a collective that cannot end for them any more.
 
     left: ranks that have left the run and have said since what they had called. Only collectives count that no rank
-    leaves before all have entered, so what one look shows lasts: a rank of `left` calls nothing any more, and nor does
-    a rank that waits for it. A circle of ranks that are at work is none of this; see `diagnose`.
+    leaves before all have entered. So one look is enough: a rank of `left` calls nothing any more, and nor does a rank
+    that waits for it. A circle of ranks that are at work is none of this; see `diagnose`.
     """
     waits = {
         r: waits_for(p, all_of)[0]

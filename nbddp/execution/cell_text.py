@@ -1,7 +1,7 @@
 """A cell's text before any rank sees it: is it there, does it compile, which line is which.
 
-The magic line is kept as a comment, as are the rows above it, so that line numbers are those of the cell as it
-stands in the notebook. Pure: how IPython's own syntax becomes Python is handed in.
+The magic line is kept as a comment, as are the rows above it. So line numbers are those of the cell as it stands in the
+notebook. Pure: how IPython's own syntax becomes Python is handed in.
 """
 
 from __future__ import annotations

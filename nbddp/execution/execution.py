@@ -1,9 +1,8 @@
 """One run: send to every rank, take in what happens, carry out what `supervise` decides.
 
-Everything arrives on one queue (iopub messages, exits, Stop) and is handled in the
-calling thread, so output keeps its order and its parent. The loop holds no rules. Once a
-run has lasted a while, every rank is asked now and then where it is: the answers feed
-the live status, the search for deadlocks, and the report if the run has to be ended.
+Everything arrives on one queue (iopub messages, exits, Stop) and is handled in the calling thread, so output keeps its
+order and its parent. The loop holds no rules. Once a run has lasted a while, every rank is asked now and then where it
+is. The answers feed the live status, the search for deadlocks, and the report if the run has to be ended.
 """
 
 from __future__ import annotations
@@ -189,8 +188,8 @@ class Execution:
     def execute(self) -> None:
         """Run to the end: every rank has an outcome, has died, or is replaced.
 
-        An exception that comes amid it, of another signal's handler or of the front end, ends the run as Stop does
-        before it goes on: no rank is left at work that nobody waits for.
+        An exception of another signal's handler or of the front end may come amid it. It ends the run as Stop does
+        before it goes on, so no rank is left at work without anybody who waits for it.
         """
         foreign: BaseException | None = None
         with self._stop_by_signal():

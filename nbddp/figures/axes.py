@@ -81,8 +81,8 @@ class Inside(Text):
     """A label in the middle of `bar`. texts: what it may say, the best first; ink and fill: its colour and its box's,
     which is the bar's own.
 
-    How large a bar is on paper is known only when the figure is laid out, so a label chooses its text and its size each
-    time that it is drawn: the first text that fits, smaller print in a low bar, nothing where that is too small.
+    The size of a bar on paper is known only when the figure is laid out. So a label chooses text and size each time
+    that it is drawn: the first text that fits, or smaller print, or nothing.
     """
 
     LARGEST, SMALLEST = 7.0, 5.0  # points

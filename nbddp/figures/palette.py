@@ -1,5 +1,5 @@
-"""Colours that stay apart for colour-blind eyes (Paul Tol's "bright", darkened where text is white):
-text on a fill has a contrast of 4.5:1 at least (WCAG 2)."""
+"""Colours that stay apart for colour-blind eyes (Paul Tol's "bright", darkened where text is white). Text on a fill has
+a contrast of 4.5:1 at least (WCAG 2)."""
 
 from __future__ import annotations
 

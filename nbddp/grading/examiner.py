@@ -1,10 +1,10 @@
 """The process that examines one learner: it has ranks of that learner's own, and holds the right answers itself.
 
 It is forked from the grader's warm process and forks an agent of its own (`grading.sandbox.agent`), which forks the
-ranks. The learner's cells go to the ranks as text and run there alone. What comes back is JSON
-(`protocol.json_values`), and this process refuses to load any class from a pickle, whoever sends it: nothing
-of the learner's can run here. It answers the grader in lines of JSON, one exercise at a time, and is killed, with all
-below it, when the learner is through.
+ranks. The learner's cells go to the ranks as text and run there alone. The ranks answer in JSON
+(`protocol.json_values`). This process refuses to load any class from a pickle, whoever sends it. So nothing of the
+learner's can run here. It answers the grader in lines of JSON, one exercise at a time, and is killed, with all below
+it, when the learner is through.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Marks as they are kept and handed out: rows, the files they are in, and what is said about all of them.
 
-What learners wrote comes in here as text alone. It is made harmless for who reads it: control characters of terminals
-go, and a cell that a spreadsheet would take for a formula gets an apostrophe in front. `Book` is a CSV file that is
-written row by row through one open file; what another process makes of the file meanwhile is seen, and undone.
-Pure but for the files: imports only the standard library, `nbddp.errors`, `nbddp.output.table` and
-`nbddp.lessons.framework.rubric`.
+What learners wrote comes in here as text alone. It is made harmless for its reader. Control characters of terminals go,
+and a cell that a spreadsheet would take for a formula gets an apostrophe in front. `Book` is a CSV file that is written
+row by row through one open file; what another process makes of the file meanwhile is seen, and undone. Pure but for the
+files: imports only the standard library, `nbddp.errors`, `nbddp.output.table` and `nbddp.lessons.framework.rubric`.
 """
 
 from __future__ import annotations
@@ -234,8 +233,8 @@ def _read(path: Path) -> Iterator[GradeRow]:
 
 
 def wide(rows: Sequence[GradeRow]) -> Table:
-    """A row for each learner, a column for each exercise: 1 for a right answer (in any file), 0 for a wrong one,
-    `error` where there is no verdict, empty where nothing was asked; and the total."""
+    """A row for each learner, a column for each exercise. 1 is a right answer (in any file), 0 a wrong one, `error` no
+    verdict, and empty no answer; and the total."""
     exercises = sorted({row.exercise for row in rows})
     marks: dict[str, dict[str, str]] = {}
     for row in rows:

@@ -1,8 +1,8 @@
 """What was handed in, and who examines it: files become text, learners get fresh ranks each, answers become lines.
 
 Nothing that was handed in is run, imported or unpickled in this process. Files are parsed in processes of their own
-(`grading.reader`); each learner's are run on fresh ranks of that learner alone, under an examiner that judges what they
-answer (`grading.examiner`), within limits, and all of it has ended before the next learner's begin.
+(`grading.reader`); each learner's submissions run on fresh ranks of that learner alone, within limits. An examiner
+judges their answers (`grading.examiner`). All of it has ended before the next learner's begin.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Interface:
 class Node:
     """One machine, or (`simulated`) a share of one that the ranks take for a machine, or (`planned`) one on paper.
 
-    `links[i][j]` is the code of the way from `devices[i]` to `devices[j]`: `NV18` (18 NVLinks), a key
-    of PATHS, `X` on the diagonal, or empty where it is not known; no rows if nothing is known.
+    `links[i][j]` is the code of the way from `devices[i]` to `devices[j]`. That is `NV18` (18 NVLinks), a key of PATHS,
+    `X` on the diagonal, or empty if unknown; no rows if nothing is known.
     """
 
     index: int

@@ -9,8 +9,7 @@ from nbddp.protocol.capability import load
 
 
 def merged(spec: LaunchSpec, running: LaunchSpec | None) -> LaunchSpec:
-    """`spec`, with what it does not say as in the spec of the pool that runs, if one does (nnodes only if nproc is not
-    said either)."""
+    """`spec`, completed from the spec of the running pool, if there is one; nnodes only if nproc is not said either."""
     old = running or LaunchSpec()
     kept = {}
     for option in fields_of("pool"):

@@ -1,9 +1,8 @@
 """Who runs where: nodes, their devices, and the workers placed on them.
 
-A plan is made before any process is started, by arithmetic on plain data:
-`Topology.plan` places `nproc` workers on every node, in order of local rank, each
-with its `gpus_per_proc` consecutive GPUs, or refuses with a sentence that says what
-to type. Pure: imports only the standard library, `nbddp.errors` and `nbddp.launch.machine`.
+A plan is made before any process is started, by arithmetic on plain data. `Topology.plan` places `nproc` workers on
+every node, in order of local rank, each with its `gpus_per_proc` consecutive GPUs. Or it refuses with a sentence that
+says what to type. Pure: imports only the standard library, `nbddp.errors` and `nbddp.launch.machine`.
 """
 
 from __future__ import annotations

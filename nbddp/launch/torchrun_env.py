@@ -1,11 +1,9 @@
 """A worker's place and a run's rendezvous → the variables that torchrun sets.
 
-Names and values are those of torchrun 2.13
-(`torch/distributed/elastic/agent/server/local_elastic_agent.py`), with one stated
-exception: TORCH_NCCL_ASYNC_ERROR_HANDLING is 2 here (abort the communicator, keep the
-process), because a worker of a pool must outlive a failed collective; torchrun's 1
-tears the process down. The other ways in which NCCL's watchdog ends a process are switched off
-likewise (KEEPS_PROCESS). Pure: plain mappings in, plain mappings out.
+Names and values are those of torchrun 2.13 (`torch/distributed/elastic/agent/server/local_elastic_agent.py`), with one
+exception. TORCH_NCCL_ASYNC_ERROR_HANDLING is 2 here (abort the communicator, keep the process), because a worker of a
+pool must outlive a failed collective; torchrun's 1 tears the process down. The other ways in which NCCL's watchdog ends
+a process are switched off likewise (KEEPS_PROCESS). Pure: plain mappings in, plain mappings out.
 """
 
 from __future__ import annotations
@@ -122,7 +120,7 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 def needs_new_agent(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """Names that differ and are read while torch is imported, a process starts or GPUs are counted.
 
-    A worker forked from a warm process never re-reads them, and the warm process counts the GPUs once, so a change of
+    A worker forked from a warm process never re-reads them, and the warm process counts the GPUs once. So a change of
     one of these needs a new warm process; any other change reaches a worker when it starts.
     """
     return [name for name in differing(old, new) if name.startswith(SEEN_AT_IMPORT)]

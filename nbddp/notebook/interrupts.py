@@ -1,9 +1,9 @@
 """Stop around a notebook's cells: from the kernel's first look at a cell to its answer.
 
-ipykernel answers a cell whose code was interrupted. An interrupt that comes a moment earlier or later, while ipykernel
-reads the request or writes the answer, leaves the cell without one, and the notebook waits. So Stop is put off until
-the code runs, and is too late when it has run. A cell that is one command of ours hears Stop at the
-command's own checks (`agent.stop`), until its result is shown.
+ipykernel answers a cell whose code was interrupted. ipykernel reads a request before, and writes the answer after. An
+interrupt in those moments leaves the cell without an answer, and the notebook waits. So Stop is put off until the code
+runs, and is too late when it has run. A cell that is one command of ours hears Stop at the command's own checks
+(`agent.stop`), until its result is shown.
 """
 
 from __future__ import annotations

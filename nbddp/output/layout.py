@@ -1,8 +1,7 @@
 """The rank-ordered block that a cell leaves behind: outputs of all ranks → a list of pieces.
 
-Ranks whose whole output is equal are folded into one section (`ranks 0–3`). Every line of
-text carries its rank in a column of its own, so that the block reads the same in every
-front end, in a saved notebook and in a plain terminal. Pure.
+Ranks whose whole output is equal are folded into one section (`ranks 0–3`). Every line of text carries its rank in a
+column of its own. So the block reads the same in every front end, in a saved notebook and in a plain terminal. Pure.
 """
 
 from __future__ import annotations

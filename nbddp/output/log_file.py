@@ -1,6 +1,6 @@
 """A file of bounded size: the beginning and the end of what is written to it.
 
-The second half of the file is written round and round, and put in order when the file is closed, with a line in
+The second half of the file is written round and round. When the file is closed, it is put in order, with a line in
 between that says what is missing. A disk that is full, or any other error, ends the file and not its writer's run.
 """
 

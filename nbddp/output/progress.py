@@ -1,5 +1,5 @@
-"""Progress as text that carries what it is about as values: the stage of a pool's start, and how much is done (a bar
-in words for a terminal, a real one for a page). Pure."""
+"""Progress as text that carries its values: the stage of a pool's start, and how much is done. A terminal gets a bar in
+words, a page a real one. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Text that is still being written, as a terminal has it: carriage returns, backspaces and erasures are carried out in
+"""Text that is still being written, as a terminal has it. Carriage returns, backspaces and erasures are carried out in
 one line (`TerminalLine`), and the cursor's way up in several (`Rows`).
 
-Text left and right of the cursor is kept in two stacks of slices, so nothing is copied when the cursor moves: the work
-grows with what is written, not with what is written times the length of the line. Pure.
+Text left and right of the cursor is kept in two stacks of slices, so nothing is copied when the cursor moves. The work
+grows with the text, not with the text times the length of the line. Pure.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A connection to the controller that outlives its client.
 
-What a stream of the client's cannot read is dropped and counted (`dropped`). A client whose thread has ended, of which
-a stream is closed, or that no longer answers is replaced by another under the same session, so that the ranks' messages
-to it are still ours; the ranks notice nothing. `tend` looks at the beat that it asked for last time and costs
-microseconds; `check` waits for one.
+What a stream of the client's cannot read is dropped and counted (`dropped`). A client is replaced, under the same
+session, if its thread has ended, a stream of it is closed, or it does not answer. So the ranks' messages to it are
+still ours; the ranks notice nothing. `tend` looks at the beat that it asked for last time and costs microseconds;
+`check` waits for one.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ class Connection:
 
 
 def exact(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """`pack`, which makes bytes of a message, for text that a program will read, such as its arguments: also names that
-    are no UTF-8 arrive as they are."""
+    """`pack`, which makes bytes of a message, for text that a program will read, such as its arguments. Names that are
+    no UTF-8 arrive unchanged too."""
     from jupyter_client.jsonutil import json_default
 
     @functools.wraps(pack)

@@ -1,9 +1,8 @@
 """Launchers of ipyparallel that start everything through a node agent.
 
-Registered by entry point as `nbddp`, so `ipcluster list` and `ipcluster stop` see a pool, and
-`ipcluster start --controller nbddp --engines nbddp` makes one. An engine's id is its
-rank. ipyparallel's own launchers are not used: they have one environment for a whole
-set of engines, leave orphans, and cannot replace one engine under its id.
+Registered by entry point as `nbddp`, so `ipcluster list` and `ipcluster stop` see a pool, and `ipcluster start
+--controller nbddp --engines nbddp` makes one. An engine's id is its rank. ipyparallel's own launchers are not used.
+They have one environment for a whole set of engines, leave orphans, and cannot replace one engine under its id.
 """
 
 from __future__ import annotations

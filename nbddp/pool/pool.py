@@ -1,7 +1,7 @@
 """The pool: workers that live on between cells, and what can be done with them.
 
-`Pool` is the face of what it holds (`pool.state`): the worker group (`pool.worker_group`), the connection that a run
-has to its ranks (`pool.rank_channel`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell
+`Pool` is the face of its parts (`pool.state`). These are the worker group (`pool.worker_group`), the connection of a
+run to its ranks (`pool.rank_channel`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell
 asks for (start, grow, shrink, replace, nothing), and tells each change in one line.
 """
 
@@ -324,8 +324,8 @@ class Pool(PoolMethods):
         return "" if self.group.wire is None else str(self.group.wire.connection.troubles())
 
     def shortcomings(self) -> list[str]:
-        """What does not work here, one line for the operating system and for each library, and who can reach the ranks'
-        store because it cannot be guarded."""
+        """What does not work here: one line for the operating system and for each library; and who can reach the ranks'
+        store if it cannot be guarded."""
         return self.life.shortcomings()
 
     def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any:

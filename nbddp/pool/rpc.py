@@ -1,9 +1,8 @@
 """Requests to ranks over an ipyparallel client, and what comes back.
 
-`RankRpc` sends a request to a rank with its metadata and buffers, hears every iopub message
-of it from before the moment it is sent (nothing can be missed), and asks questions over
-the control channel. What it needs of the client's internals is in `compat.ipyparallel`;
-that the client works is seen to by `connection`.
+`RankRpc` sends a request to a rank with its metadata and buffers, and asks questions over the control channel. It hears
+every iopub message of the rank from before the request on, so it can miss none. What it needs of the client's internals
+is in `compat.ipyparallel`; that the client works is seen to by `connection`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a pool holds, and how it begins, changes and ends: the agents, the worker group, the runs.
 
-`Pool` is its face. `ensure` makes the living workers match a spec; where the agent or the controller has ended, all
-that is left is dropped, and the next `ensure` begins anew: with as many workers as there were, which is told.
+`Pool` is its face. `ensure` makes the living workers match a spec; if the agent or the controller has ended, everything
+left is dropped. The next `ensure` begins anew with as many workers as there were, and says so.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class RendezvousStores:
             self._open = None
 
     def after(self, well: bool, groups: Mapping[int, GroupFacts] | None) -> None:
-        """A run has ended. groups: rank → facts of its living group, if all ranks took part: then stores that neither
+        """A run has ended. groups: rank → facts of its living group, if all ranks took part. Then stores that neither
         the next run nor such a group needs are closed."""
         if not well:
             self._open = None

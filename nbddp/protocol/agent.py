@@ -16,9 +16,9 @@ CONTROLS_ONLY = "--controls-only"  # to an agent on its command line: import wha
 class Hello:
     """An agent's first message to its owner.
 
-    pid, started: which process it is. protocol: its PROTOCOL. Of an agent on another host, also: its folders, its
-    working directory and host, the address at which that is reached, its versions, the variables that name interfaces
-    (`joining`), and the folder it was to work in, if there is none (`moved`).
+    pid, started: which process it is. protocol: its PROTOCOL. An agent on another host also says: its folders; its
+    working directory and host; the host's address; its versions; the variables that name interfaces (`joining`); the
+    folder that it was to work in, if there is none (`moved`).
     """
 
     ev: ClassVar[str] = "hello"

@@ -1,5 +1,5 @@
-"""Code objects on their way keep the name of their file, by which an error says where it was raised and a report knows
-what is the user's. cloudpickle leaves it out from 3.1.3 on.
+"""Code objects on their way keep the name of their file. An error names its place by it, and a report knows the user's
+frames by it. cloudpickle leaves it out from 3.1.3 on.
 """
 
 from __future__ import annotations

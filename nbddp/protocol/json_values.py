@@ -1,8 +1,8 @@
 """Plain data as JSON: how answers travel from ranks that have run strangers' code.
 
-A pickle is a program, and whoever runs code on a rank can send any. JSON is data: `read` accepts None, bool, int,
-float, str, `Strange`, and lists, tuples and dicts of them, bounded in size and depth, and nothing else. What is no
-plain data is sent as the words for it.
+A pickle is a program, and whoever runs code on a rank can send any. JSON is data. `read` accepts None, bool, int,
+float, str, `Strange`, and lists, tuples and dicts of them, bounded in size and depth; nothing else. What is no plain
+data is sent as the words for it.
 """
 
 from __future__ import annotations

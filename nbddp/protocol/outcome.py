@@ -1,8 +1,8 @@
 """How a rank left a run: what its worker says of it (`Outcome`), and the verdict (`TABLE`). Pure.
 
-A row of the table joins what the worker says of the program, how its process ended if it did, and what we had done to
-it by then. Only a program that came to its end, or that exited with code 0 as torchrun counts success, has
-finished; an interrupt counts as ours only on a rank that we had interrupted.
+A row of the table joins the worker's report on the program, the end of its process, if any, and our steps against it.
+Only a program that came to its end, or that exited with code 0 as torchrun counts success, has finished; an interrupt
+counts as ours only on a rank that we had interrupted.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def verdict(said: str, process: str, ours: str, runs: str) -> RankStatus:
 
 
 def verdict_of_one_shot(said: str, ours: str, verdict: RankStatus) -> RankStatus:
-    """The verdict on a rank whose process ends with its program: whatever comes after we have told it to end is that
-    end, unless it had come to its own."""
+    """The verdict on a rank whose process ends with its program. Anything after our order to end is that end, unless
+    the rank had come to its own."""
     return TERMINATED if ours == INTERRUPTED and said != "end" else verdict
 
 

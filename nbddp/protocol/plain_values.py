@@ -25,9 +25,9 @@ class Strange:
 
 
 def plain(value: Any) -> Any:
-    """None, bool, int, float, str, and lists and dicts of them; tensors and arrays as nested lists, tuples and
-    ranges as lists, other real numbers as floats, anything else as Strange, whose text is the same in every run: no
-    address in memory, sets in order."""
+    """None, bool, int, float, str, and lists and dicts of them; tensors and arrays as nested lists; tuples and ranges
+    as lists; other real numbers as floats; anything else as Strange. Its text is the same in every run: no address in
+    memory, sets in order."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list | tuple | range):

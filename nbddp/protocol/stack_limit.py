@@ -9,8 +9,8 @@ OUTER, INNER = 100, 100  # frames in all
 
 
 def told(places: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """(index, index after the last one that is left out behind it) of the frames at these places: of a place that
-    comes again and again the first ones and the last one, and the two ends of very many."""
+    """(index, index after the last one that is left out behind it) of the frames at these places. Of a repeated place
+    they are the first ones and the last one; of very many frames the two ends."""
     at: dict[Hashable, list[int]] = {}
     for i, place in enumerate(places):
         at.setdefault(place, []).append(i)

@@ -1,7 +1,7 @@
 """The checks of all exercises: `from nbddp.teach import check; check.gpus_of(gpus_of)`.
 
-Each is an `Exercise`: called with what the learner wrote it prints one line, `ok` or what is wrong and why, and
-returns it as an object with `.ok` and `.line`; `hint=True` adds the next hint. They are found in the lessons'
+Each is an `Exercise`. Called with the learner's answer, it prints one line: `ok`, or the mistake and its cause. It
+returns the line as an object with `.ok` and `.line`; `hint=True` adds the next hint. They are found in the lessons'
 `exercise` modules.
 """
 

@@ -4,8 +4,8 @@
     python -m nbddp.teach.grade --help                    more files: marks per learner, feedback, frequent messages
 
 FOLDER holds a file for each learner (`ada.ipynb`) or a folder with notebooks (`ada/12-….ipynb`); Python files will do
-as well, and what files are called does not matter: every exercise that anyone has handed in is looked for in all
-files of each learner. From pytest each answer is a test of its own; this is the whole of the file:
+as well, and the names of files do not matter. Every exercise that anyone has handed in is looked for in all files of
+each learner. From pytest each answer is a test of its own; this is the whole of the file:
 
     import pytest
     from nbddp.teach import grade

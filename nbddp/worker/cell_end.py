@@ -53,8 +53,8 @@ class StartedProcesses:
 
 
 class Forked:
-    """Ends a process that the program has forked with `os.fork`, and that comes to the end of the cell or script: it
-    is no worker, and nobody waits for it there."""
+    """Ends a process that the program has forked with `os.fork`, once it comes to the end of the cell or script. It is
+    no worker, and nobody waits for it there."""
 
     def __init__(self, hide: tuple[str, ...]) -> None:
         """hide: path prefixes of the machinery that runs programs, of which no traceback is shown."""
@@ -132,12 +132,12 @@ class Exits:
 class Leftovers:
     """What a program leaves behind that ended by an error, or whose process group was ended: let go of in a thread.
 
-    The frames of a traceback hold all that the program had in hand, and what dies with them may take any time: an
-    iterator over a data loader joins its processes for up to 5 s each, a `__del__` is the program's own. No rank waits
-    for that, and none is replaced for it. A traceback is in a cycle with IPython's frames, which hold its exception. So
-    those are cleared, and what it holds dies at once and not in a collection: there an iterator finds its queues
-    closed, and its processes do not hear that they are to end. What is left in cycles (a DDP model, with the threads of
-    its group) is collected in the thread. machinery: beginnings of the files that run programs.
+    The frames of a traceback hold all that the program had in hand. What dies with them may take any time. An iterator
+    over a data loader joins its processes for up to 5 s each; a `__del__` is the program's own. No rank waits for that,
+    and none is replaced for it. A traceback is in a cycle with IPython's frames, which hold its exception. So those are
+    cleared, and the objects that it holds die at once and not in a collection. In a collection an iterator finds its
+    queues closed, and its processes do not hear that they are to end. What is left in cycles (a DDP model, with the
+    threads of its group) is collected in the thread. machinery: beginnings of the files that run programs.
     """
 
     def __init__(self, machinery: tuple[str, ...]) -> None:

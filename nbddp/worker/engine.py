@@ -55,7 +55,7 @@ def main(request: EngineRequest) -> int:
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
     WorkerKernel.log_file, WorkerKernel.log_path = log.fileno(), request["log"]
     prepare_torch()
-    # A child that is forked here (a data loader's worker) must leave our garbage alone: to end a dead process group it
+    # A child that is forked here (a data loader's worker) must leave our garbage alone. To end a dead process group it
     # would wait for threads that only we have.
     os.register_at_fork(after_in_child=gc.freeze)
     without_debugger()
@@ -114,8 +114,8 @@ def own_clock(kernel: WorkerKernel) -> None:
 
 
 def connect_surely(connect: Callable[..., Any], end: zmq.Socket[Any], *args: Any, **options: Any) -> None:
-    """Connect a socket of the engine's, and wait until the other end knows it. The controller tells of an engine as
-    soon as its heart beats, and drops what is sent to one that its other sockets do not know."""
+    """Connect a socket of the engine's, and wait until the other end knows it. The controller reports an engine as soon
+    as its heart beats. It drops messages for an engine that its other sockets do not know."""
     name = f"inproc://connecting-{next(_connections)}"  # pyzmq's own choice may be taken, by the last one
     opened = end.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED, name)
     try:
@@ -127,8 +127,8 @@ def connect_surely(connect: Callable[..., Any], end: zmq.Socket[Any], *args: Any
 
 
 def without_debugger() -> None:
-    """Import ipykernel's debugger as if debugpy were not installed: no client can reach it in an engine, and it
-    costs every worker 25 MB and a quarter of a second."""
+    """Import ipykernel's debugger as if debugpy were not installed. No client can reach it in an engine, and it costs
+    every worker 25 MB and a quarter of a second."""
     hidden = "debugpy" not in sys.modules
     if hidden:
         sys.modules["debugpy"] = None  # type: ignore[assignment]  # what import takes for "not there"

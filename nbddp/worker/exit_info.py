@@ -45,8 +45,8 @@ def how(error: BaseException) -> Way:
 def call_of(
     error: BaseException, names: dict[str, str], since_ns: int, known: position.KnownEntries | None = None
 ) -> CalledFrom | None:
-    """The call of torch's that `error` came out of (`calls.came_from`), or one before it in its chain: an interrupt is
-    raised where Python next looks, which may be outside the call that it hit."""
+    """The call of torch's that `error` came out of (`calls.came_from`), or one before it in its chain. Python raises an
+    interrupt at its next check, which may be outside the interrupted call."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and not any(current is e for e in seen):

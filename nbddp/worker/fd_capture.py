@@ -3,8 +3,8 @@
 Each leads into a pipe, which a thread reads; whoever prints in Python reads it first (`take`), so what was written
 before comes before.
 
-New text is left in the pipe for a few milliseconds: of a process that dies just then whoever holds the read ends too
-can read the last words.
+New text is left in the pipe for a few milliseconds. If a process dies just then, the agent, which holds the read ends
+too, reads its last output (`worker.output_spool`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keeps what gloo prints while it connects out of the ranks' output.
 
 gloo as torch 2.8 to 2.10 ship it prints two lines whenever a group is made: `[Gloo] Rank 0 is connected to 3 peer
-ranks.` They say nothing but that the call will succeed, and differ from rank to rank, so that no cell with an init
-would fold to one line. They go to descriptor 1 past Python, which leads nowhere meanwhile.
+ranks.` They say only that the call will succeed. They differ from rank to rank, so no cell with an init would fold to
+one line. They go to descriptor 1 past Python, which leads nowhere meanwhile.
 """
 
 from __future__ import annotations

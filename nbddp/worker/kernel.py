@@ -1,11 +1,10 @@
 """The engine's kernel: an ipyparallel kernel that runs nbddp's requests.
 
-A request is a message of a type of our own whose metadata hold `nbddp`: what to do (`cell`,
-`call`, `push`, `pull`), for which run, with which variables. Its outcome is published on
-iopub after all output of the run, as one message (`protocol.outcome`): so a client that has the
-outcome has everything, and there is no reply. Questions about a busy worker (`where`, `stack`, …)
-come over the control channel, which has its own thread; so does the
-wish to be released from a blocked call.
+A request is a message of a type of our own whose metadata hold `nbddp`. They say what to do (`cell`, `call`, `push`,
+`pull`), for which run, with which variables. Its outcome is published on iopub after all output of the run, as one
+message (`protocol.outcome`). So a client that has the outcome has everything, and there is no reply. Questions about a
+busy worker (`where`, `stack`, …) come over the control channel, which has its own thread; so does the wish to be
+released from a blocked call.
 """
 
 from __future__ import annotations

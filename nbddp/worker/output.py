@@ -91,7 +91,7 @@ class PrintedOutput:
         return len(text)
 
     def amid_print(self, now: float) -> bool:
-        """Whether a line was begun that its print is about to end: `print` writes each of its parts by itself, and
+        """Whether a line was begun that its print is about to end. `print` writes each of its parts by itself, and
         nothing is to come in between. With the lock held."""
         return self._open and now - self._written < PRINT_SECONDS
 
@@ -118,8 +118,8 @@ class PrintedOutput:
     # -- sending: what is sent on iopub after a cut comes after the text ------------------------------
 
     def _after_text(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        """Have what is sent otherwise, such as a display, come after what was printed before: who sends it flushes
-        sys.stdout, which may be an object of the program's."""
+        """Have a message that is sent otherwise, such as a display, come after the text printed before. Its sender
+        flushes sys.stdout, which may be an object of the program's."""
 
         @functools.wraps(send)
         def after(*args: Any, **kwargs: Any) -> Any:

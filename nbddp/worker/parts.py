@@ -3,8 +3,8 @@
 A part has those of these methods that it needs:
 
 - begin(spec): before the program, or before another request is carried out.
-- ended(error): the program has ended, well if `error` is None. Stop is still heard. True of a part that hears of some
-  runs alone (`RankPart.hears`): what it has begun goes on, and it hears of the next run's end too.
+- ended(error): the program has ended, well if `error` is None. Stop is still heard. A part that hears of some runs
+  alone (`RankPart.hears`) returns True if what it has begun goes on. It then hears of the next run's end too.
 - end(outcome, error): the run has ended. What it finds goes to `outcome.parts`, under its name.
 - claim(frames) -> the `PendingCollective` that a thread with these frames is about to call, or None.
 - position(found) -> the same `Whereabouts`, or what it knows better of where the rank is.
@@ -80,8 +80,8 @@ class WorkerParts:
         self._make(lambda part: part.when == "start")
 
     def begin(self, spec: RunSpec) -> None:
-        """Raises RuntimeError if one that an option asks for cannot begin: no program runs unchecked that was to be
-        checked, and no rank waits for the check of another."""
+        """Raises RuntimeError if one that an option asks for cannot begin. So no program runs without the check that
+        was asked for, and no rank waits for the check of another."""
         self._make(lambda part: _is_due(part.when, spec))
         self._deaf = {name for name, option in self._hears.items() if not spec.options.get(option)}
         left = self._open & self._deaf

@@ -1,25 +1,24 @@
 """Process groups that outlive a run, and the rendezvous of every run.
 
-torch is left as it is, but for a few seams. `init_process_group` is wrapped: a group left over
-from an earlier run is destroyed first, so that a cell can be run again and again; a
-second init within one run stays torch's own error. After a run that went wrong, the pool has every rank
-end its group (`drop`) before anything else: the sockets of what is pending are shut, so that no peer is waited for.
+torch is left as it is, but for a few seams. `init_process_group` is wrapped: a group left over from an earlier run is
+destroyed first, so that a cell can be run again and again; a second init within one run stays torch's own error. After
+a failed run, the pool has every rank end its group (`drop`) before anything else. The sockets of pending calls are
+shut, so nobody waits for a peer.
 
-The store that `env://` makes is taken from the pool's store, under a prefix of this run, the port and the how-manieth
-init at this port it is. That holds for the address that was injected and for any port of this machine, if
-the group is to have the pool's ranks: the setup() of many a script sets a port of its own, and one after another at
-the same port is a race in torch, where a slow rank meets the store that rank 0 is about to close. So nothing
-listens at such a port. Another race is one between making a group and destroying it: a rank is through `init` or
-`new_group` while a slow one still connects to others, and would be cut off. So `destroy_process_group` waits for those.
-On gloo no rank is through before all are, if a guard has them compare whom they are connected to (`rank_guard`). For
-groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the server; where that listens is
-the guard's matter.
+The store for `env://` is taken from the pool's store. Its prefix has this run, the port, and the count of inits at this
+port. That holds for the injected address, and for any port of this machine if the group is to have the pool's ranks.
+The setup() of many a script sets a port of its own. Inits one after another at the same port are a race in torch. A
+slow rank meets the store that rank 0 is about to close. So nothing listens at such a port. Another race is between
+making a group and destroying it. A rank is through `init` or `new_group` while a slow one still connects to others, and
+would be cut off. So `destroy_process_group` waits for those. On gloo no rank is through before all are, if a guard has
+them compare whom they are connected to (`rank_guard`). For groups of other ranks, and elsewhere, torch's own behaviour
+is kept, with rank 0 as the server; where that listens is the guard's matter.
 
 The second seam is private (`torch_compat.wrap_create_store`). Where it
 is missing, `init_process_group` is given the store as an argument.
 
-The third: the sockets that appear while a store or a group is made are noted as torch's
-(`release.Sockets`), because only they may be shut to free a blocked call.
+The third: sockets that appear while a store or a group is made are noted as torch's (`release.Sockets`). Only they may
+be shut to release a blocked call.
 """
 
 from __future__ import annotations
@@ -138,8 +137,8 @@ class Groups:
         """The kept client of the pool's store, or a new one made with these options, under a prefix.
 
         One client for all runs: connecting looks names up, which can take seconds. It is made here and not by torch's
-        `_create_c10d_store`, which since torch 2.14 has rank 0 try to serve (and complain) at any address but the one
-        in MASTER_ADDR; ours is connected to by number.
+        `_create_c10d_store`. Since torch 2.14 that has rank 0 try to serve (and complain) at any address but the one in
+        MASTER_ADDR; ours is connected to by number.
         """
         from torch.distributed import PrefixStore, TCPStore
 
@@ -149,8 +148,8 @@ class Groups:
         return PrefixStore(prefix, self._clients[where])
 
     def owns(self, store: Any) -> bool:
-        """Whether this is the pool's store. With a guard, only the ranks, what they have started, and the notebook's
-        kernel reach it, unless the pool says that it cannot be guarded here (`Pool.shortcomings`)."""
+        """Whether this is the pool's store. With a guard, only the ranks, the processes that they start, and the
+        notebook's kernel reach it. The pool says so if it cannot be guarded here (`Pool.shortcomings`)."""
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
         return getattr(store, "port", None) in (self._injected[1], self._connect[1])
@@ -187,9 +186,9 @@ class Groups:
 
         The threads of a group are joined, which takes until its pending work is done. Of a `broken` group it may never
         be, so its connections are shut at once; those of another one after GRACE, since a peer may still be at work.
-        What only garbage holds (an exception's frames, a DDP model) is let go by `leavings`: nothing of the program's
-        may die here, where the pool waits. Where connections cannot be shut, a group that has not ended after GRACE is
-        left to itself.
+        Objects that only garbage holds (an exception's frames, a DDP model) are let go by `leavings`. No object of the
+        program's may die here, where the pool waits. Where connections cannot be shut, a group that has not ended after
+        GRACE is left to itself.
         """
         self.made_in, self.dropping = None, True  # nobody is waited for, and nobody leaves
         if broken:
@@ -450,8 +449,8 @@ def _let_go(held: dict[str, call_log.ProcessGroup]) -> None:
 
 
 def _forget() -> None:
-    """Clear torch's bookkeeping of groups, in Python and in C++: a failed init leaves its counter one too high, and
-    then the next init waits under another prefix than its peers; or it leaves a group registered under
-    a name that the next init needs."""
+    """Clear torch's bookkeeping of groups, in Python and in C++. A failed init leaves its counter one too high, and the
+    next init then waits under another prefix than its peers; or it leaves a group registered under a name that the next
+    init needs."""
     torch.forget_groups()
     torch_debug_detail.CHECKS.let_go()

@@ -1,8 +1,8 @@
 """A cell as a program with a file: `__file__`, and what `inspect` finds of its classes.
 
-A script's `__file__` names its folder, and libraries look there (Hydra for its configuration), take a program without
-one for somebody who types, and read classes' sources from it. A cell's is `In[3].py` in the working directory. No such
-file is written: Python reads the lines from `linecache`, where IPython keeps them.
+A script's `__file__` names its folder, and libraries look there (Hydra for its configuration). They take a program
+without one for a person who types, and they read classes' sources from it. A cell's is `In[3].py` in the working
+directory. No such file is written: Python reads the lines from `linecache`, where IPython keeps them.
 """
 
 from __future__ import annotations

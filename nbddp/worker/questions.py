@@ -1,7 +1,7 @@
 """What a worker is asked while its main thread works, over the control channel: a row of a table for each question.
 
-They are answered in the control channel's own thread, so they only look: what is changed here is a worker's debugger,
-its release from a blocked call, and its interrupt.
+The control channel's own thread answers them, so they only look. They change three things: a worker's debugger, its
+release from a blocked call, and its interrupt.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def _release(worker: QuestionsKernel, run: int, spares: bool, then: Json | None)
 
 def _interrupt(worker: QuestionsKernel, again: int | None = None) -> bool:
     """SIGINT for the program of the current run, where no signal comes from elsewhere. again: for this run alone,
-    unless it has had one: the kernel may give a process's signal to another thread, and then nothing wakes the main
-    thread. Two that wait are one to Python's own handler; an event loop's is called for each."""
+    unless it has had one. Linux may give a process's signal to another thread, and then nothing wakes the main thread.
+    Two that wait are one to Python's own handler; an event loop's is called for each."""
     if worker.spec is None:
         return False
     if again is not None and (worker.spec.run != again or worker.interrupts.taken):

@@ -1,15 +1,13 @@
 """Freeing a rank whose main thread is blocked in a collective, without ending its process.
 
-gloo and the store offer no way to cancel a call: an interrupt waits until the call returns. What
-ends the call is the loss of its connection. So a thread of ours shuts the connected TCP
-sockets that torch opened, again and again until the run is over, since a program that
-catches the error may call again. Which sockets are torch's is known by watching what
-appears while torch makes a group or a store (`Sockets.watch`); sockets of Python objects
-are never among them. Listening sockets are left alone (shutting one aborts the process).
-The loss of a connection does not end every call of gloo's: a receive from any source waits for none in particular,
-and a message that was cut in its midst is forgotten. So what is in the midst of a message, and moves, is let through
-first, and sends and receives that outlast their connections are aborted one by one. NCCL has an abort of its own,
-used instead.
+gloo and the store offer no way to cancel a call: an interrupt waits until the call returns. What ends the call is the
+loss of its connection. So a thread of ours shuts the connected TCP sockets that torch opened. It does so again and
+again until the run is over, since a program that catches the error may call again. Which sockets are torch's is known
+by watching what appears while torch makes a group or a store (`Sockets.watch`); sockets of Python objects are never
+among them. Listening sockets are left alone (shutting one aborts the process). The loss of a connection does not end
+every call of gloo's. A receive from any source waits for no connection in particular, and a message that was cut in its
+midst is forgotten. So a message that is moving is let through first. Sends and receives that outlast their connections
+are aborted one by one. NCCL has an abort of its own, used instead.
 
 Where sockets cannot be told apart (no /proc, so not on Linux) nothing is shut, and a blocked rank is replaced.
 """
@@ -132,8 +130,8 @@ class Sockets:
 
     def shut(self, *, first: bool = False) -> int:
         """Shut torch's connected TCP sockets, those that are not shut yet; how many there were. first: those that a
-        peer has shut are left for the next time, since gloo takes notice of that by itself: of many ranks each is
-        freed by those before it."""
+        peer has shut are left for the next time, since gloo notices that by itself. Of many ranks each is released by
+        those before it."""
         ours = {inode: fd for inode, fd in self._torchs().items() if inode not in self._shut}
         cut = self._poll(CUT, self._to_peers.values()) if first else set()
         done = {inode for inode, fd in ours.items() if fd not in cut and shut(fd)}

@@ -1,8 +1,8 @@
 """What a program expects of sys.stdout and sys.stderr beyond ipykernel's streams: bytes, `reconfigure`, and forked
 processes that print.
 
-A forked process has the streams without the thread that sends: what it prints goes to the descriptors, as the output of
-any subprocess does, and the worker reads it there.
+A forked process has the streams without the thread that sends. So its prints go to the descriptors, like the output of
+any subprocess, and the worker reads them there.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.prose import MOST as MOST_OF_A_SENTENCE
+from tests.house.prose import long_sentences
 from tests.places import ROOT
 
 PACKAGE = ROOT / "nbddp"
 MAP = PACKAGE / "README.md"
 MOST_WORDS = 1500
-MOST_OF_A_SENTENCE = 25
 PAGES = [MAP, *sorted(ROOT.glob("docs/explanation/*.md"))]
 PLACEHOLDER = re.compile("NN|name")  # as in `notebooks/source/NN-name.py`
 
@@ -92,3 +93,9 @@ def test_a_wrong_path_a_wrong_name_and_a_long_sentence_would_be_seen() -> None:
     assert {path for path in paths(text) if not is_there(path)} == {"pool/none.py", "none.py"}
     assert absent(text + "`Runs.fly` in `pool/runs.py`") == [("Runs.fly", "pool/runs.py")]
     assert max(len(s.split()) for s in sentences("- " + "word " * 26 + "end. Short.")) == 27
+
+
+@pytest.mark.parametrize("folder", sorted(path for path in PACKAGE.iterdir() if path.is_dir()), ids=lambda p: p.name)
+def test_no_sentence_of_a_docstring_or_comment_is_too_long_to_be_read_at_once(folder: Path) -> None:
+    files = folder.rglob("*.py")
+    assert [(str(file), *found) for file in files for found in long_sentences(file.read_text("utf-8"))] == []

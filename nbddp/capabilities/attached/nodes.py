@@ -1,8 +1,8 @@
 """A cluster of ipyparallel's that already runs: its engines become the ranks, and are engines again when the pool ends.
 
 `AttachedCluster` is our client of it, and knows whether its hub and its engines live. `AttachedNode` is a node of such
-engines: there is no agent, so none is started anew, and what can be done to one goes through ipyparallel. What an
-engine does to become a worker is `capabilities.attached.engine_side`.
+engines. It has no agent, so no engine is started anew, and an engine is controlled through ipyparallel. What an engine
+does to become a worker is `capabilities.attached.engine_side`.
 
 How an end is known: the kernel tells of an engine that runs here; ipyparallel's nanny tells the hub of another one at
 once; without a nanny the hub misses its heartbeats, 30 s later by default. The hub itself is asked once a second.

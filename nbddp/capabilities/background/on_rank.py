@@ -1,7 +1,7 @@
 """Whose text is what comes when no cell runs: which cell has started the thread or the process.
 
-A thread knows the cell that has started it. When a cell has ended, a process that it leaves behind still holds the
-pipes into which the descriptors lead (`worker.fd_capture`): then these are known to be that cell's, and the worker goes
+A thread knows the cell that has started it. A process that a cell leaves behind still holds the pipes into which the
+descriptors lead (`worker.fd_capture`). When the cell has ended, these are known to be that cell's, and the worker goes
 on with new ones. Whether anybody else holds a pipe poll says, while the worker itself does not.
 """
 

@@ -1,15 +1,15 @@
 """Collectives, timed as nccl-tests times them, and their results checked element by element.
 
-A size is measured in blocks: all ranks meet at a barrier, then each calls the collective some times in a row and waits
-for the last result; a block's time is divided by its calls, and of the ranks the slowest counts. Before and
-after, one call runs on numbers of which every rank knows what must come out: small whole numbers, exact in
-float32. Buffers are zero while it is timed, since an in-place sum of anything else grows without bound.
+A size is measured in blocks. All ranks meet at a barrier; then each calls the collective some times in a row and waits
+for the last result; a block's time is divided by its calls, and of the ranks the slowest counts. Before and after, one
+call runs on numbers of which every rank knows what must come out: small whole numbers, exact in float32. Buffers are
+zero while it is timed, since an in-place sum of anything else grows without bound.
 
 `size` is nccl-tests': bytes of the whole buffer, that is, of all that is gathered or scattered.
 
-The group lives for the measurement alone, as that of `timings.on_rank_clocks` does. It is a backend that torch's
-tables and our notes of calls do not know, so the user's groups go on counting as if nothing had been. torch's flight
-recorder has no room for both; `flight.making_room` keeps what it held.
+The group lives for the measurement alone, as that of `timings.on_rank_clocks` does. It is a backend unknown to torch's
+tables and to our notes of calls. So the numbers in the user's groups do not change. torch's flight recorder has no room
+for both; `flight.making_room` keeps what it held.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Plan = tuple[Callable[[], Any], Any, Any, Any, Callable[[], Any] | None]
 
 @dataclass
 class Case:
-    """One collective at one size: `call()` runs it on its buffers, `fill()` writes the pattern into them, and
-    `wrong()` counts the elements of the result that are not what they must be."""
+    """One collective at one size. `call()` runs it on its buffers, and `fill()` writes the pattern into them. `wrong()`
+    counts the elements of the result that differ from the expected ones."""
 
     bytes: int
     call: Callable[[], Any]
@@ -99,8 +99,9 @@ def bench(
 
 
 def open_group(store: Any, rank: int, size: int, device: int | None) -> None:
-    """Make a process group for the measurement: over NCCL if this rank has a GPU of its own (`device`) and no living
-    group of the user's uses another backend, else over gloo. One that an interrupted measurement has left is ended."""
+    """Make a process group for the measurement. It is over NCCL if this rank has a GPU of its own (`device`) and no
+    living group of the user's has another backend; else over gloo. One that an interrupted measurement has left is
+    ended."""
     import torch
     import torch.distributed as dist
 
@@ -188,8 +189,8 @@ def _block(case: Case, calls: int, met: BenchGroup) -> float:
 class _Buffers:
     """Buffers of one size: `share` is a rank's own part of `whole`, `other` and `parts` are for what comes back.
 
-    Each collective is a method that gives its call, the buffer it reads and what that is filled with, the buffer it
-    writes and a function for what must then be there; None: this rank gets nothing.
+    Each collective is a method. It gives its call, the buffer it reads, the pattern for that, the buffer it writes, and
+    a function for the expected result; None: this rank gets nothing.
     """
 
     def __init__(self, met: BenchGroup, count: int):

@@ -1,12 +1,10 @@
 """`--check`: before each collective the ranks compare what they are about to call.
 
-Each rank writes a fingerprint (operation, shape, dtype, reduce operation, root) into the
-group's store, waits for those of the others, and raises CollectiveMismatch, on every
-rank, if they differ: before gloo is called, which would hang, end the process, or go on
-with wrong numbers. Every collective that Python calls on a process group is compared
-(also those under the object collectives, FSDP2's and a comm hook's); not compared are
-those that torch starts in C++: DDP's own, and functional collectives. A `recv` is
-compared with its `send`.
+Each rank writes a fingerprint (operation, shape, dtype, reduce operation, root) into the group's store, and waits for
+those of the others. If they differ, every rank raises CollectiveMismatch before gloo is called. gloo would hang, end
+the process, or go on with wrong numbers. Every collective that Python calls on a process group is compared (also those
+under the object collectives, FSDP2's and a comm hook's); not compared are those that torch starts in C++: DDP's own,
+and functional collectives. A `recv` is compared with its `send`.
 
 The methods of torch's ProcessGroup are wrapped only while a checked run lasts.
 """

@@ -3,8 +3,8 @@
 Definitions of Holistic Trace Analysis (hta.readthedocs.io, "Temporal Breakdown" and "Communication Computation
 Overlap"): compute is time with a kernel that computes; communication is exposed where nothing computes; idle is time
 with none of all; the overlap is the share of communication behind which something computes. One thing is different: the
-time is the same for all ranks, from the first activity on any of them to the last, so that a rank that begins late or
-ends early is idle meanwhile.
+time is the same for all ranks, from the first activity on any of them to the last. A rank that begins late or ends
+early is idle meanwhile.
 """
 
 from __future__ import annotations

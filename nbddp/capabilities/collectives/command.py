@@ -1,9 +1,9 @@
 """`Pool.collectives`: what any program's collectives have cost, without a trace.
 
-compute is the CPU time of a rank's main thread, communication the time in which that thread is blocked in a collective:
-all of it is exposed, and what may be hidden behind compute is not known. A collective that C++ calls and waits for
-(tensor parallel's, DDP's) is known by the time of its call alone: a rank is taken to wait from then on until the last
-rank has called it, or until it goes on to its next collective.
+compute is the CPU time of a rank's main thread; communication is the time for which that thread is blocked in a
+collective. All of it is exposed; the part hidden behind compute is not known. Of a collective that C++ calls and waits
+for (tensor parallel's, DDP's), only the time of the call is known. A rank counts as waiting from then on, until the
+last rank has called it, or until its own next collective.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ OF_GPUS = "these are times of the host, which runs ahead of a GPU; %%ddp --trace
 
 
 def collectives(ranks: IdleRanks) -> Breakdown:
-    """Who arrived last at the collectives of the last run that called some, and how each rank spent that run: for
-    any program, without a trace. Raises BadInput if no run has called a collective."""
+    """Who arrived last at the collectives of the last run that called some, and how each rank spent that run. It works
+    for any program, without a trace. Raises BadInput if no run has called a collective."""
     answered = unpacked(ranks.answers("together"))
     found = {r: f if f and f["run"] is not None else None for r, f in answered.items()}
     if not any(found.values()):

@@ -148,8 +148,8 @@ class LateRank:
 
 
 def latest(ranks: Mapping[int, Activity], found: Sequence[CollectiveInstance], window: Span) -> LateRank | None:
-    """The rank for which the others wait longest in all; None where that is no large part of the time, or where the
-    others wait as long for one another, so that no rank in particular is late, or where chance explains it."""
+    """The rank for which the others wait longest in all; None in three cases: that is no large part of the time; the
+    others wait as long for one another, so no rank in particular is late; or chance explains it."""
     costs = {}
     exposed = {r: minus(a.communication, a.compute) for r, a in ranks.items()}
     for last in {m.last for m in found}:
@@ -181,10 +181,10 @@ def _free(before: CollectiveInstance, part: CollectivePart, arrived: int) -> int
 
 def _evident(rank: int, found: Sequence[CollectiveInstance], lasts: bool) -> bool:
     """Whether this rank is late by more than chance, in the kind of collectives in which it costs most. How many of
-    them make up a step of the program is not known: so they are put together into as many blocks as the test needs,
-    each of which has to show it, or into a few for a rank that takes several times as long as the others, or that is
-    the longest of several ranks in each. How long ranks waited for a core is not known here, so in a program that does
-    not last long on CPUs the differences must be large."""
+    them make up a step of the program is not known. So they are put together into as many blocks as the test needs, and
+    each block has to show it. A few blocks do for a rank that takes several times as long as the others, or is the
+    longest in each. How long ranks waited for a core is not known here. So the differences must be large in a short
+    program on CPUs."""
     by_group: dict[tuple[str, tuple[int, ...]], list[CollectiveInstance]] = {}
     for m in found:
         by_group.setdefault((m.group, m.ranks), []).append(m)

@@ -1,14 +1,14 @@
 """`%ddp compare` and `Pool.compare`: the ranks are asked for digests, and those that differ are measured.
 
-What travels: per leaf of a name a digest, norm, shape and dtype (a number travels itself). Then, for tensors that
-differ, the reference rank's bytes in pieces of 16 MiB, through the pool's own connections, to one rank of each
-class that differs; at most 256 MiB per comparison, what is beyond is told as not measured. No
-collective is called: a process group that a cell has left stays as it is, sequence numbers included.
+What travels: per leaf of a name a digest, norm, shape and dtype (a number travels itself). Then one rank of each class
+that differs gets the reference rank's bytes of the differing tensors. They come in pieces of 16 MiB, through the pool's
+own connections; at most 256 MiB per comparison, what is beyond is told as not measured. No collective is called: a
+process group that a cell has left stays as it is, sequence numbers included.
 
-Only tensors that are known to differ take part, and of equal ranks only the lowest. The reference
-rank's bytes are read in pieces of at most PIECE bytes, and each is given to the ranks that
-differ; they answer with one number per tensor. All in all at most LIMIT bytes are read: what does not
-fit is left out whole, so that no difference is told that was measured on a part only.
+Only tensors that are known to differ take part, and of equal ranks only the lowest. The reference rank's bytes are read
+in pieces of at most PIECE bytes, and each is given to the ranks that differ; they answer with one number per tensor. In
+all at most LIMIT bytes are read. A tensor beyond that is left out whole, so no difference is reported that was measured
+on a part only.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What a name holds on this rank, as digests; and how far its tensors are from another rank's bytes.
 
-`look` takes of each tensor in a value (`analysis.on_rank_walk`) a BLAKE2b digest of its raw bytes (so a NaN
-equals the same NaN, and no rounding hides a bit), its L2 norm in float64, shape and dtype.
-No collective is called and no group is needed: DTensors are taken as this rank's own shard. For
-tensors that differ `read` gives some bytes of the reference, and `measure` compares them
-with this rank's own.
+`look` takes of each tensor in a value (`analysis.on_rank_walk`) a BLAKE2b digest of its raw bytes, its L2 norm in
+float64, shape and dtype. By its bytes a NaN equals the same NaN, and no rounding hides a bit. No collective is called
+and no group is needed: DTensors are taken as this rank's own shard. For tensors that differ `read` gives some bytes of
+the reference, and `measure` compares them with this rank's own.
 """
 
 from __future__ import annotations

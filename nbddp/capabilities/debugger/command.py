@@ -1,5 +1,5 @@
-"""`%ddp debug`, and `%debug` and `%pdb on` after a cell that failed on a rank: the rank's frames and what its names
-held, and none of our own frames; a prompt where somebody can type, else all of it as text.
+"""`%ddp debug`, and `%debug` and `%pdb on` after a cell that failed on a rank. They show the rank's frames with their
+variables, and none of our own frames; a prompt where somebody can type, else all of it as text.
 
 What failed is let go of at once (a frame would keep process groups and GPU memory alive). So the values were worded on
 the rank when it failed (`worker.failure`); what the cell has set is still there. After any other error `%debug` is

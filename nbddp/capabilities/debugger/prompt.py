@@ -1,9 +1,9 @@
-"""A prompt for ranks that stand in their debuggers, where no panel is open: in a terminal, a console, and the box that
-`input()` opens in a notebook.
+"""A prompt for ranks that stand in their debuggers, where no panel is open. It appears in a terminal, a console, and
+the box that `input()` opens in a notebook.
 
-One view on a run's `Transcripts`: when all ranks that may stop have stopped, it prints what they say, equal answers
-once, and asks for a line, while the run goes on to hear its ranks. Where lines come from is a `Keyboard`. Used in the
-run's own thread alone, but for `complete`.
+One view on a run's `Transcripts`. When all ranks that may stop have stopped, it prints their output, equal answers
+once, and asks for a line. Meanwhile the run goes on to hear its ranks. Where lines come from is a `Keyboard`. Used in
+the run's own thread alone, but for `complete`.
 """
 
 from __future__ import annotations

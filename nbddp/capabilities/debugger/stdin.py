@@ -1,5 +1,5 @@
-"""Where a reader types lines for stopped ranks: IPython's own prompt line, a plain terminal, or the front end of a
-kernel, which opens a box or a line as for `input()`.
+"""Where a reader types lines for stopped ranks. It is IPython's prompt, a plain terminal, or the front end of a kernel,
+which opens a box or a line as for `input()`.
 
 Each is heard beside the run's events, so that the run goes on while a line is awaited. The edges of
 `capabilities.debugger.prompt`.

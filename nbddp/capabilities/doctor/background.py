@@ -1,7 +1,7 @@
 """While a pool's first workers warm up, the seams are tried: does this torch do what nbddp leans on?
 
 A copy of the warm process tries them (`capabilities.doctor.probe_runner`), beside the workers and at the lowest
-priority, and writes what comes out into the folder of pools, where the next pool of the same versions finds it. `%ddp
+priority. It writes the results into the folder of pools, where the next pool of the same versions finds them. `%ddp
 start` and `%ddp status` say what does not work here, and what that costs; a cell prints nothing that torchrun does not.
 """
 

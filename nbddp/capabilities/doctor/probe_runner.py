@@ -1,7 +1,7 @@
 """Tries every seam of `nbddp.compat.probes` in a process that is thrown away, and says what came out.
 
-`python -m nbddp.capabilities.doctor.probe_runner` writes one line of JSON per seam as soon as it is tried, so that a
-trial that ends the process takes no other along. A pool has a copy of its warm process do it (`in_copy`), into a file.
+`python -m nbddp.capabilities.doctor.probe_runner` writes one line of JSON per seam as soon as it is tried. So a trial
+that ends the process loses no other result. A pool has a copy of its warm process do it (`in_copy`), into a file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow 
 
 
 # -- trials of ipykernel, IPython and ipyparallel ----------------------------------------------------
-# There is no cluster to try them on: what only a connected client or a running kernel has is looked for in the code of
-# its class.
+# There is no cluster to try them on. So the code of a class is searched for attributes that only a connected client or
+# a running kernel has.
 
 
 def _takes(method: str, *wanted: str) -> None:

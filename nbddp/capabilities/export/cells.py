@@ -1,11 +1,11 @@
 """The `%%ddp` cells of a notebook → one Python script that torchrun starts; those of its file → pieces of a program.
 
-Cells run one after the other in one namespace, so their text in that order is the program. Four things differ. A
-script has no pool that ends a forgotten process group: it leaves the group itself at the end. In a script a group can
-be made once only: under torchrun 2.13 the second `init_process_group` of a process finds the addresses of the first
-and hangs, where the pool's ranks meet afresh. A script has no IPython: a line with `%` or `!` is refused. And what a
-cell's line has after `--` is for its own sys.argv; the script has that of the line it is started by.
-Pure: text, ast, and the file's JSON as data.
+Cells run one after the other in one namespace, so their text in that order is the program. Four things differ. A script
+has no pool that ends a forgotten process group: it leaves the group itself at the end. In a script a group can be made
+once only. Under torchrun 2.13 the second `init_process_group` of a process finds the addresses of the first and hangs.
+The pool's ranks meet afresh. A script has no IPython: a line with `%` or `!` is refused. And what a cell's line has
+after `--` is for its own sys.argv; the script has that of the line it is started by. Pure: text, ast, and the file's
+JSON as data.
 """
 
 from __future__ import annotations

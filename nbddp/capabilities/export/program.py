@@ -3,9 +3,9 @@
 
 In a notebook every name of a cell is global. Here those that a function outside `main` looks up are declared global
 there, and all where names may be looked up by their text. A definition goes before `main` if nothing that it needs at
-once is computed there. In a script a group can be made once: under torchrun 2.13 the second `init_process_group` of a
-process finds the addresses of the first and hangs, where a pool's ranks meet afresh. Lines of IPython
-(`%magic`, `!command`, `name?`) are left out with a comment. Pure: text, ast and tokenize.
+once is computed there. In a script a group can be made once. Under torchrun 2.13 the second `init_process_group` of a
+process finds the addresses of the first and hangs. A pool's ranks meet afresh. Lines of IPython (`%magic`, `!command`,
+`name?`) are left out with a comment. Pure: text, ast and tokenize.
 """
 
 from __future__ import annotations

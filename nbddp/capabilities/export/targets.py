@@ -35,8 +35,8 @@ from nbddp.protocol.codec import Json
 
 @dataclass(frozen=True)
 class Files:
-    """What goes along with a text whose engine copies no files: the script's own text, and the file of pushed values
-    that it reads from beside it, by name and content. An empty text: the script is where the processes start."""
+    """Files, by name and content, for an engine that copies none: the script's own text, and beside it the pushed
+    values that it reads. An empty text: the script is where the processes start."""
 
     source: str = ""
     values_name: str = ""

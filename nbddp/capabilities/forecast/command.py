@@ -74,8 +74,8 @@ def forecast(
 
 
 def _measured(source: Source, largest: int, progress: Callable[[str], None]) -> list[Measured]:
-    """All-reduces that were measured on this pool; measured now if none on its present number of ranks were, or none as
-    large as the `largest` bucket: a bandwidth found on small messages says nothing of large ones.
+    """All-reduces that were measured on this pool; measured now if none of them was on its present number of ranks, or
+    as large as the `largest` bucket. A bandwidth found on small messages says nothing of large ones.
 
     Those on other numbers of ranks count too: they tell the algorithms apart.
     """

@@ -1,18 +1,18 @@
 """What a collective costs: the α–β model, and how α and β are found from measured collectives.
 
-A message of m bytes takes α + m/β seconds on a link of latency α and bandwidth β (Hockney, "The communication
-challenge for MPP", Parallel Computing 20, 1994). Every algorithm here is a number of messages one after another
-and a share of the buffer that each rank moves in all: time = messages · α + share · bytes / β. That is linear
-in α and 1/β, so that a fit is a linear one.
+A message of m bytes takes α + m/β seconds on a link of latency α and bandwidth β. (Hockney, "The communication
+challenge for MPP", Parallel Computing 20, 1994.) Every algorithm here is a number of messages one after another, and a
+share of the buffer that each rank moves. So time = messages · α + share · bytes / β. That is linear in α and 1/β, so
+that a fit is a linear one.
 
 - ring: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", J. Parallel Distrib. Comput. 69, 2009;
   broadcast as a scatter and a ring all-gather: Thakur, Rabenseifner and Gropp, "Optimization of collective
   communication operations in MPICH", Int. J. High Perform. Comput. Appl. 19, 2005.
 - binomial: the whole buffer up and down a binomial tree; gather and scatter halve it (Thakur et al.).
-- tree: two binary trees that each carry half and in which no rank is inside both (Sanders, Speck and Träff,
-  "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009). The time in
-  which the pipeline fills is left out, as its bandwidth is that of the ring. All-gather and reduce-scatter by
-  recursive doubling and halving (Thakur et al.).
+- tree: two binary trees that each carry half, and in which no rank is inside both. (Sanders, Speck and Träff, "Two-tree
+  algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35, 2009.) The time in which the
+  pipeline fills is left out, as its bandwidth is that of the ring. All-gather and reduce-scatter by recursive doubling
+  and halving (Thakur et al.).
 
 Adding the numbers up costs γ per byte in an all-reduce by ring: (n-1)/n · bytes · γ, beside 2(n-1)/n · bytes / β.
 The two are proportional for every n and every size, so all-reduces cannot tell them apart: β has γ in it.
@@ -88,8 +88,8 @@ def hierarchical(
     """Seconds of an all-reduce in three parts: reduce-scatter within each node, all-reduce between nodes, all-gather
     within each node.
 
-    Between nodes each rank of a node exchanges its share with the ranks of the same local rank, all at once
-    over the link of the node, so that `count` bytes in all cross it while latencies pass side by side.
+    Between nodes each rank of a node exchanges its share with the ranks of the same local rank. All do so at once over
+    the node's link: `count` bytes in all cross it, and latencies pass side by side.
     """
     within = sum(seconds(algorithm, c, ranks_per_node, count, intra) for c in ("reduce_scatter", "all_gather"))
     return within + seconds(algorithm, "all_reduce", nodes, count, inter)
@@ -113,8 +113,8 @@ class LinkFit:
 
 
 def fit(measured: Iterable[Measured]) -> dict[str, LinkFit]:
-    """Algorithm → the link that fits best, by least squares of the relative errors: sizes span decades, and a
-    microsecond matters as much for the small ones as a millisecond for the large. Neither part is negative.
+    """Algorithm → the link that fits best, by least squares of the relative errors. Sizes span decades: a microsecond
+    matters as much for the small ones as a millisecond for the large. Neither part is negative.
 
     Collectives on one rank, without time, or that COSTS does not have are left out.
     Raises ValueError if fewer than two different sizes are left: two unknowns need two.
@@ -156,16 +156,16 @@ def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def better(fits: Mapping[str, LinkFit]) -> tuple[LinkFit, bool]:
-    """The fit of least squares, and whether the data decide it. If not, as on a single world size, where every
-    algorithm is some latency and some bandwidth, the first of ALGORITHMS that is as good as any: ring."""
+    """The fit of least squares, and whether the data decide it. If not, the first of ALGORITHMS that is as good as any:
+    ring. So it is on a single world size, where every algorithm is some latency and some bandwidth."""
     least = min(f.rms for f in fits.values())
     as_good = [f for f in fits.values() if f.rms <= ALIKE * least + 1e-6]
     return as_good[0], len(as_good) == 1
 
 
 def together(measured: Sequence[Measured], ranks: int) -> list[Measured]:
-    """Of the measured collectives those that one link explains: all of them, or, where those on other world sizes spoil
-    the fit of those on `ranks`, as they do where ranks share cores by turns, those on `ranks` alone.
+    """Of the measured collectives those that one link explains: all of them, or those on `ranks` alone where the others
+    spoil their fit. They do where ranks share cores by turns.
 
     Raises ValueError as `fit` does if there are too few on `ranks`.
     """

@@ -1,5 +1,5 @@
-"""What a training step would take on more ranks: the computation that was recorded, the communication that the
-α–β model predicts, buckets one after another beside backward, and what of them sticks out.
+"""The duration of a training step on more ranks: the recorded computation, and the communication that the α–β model
+predicts. Buckets follow one after another beside backward; the rest of them sticks out.
 
 What is assumed is written where it is used and told with every forecast: `Forecast.assumed`.
 """
@@ -37,7 +37,7 @@ class Profile:
         return self.before + self.backward + self.after
 
     def divided(self, by: float) -> Profile:
-        """With a batch that is smaller by this factor: forward, backward and the buckets' times shrink with it, the
+        """With a batch that is smaller by this factor. Forward, backward and the buckets' times shrink with it; the
         optimizer, which does not see the batch, stays."""
         buckets = tuple((ready / by, count) for ready, count in self.buckets)
         return replace(self, before=self.before / by, backward=self.backward / by, buckets=buckets)

@@ -1,5 +1,5 @@
-"""What `%ddp doctor` asks of a host, in a process of its own: a name server or a driver may take seconds to answer,
-and the agent's pings must not wait for that."""
+"""What `%ddp doctor` asks of a host, in a process of its own. A name server or a driver may take seconds to answer, and
+the agent's pings must not wait for that."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""By which interface hosts meet: from what was tried to an address of each, or to a sentence that says which pair does
-not reach each other, at which address, and what to do.
+"""By which interface hosts meet. From the connections that were tried follows an address of each host; or a sentence
+that names the pair that does not reach each other, the address, and the remedy.
 
 Pure: the connections are tried by `capabilities.hosts.on_agent`, and `capabilities.hosts.pairwise_probe` asks for
 them.

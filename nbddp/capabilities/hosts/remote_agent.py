@@ -2,9 +2,9 @@
 
 `python -m nbddp.capabilities.hosts.remote_agent` speaks on what its stdin and stdout were, through ssh or whatever has
 started it. The shell's start-up files may have printed there before, so it begins with MARK on a line of its own; what
-they have left running may print later, so each message does too. Then its owner says in a line of JSON
-in which environment and folder it is to warm up. It makes its own folder here, and tells where that is. Both sides say
-every PING_EVERY seconds that they live, since a cut cable closes nothing: an agent that has not heard of its owner for
+they have left running may print later, so each message does too. Then its owner says in a line of JSON in which
+environment and folder it is to warm up. It makes its own folder here, and tells where that is. Both sides say every
+PING_EVERY seconds that they live, since a cut cable closes nothing. An agent that has not heard of its owner for
 PATIENCE seconds ends, with all that it has started.
 """
 

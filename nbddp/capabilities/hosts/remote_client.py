@@ -196,8 +196,8 @@ class RemoteAgentClient(AgentClient):
                 self.cut()
 
     def close(self, timeout: float = 10.0) -> None:
-        """As an agent's here. One that is not warm yet has started nothing, and ends with its connection: what is still
-        connecting, or waits for an answer, is not waited for."""
+        """As an agent's here. One that is not warm yet has started nothing, and ends with its connection. Nobody waits
+        for one that is still connecting, or that waits for an answer."""
         self.begin_close()
         assert self.process is not None
         if self.warm is None:

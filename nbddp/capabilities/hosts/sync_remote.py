@@ -1,8 +1,8 @@
 """The far side of `--sync`: a copy of the notebook's folder, in a folder of nbddp's own.
 
-A batch of files is compared, or a piece of one is written, in each turn of the agent's loop, so that its pings go on.
-Nothing is written but in the copy's own folder, and nothing there through a link. What programs have written beside
-the copied files stays; a copied file that has changed on either side is copied again.
+Each turn of the agent's loop compares a batch of files, or writes a piece of one. So the agent's pings go on. Nothing
+is written but in the copy's own folder, and nothing there through a link. What programs have written beside the copied
+files stays; a copied file that has changed on either side is copied again.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class FolderCopy:
         return {"folder": str(self.root), "same": False, "removed": removed}
 
     def _remove_gone(self) -> int:
-        """All files have been listed: remove those that are gone at the notebook, with folders that are empty then,
-        before others are written, which may have their names. How many they were."""
+        """All files have been listed. Remove those that are gone at the notebook, and folders that are empty then,
+        before others are written: these may have the same names. How many they were."""
         if self._removed is None:
             self._removed = 0
             for path in [p for p in self._copied if p not in self._listed]:

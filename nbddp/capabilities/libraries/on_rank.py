@@ -2,11 +2,11 @@
 
 Some refuse where somebody types (Lightning, Fabric). Some would start ranks of their own in a cell, which is already
 run by every rank: they are told so. Lightning's and Fabric's launchers for notebooks (`ddp_notebook`, `ddp_spawn`,
-`ddp_fork`) start all ranks anew in each rank, which then meet under numbers that are taken, and hang.
+`ddp_fork`) start all ranks anew in each rank. Those meet under numbers that are taken, and hang.
 
-Some keep in their modules what belongs to a process group, and use it in the next cell, when the group is gone: it is
-taken from them (DeepSpeed), or when the program makes the library's object anew (accelerate, whose old object may still
-be asked for its rank). Of others the error says whose it is.
+Some keep objects of a process group in their modules, and use them in the next cell, when the group is gone. So these
+are taken from them: at once (DeepSpeed), or when the program makes the library's object anew. accelerate's old object
+may still be asked for its rank. Of others the error says whose it is.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def sizes(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> S
 
 
 def allocations(ranks: IdleRanks, step: int | None = None, whole: bool = False) -> Allocations:
-    """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
-    with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
+    """What the ranks allocated over a step of the last cell that ran with `memory`: step `step`, or the one with the
+    highest peak; or the `whole` cell. Raises BadInput if there is none."""
     found: dict[int, RecordedSteps | None] = unpacked(ranks.answers("allocations", part="steps"))
     there = {r: f for r, f in found.items() if f}
     if not there:

@@ -42,8 +42,8 @@ OTHER = (MOVES, "////", "#8a6a45", INK)
 def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigure:
     """The bars of at most 16 ranks, with the most and the least among them, in `axes` or in a figure of their own.
 
-    Where the rest would leave no room for the parts (a small model in a process), parts and rest are drawn beside
-    each other, each on a scale of its own.
+    If the rest leaves no room for the parts (a small model in a process), parts and rest are drawn beside each other.
+    Each then has a scale of its own.
     """
     places = shown_ranks(ranks)
     drawn = [ranks[i] for i in places]

@@ -1,8 +1,8 @@
 """What one rank allocated over time, as data: from a snapshot of torch's CUDA allocator, or from samples. Pure.
 
 Of a GPU every allocation is known with the Python frames that made it, so the lines that hold memory at a peak are
-exact. On a CPU nothing records allocations: what is in use is sampled, with the line that ran, and each change counts
-for that line: which memory was freed is not known.
+exact. On a CPU nothing records allocations. So the memory in use is sampled, with the line that ran, and each change
+counts for that line. Which memory was freed is not known.
 
 Times are nanoseconds, sizes bytes.
 """
@@ -90,9 +90,9 @@ class MemoryHistory:
 @dataclass(frozen=True)
 class Window:
     """A span of a history. before: in use at its start; peak: the most in use, `at` nanoseconds after the start;
-    points: (nanoseconds after the start, bytes); lines: what each line holds at the peak (of samples: how much more was
-    in use after it), most first, and at BEFORE what there was before; samples: how many lie in it;
-    counted: those that lines count from."""
+    points: (nanoseconds after the start, bytes); lines: bytes of each line at the peak, most first, and at BEFORE those
+    from before (of samples: how much more after it); samples: how many lie in it; counted: those that lines count
+    from."""
 
     before: int
     peak: int
@@ -167,8 +167,8 @@ def from_samples(kind: str, samples: Sequence[tuple[int, int, Place | None]], st
 
 
 def window(history: MemoryHistory, start: int, end: int, starts: Sequence[int] = ()) -> Window:
-    """What happened from `start` to `end`. starts: of the steps within it: lines of samples count from the last that
-    begins before the peak, since over many steps a line that allocates would outgrow what another has freed."""
+    """What happened from `start` to `end`. starts: of the steps within it. Lines of samples count from the last start
+    before the peak: over many steps a line that allocates would outgrow what another has freed."""
     level = history.start + sum(c.bytes for c in history.changes if c.at < start)
     curve = [(start, level)]
     for change in history.changes:

@@ -2,18 +2,18 @@
 
 The sources of the numbers, all in bytes:
 
-- parameters, module buffers: the storages of the parameters and buffers of all modules that names of
-  the rank lead to (also within lists, tuples, dicts and objects of classes that cells wrote), of
-  the DDP models that the recorder knows, and of what living optimizers step. Each storage counts once,
-  however many tensors (tied, views) lie in it; of a DTensor this rank's shard.
+- parameters, module buffers: the storages of the parameters and buffers of three kinds of objects. These are all
+  modules that names of the rank lead to (also within lists, tuples, dicts and objects of classes that cells wrote); the
+  DDP models that the recorder knows; and the parameters of living optimizers. Each storage counts once, however many
+  tensors (tied, views) lie in it; of a DTensor this rank's shard.
 - gradients: the storages of those parameters' `.grad`.
 - optimizer state: the storages of the tensors in `state` of all optimizers that names lead to or that have stepped.
   Closed forms per float32 parameter: Adam 8 bytes (and one 4-byte step counter per tensor), SGD with momentum 4.
-- DDP buckets: the buffers of DDP's reducer: their sizes in the last recorded step with an exchange, else the
-  bytes of all parameters that require a gradient (the reducer has every one in exactly one bucket). With
+- DDP buckets: the buffers of DDP's reducer, with their sizes in the last recorded step with an exchange. Without such a
+  step, the bytes of all parameters that require a gradient: the reducer has each in exactly one bucket. With
   `gradient_as_bucket_view` the gradients lie in the buckets: what they hold already is not counted again. With
-  `lazy_bucket_allocation` (torch 2.15) the reducer has buckets in backward alone: they are `passing`, which is no part
-  but in the peak, and of a backward that has not ended what it had sent is held.
+  `lazy_bucket_allocation` (torch 2.15) the reducer has buckets in backward alone. They are `passing`, a part only in
+  the peak. A backward that has not ended still holds the buckets that it had sent.
 - peak: since the last cell began. On CUDA `torch.cuda.max_memory_allocated`, whose statistics each cell begins
   anew, over all of the rank's devices; on CPU the kernel's VmHWM, reset likewise through /proc/self/clear_refs, or,
   where that cannot be written (macOS), getrusage's since the worker started.

@@ -1,9 +1,9 @@
 """Records what this rank allocates while a cell runs (`%%ddp --memory`), and answers for one of its steps.
 
 Where torch sees a GPU its caching allocator keeps the history, with the Python frames of each allocation. Elsewhere a
-thread samples what is in use, and the line of the user's that runs: glibc's mallinfo2 takes a microsecond and knows
-every byte that tensors hold; where it does not (a torch with an allocator of its own, macOS) the resident memory has to
-do. The recorder's marks say when steps and their phases begin; on a CPU they are samples too.
+thread samples the memory in use, and the user's line that runs. glibc's mallinfo2 takes a microsecond and knows every
+byte that tensors hold; where it does not (a torch with an allocator of its own, macOS) the resident memory has to do.
+The recorder's marks say when steps and their phases begin; on a CPU they are samples too.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 640, 160, 56, 20  # CSS pixels of the drawing, and
 
 @dataclass(frozen=True)
 class Curve:
-    """Steps `first` to `last`, and for some of them, in order: number, seconds of the slowest rank, and the longest
-    that a rank waited for buckets after its gradients."""
+    """Steps `first` to `last`. For some of them, in order: number, seconds of the slowest rank, and the longest wait of
+    a rank for buckets after its gradients."""
 
     first: int = 0
     last: int = 0

@@ -1,8 +1,8 @@
 """How much of a machine its workers use, at little cost: CPU time and memory of each, and how busy the GPUs are.
 
-A worker's memory is its proportional share of pages, which the kernel adds up page by page in milliseconds, so it is
-asked for only of the ranks that the owner names; CPU time and resident pages cost microseconds. NVML stays open once it
-was asked, since to open it takes longer than to ask.
+A worker's memory is its proportional share of pages. Linux adds that up page by page, in milliseconds. So it is read
+only for the ranks that the owner names; CPU time and resident pages cost microseconds. NVML stays open once it was
+asked, since to open it takes longer than to ask.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ DONE, NOW, NEXT = "✓", "▸", "·"  # signs of a stage
 
 
 def live(shown: str) -> str:
-    """Text that is read out when it changes. A reader's software hears only of changes in an element that stays, and
-    that is the widget's own, around this: so it gets the role, as soon as the text is on the page."""
+    """Text that is read out when it changes. A screen reader hears only of changes in an element that stays. That is
+    the widget's own element, around this one. So it gets the role as soon as the text is on the page."""
     return f'{shown}<img hidden alt="" src="{DOT}" onload="{LIVE}">'
 
 

@@ -1,5 +1,5 @@
-"""`Panel`: a pool's panel in whatever shows it: widgets where there is a front end for them, and always a picture and
-words, which stay in a saved notebook.
+"""`Panel`: a pool's panel in any front end. It shows widgets if the front end has them, and always a picture and words,
+which stay in a saved notebook.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class PoolPanel:
             self._view = None
 
     def _ipython_display_(self) -> None:
-        """Show it, with a picture that a saved notebook keeps. A newer picture has the front end make the panel anew,
-        which drops the keyboard's focus: so it comes when the reader runs another cell, and has the focus there."""
+        """Show it, with a picture that a saved notebook keeps. With a newer picture the front end makes the panel anew,
+        which drops the keyboard's focus. So it comes when the reader runs another cell, and has the focus there."""
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()
@@ -87,8 +87,8 @@ class PoolPanel:
         self._publish({kind: shown for kind, shown in data.items() if kind != widget_support.WIDGET}, metadata)
 
     def _publish(self, data: MimeBundle, metadata: Metadata, update: bool = True) -> None:
-        """update: wherever it is shown; else in the newest place. With widgets goes what is to be seen once they are
-        gone: the page may be closed before the kernel ends, and then nothing can be taken back."""
+        """update: wherever it is shown; else in the newest place. The widgets carry the picture that is shown once they
+        are gone. The page may be closed before the kernel ends, and then nothing can be taken back."""
         has_widgets = widget_support.WIDGET in data and "image/png" in data
         after = {"text/plain": ""}
         if has_widgets:

@@ -1,7 +1,7 @@
 """What the panel's launch controls ask for: values → a layout, or the sentence why not and the control that causes it.
 
-The controls say nothing of their own: their values become a `%%ddp` line, which `launch.options` reads as it reads one
-that was typed, and `Topology.plan` places the workers. So the panel refuses what the line refuses. Pure.
+The controls have no language of their own. Their values become a `%%ddp` line, which `launch.options` reads like a
+typed one, and `Topology.plan` places the workers. So the panel refuses what the line refuses. Pure.
 """
 
 from __future__ import annotations

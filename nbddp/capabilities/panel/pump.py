@@ -1,10 +1,10 @@
 """A panel's buttons while a cell runs: the cell's own wait hears the kernel's shell channel.
 
-A running cell blocks the channel on which a front end says that a button was pressed. So where a run waits for its
-ranks, it waits for that channel too, and handles at once what concerns widgets, and a tab that has just been opened.
-All else is left to ipykernel, in its order, for when the cell has ended. What was read together with the cell's own
-message is not on the channel any more: ipykernel 6 has it in a queue. With ipykernel 7.0 to 7.3 JupyterLab sends clicks
-to a thread, past this; with a kernel that cannot be heard so, they come after the cell.
+A running cell blocks the channel on which a front end says that a button was pressed. So a run that waits for its ranks
+also waits for that channel. It handles messages for widgets at once, and those of a tab that has just been opened. All
+else is left to ipykernel, in its order, for when the cell has ended. What was read together with the cell's own message
+is not on the channel any more: ipykernel 6 has it in a queue. With ipykernel 7.0 to 7.3 JupyterLab sends clicks to a
+thread, past this; with a kernel that cannot be heard so, they come after the cell.
 """
 
 from __future__ import annotations

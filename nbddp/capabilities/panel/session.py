@@ -383,8 +383,8 @@ def _debugs(session: weakref.ref[Session]) -> bool:
 
 
 def _look(session: weakref.ref[Session], end: threading.Event) -> None:
-    """The session's thread, which keeps neither it nor the pool. A pool that is just being changed may not be seen
-    whole: then the next look is, and if none is for a while, the error is no accident."""
+    """The session's thread, which keeps neither it nor the pool. A look at a pool that is being changed may fail. The
+    next look succeeds then; if none does for a while, the error is no accident."""
     failed = 0
     while not end.wait(EVERY):
         found = session()

@@ -1,10 +1,10 @@
 """A panel as ipywidgets: controls that pass on what is done to them, and HTML that `page` makes of the state.
 
-A view decides nothing. It keeps what it has shown, so that only what has changed is sent, and a value that comes back
-from the model moves a control without being taken for the user's doing.
+A view decides nothing. It keeps the values that it has shown, and sends only those that have changed. So a value from
+the model moves a control, and does not count as the user's doing.
 
-The block that scrolls and has the keyboard's focus is a widget of its own and stays while its text is replaced, so a
-reader keeps the place and the focus while ranks print.
+The block that scrolls and has the keyboard's focus is a widget of its own. It stays while its text is replaced, so a
+reader keeps place and focus while ranks print.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
 )
 _keys = itertools.count()
-# the front end's own colours (of VS Code where JupyterLab's are missing), one type scale (its size, and 0.85 of it for
-# what is secondary), a grid of 8 px, digits of equal width, places of fixed height
+# the front end's own colours (of VS Code where JupyterLab's are missing); one type scale (its size, and 0.85 of it for
+# the secondary); a grid of 8 px; digits of equal width; places of fixed height
 STYLE = """<style>
 .nbddp-panel {
   --ink: var(--jp-ui-font-color1, var(--vscode-editor-foreground, #1a1a1a));

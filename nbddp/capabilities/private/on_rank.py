@@ -1,11 +1,11 @@
-"""The guard of a rank: its programs' stores listen where the pool alone is, and who is connected to a new group is
-checked before that is used (`peer_check`).
+"""The guard of a rank. Stores of its programs listen where the pool alone can connect. The peers of a new group are
+checked before it is used (`peer_check`).
 
-Stores that a program makes itself listen on the loopback alone while all ranks are on this machine, else on the address
-of this node that joins it to the others (`listen`). torch's `TCPStore(host, port, is_master=True)` listens on all
-interfaces, whatever the host. Here it gets a listening socket on 127.0.0.1 (or on the address 127.x.y.z or ::1 that it
-is given), and clients of a host that is this machine go there, under whichever of its names: `localhost` is looked up
-as ::1 first, where anybody could listen.
+While all ranks are on this machine, stores that a program makes itself listen on the loopback alone. Else they listen
+on the address that joins this node to the others (`listen`). torch's `TCPStore(host, port, is_master=True)` listens on
+all interfaces, whatever the host. Here it gets a listening socket on 127.0.0.1, or on a given address 127.x.y.z or ::1.
+Clients of a host that is this machine go there, under any of its names. `localhost` is looked up as ::1 first, where
+anybody could listen.
 
 Forked processes have it as they are. One that is started by spawn or forkserver gets it when it imports torch
 (`capabilities.subprocesses.on_rank`); a program that a cell runs as a subprocess does not.

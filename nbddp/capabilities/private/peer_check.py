@@ -1,8 +1,8 @@
 """Whether a new group's connections lead to the group's ranks, and to nobody else.
 
-gloo listens while a group is made, and takes whoever sends the right number for a rank, so any process of the machine
-may come between. Before the group is used, the ranks compare through the pool's store, which only they reach, which
-connections they have: what came in at one rank, and what no other rank says to have, is a stranger's. The kernel then
+gloo listens while a group is made, and accepts anybody who sends the right number for a rank. So any process of the
+machine may come between. Before the group is used, the ranks compare their connections through the pool's store, which
+only they reach. A connection that came in at one rank, and that no other rank reports, is a stranger's. The kernel then
 says whose (`capabilities.private.sock_owner`). A stranger who only knocks does no harm, and is somebody's mistake more
 often than not. One who may have taken a rank's place ends the making of the group. After that nobody new is answered at
 the group's ports.
@@ -250,8 +250,8 @@ class _Kernel:
 
 
 def _are_used(descriptors: Sequence[int]) -> bool:
-    """Whether gloo reads from all of these: its loop waits for them, and for none that it has only taken in at its
-    door, once it has read the number by which the other side says which rank it is."""
+    """Whether gloo reads from all of these. Its loop waits for a descriptor once it has read the number by which the
+    other side says its rank. It does not wait for one that it has only accepted."""
     until, before = clock.monotonic() + PATIENCE, False
     while clock.monotonic() < until:
         now = set(descriptors) <= _awaited() and not any(map(_unread, descriptors))

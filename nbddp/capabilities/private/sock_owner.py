@@ -1,12 +1,12 @@
 """Who is at the other end of a TCP connection on this machine, as the kernel tells it.
 
-Linux answers over netlink (sock_diag(7), `linux/inet_diag.h`) whose a socket is: asked for the two addresses of a
-connection it gives the user's id and the socket's inode, in some 4 µs and with any number of sockets. Which process
-holds that inode stands in /proc/<pid>/fd, for processes of the same user alone. That the process belongs to a pool
-follows from its descent, so the agent adopts those whose parents end (`children.adopt_orphans`).
+Linux says over netlink whose a socket is (sock_diag(7), `linux/inet_diag.h`). For the two addresses of a connection it
+gives the user's id and the socket's inode. That takes some 4 µs with any number of sockets. Which process holds that
+inode stands in /proc/<pid>/fd, for processes of the same user alone. That the process belongs to a pool follows from
+its descent, so the agent adopts those whose parents end (`children.adopt_orphans`).
 
-The kernel also keeps strangers from a listening socket altogether: once it has a key for its peers (TCP-MD5, RFC 2385),
-it answers no connection that is not signed by that key (`sign`). Neither needs any rights.
+Linux also keeps strangers from a listening socket altogether. Once it has a key for its peers (TCP-MD5, RFC 2385), it
+answers no connection that is not signed by that key (`sign`). Neither needs any rights.
 
 `unavailable` says what of this cannot be had here. Imports no torch: agent, store host and workers use it.
 """

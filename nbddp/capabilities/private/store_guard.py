@@ -1,12 +1,11 @@
 """The store's gate: who may reach the store of a run (`serve`, in a process of `agent.store_host`).
 
-At the store's port there is a gate (`store_proxy`), on the loopback alone; behind it the store
-listens on a socket made here, in one of two ways. torch's libuv server listens on another address of the loopback,
-where the kernel answers only connections that are signed by a key of this process. Its older server listens on a unix
-socket whose name is gone as soon as it is bound; it is used where libuv takes no socket (up to torch 2.7) or the kernel
-signs nothing, and has no queues (`Store.queue_push`). Where the kernel does not report whose a connection is (not
-Linux), or torch takes neither, there is no gate, anybody on this machine reaches the store, and the answer to the agent
-says why.
+At the store's port there is a gate (`store_proxy`), on the loopback alone; behind it the store listens on a socket made
+here, in one of two ways. torch's libuv server listens on another address of the loopback, where the kernel answers only
+connections that are signed by a key of this process. Its older server listens on a unix socket whose name is gone as
+soon as it is bound; it is used where libuv takes no socket (up to torch 2.7) or the kernel signs nothing, and has no
+queues (`Store.queue_push`). Without a kernel that reports a connection's owner (not Linux), or a torch that takes
+either, there is no gate. Then anybody on this machine reaches the store, and the answer to the agent says why.
 """
 
 from __future__ import annotations

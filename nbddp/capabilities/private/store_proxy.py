@@ -1,13 +1,13 @@
 """The gate before a run's store: who may connect to it, and the passing on of bytes.
 
 TCPStore answers whoever connects. So the store itself listens where nobody but this process reaches it, and what
-listens at MASTER_PORT is the gate. Before it reads a byte of a connection it asks whether a process of the pool is at
-the other end (`PoolMembersOnly`), and closes it if not; else it passes on what the two send each other. Ordinary
-clients of the ranks see no difference.
+listens at MASTER_PORT is the gate. Before it reads a byte of a connection, it asks whether a process of the pool is at
+the other end (`PoolMembersOnly`). If not, it closes the connection; else it passes on what the two send each other.
+Ordinary clients of the ranks see no difference.
 
 A gate knows two functions and nothing of who runs where: `refusals`, which judges connections, and `connect`, which
-reaches the store. So every node can have a gate of its own that asks its own kernel; where the store is on another
-node, `connect` is to return a channel to it on which the two agents have proved to each other who they are.
+reaches the store. So every node can have a gate of its own that asks its own kernel; for a store on another node,
+`connect` is to return a channel to it, on which the two agents have proved who they are.
 
 A gate is one thread that waits in epoll: only Linux says whose a connection is, so only there is there one.
 """

@@ -2,9 +2,9 @@
 
 `__main__` is a fresh module, with `__file__`, `__spec__` and `__package__` as `python train.py` and `python -m train`
 have them; sys.argv and sys.path[0] are the program's. A process that the program spawns finds `__main__` by its file.
-At its end what Python does at the end of a process is done here, since this process goes on: threads are waited for,
-functions of `atexit` called, processes of multiprocessing's ended or joined. A program that leaves its names to the
-next cell (`keep`) has not come to its end.
+At its end nbddp does what Python does at the end of a process, since this process goes on. It waits for threads, calls
+functions of `atexit`, and ends or joins processes of multiprocessing's. A program that leaves its names to the next
+cell (`keep`) has not come to its end.
 """
 
 from __future__ import annotations

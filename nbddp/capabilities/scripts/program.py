@@ -1,5 +1,5 @@
-"""A script or module as it is to run on every rank: what torchrun's command line says of it, and the variables that it
-has besides a cell's. Pure."""
+"""A script or module to run on every rank: what torchrun's command line says of it, and its variables besides a cell's.
+Pure."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ def signals_of(text: str) -> str:
 
 
 def own_option(source: str) -> str:
-    """The option that a script written for `torch.distributed.launch` takes: launchers before torch 2.0 spelled it with
+    """The option that a script written for `torch.distributed.launch` takes. Launchers before torch 2.0 spelled it with
     an underscore, and a parser that has only that one refuses today's."""
     return UNDERSCORED if UNDERSCORED in source and DASHED not in source else DASHED

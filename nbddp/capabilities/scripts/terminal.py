@@ -1,5 +1,5 @@
-"""`python -m nbddp run`: a launcher. It starts a pool, or takes a warm process that waits, runs the script, passes
-signals on to the ranks, and ends what it has started. Exit status as torchrun's: 0, or 1 whatever went wrong.
+"""`python -m nbddp run`: a launcher. It starts a pool, or takes a waiting warm process. Then it runs the script, passes
+signals on to the ranks, and ends all that it has started. Exit status as torchrun's: 0, or 1 whatever went wrong.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def run(command: CommandLine) -> int:
 
 
 def _keeps_by_default(command: CommandLine) -> bool:
-    """Whether the process that has imported torch stays though the line does not say so: for somebody at a terminal,
-    who will start the script again. What a job or another program starts leaves nothing."""
+    """Whether the process that has imported torch stays though the line does not say so. It stays for somebody at a
+    terminal, who will start the script again. What a job or another program starts leaves nothing."""
     spec = command.launch
     typed = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     return command.name == "run" and spec.keep_warm is None and not spec.elsewhere and typed

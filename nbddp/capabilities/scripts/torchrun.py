@@ -1,8 +1,8 @@
 """torchrun's command line, and that of `torch.distributed.launch`, as typed behind `%ddp` → a LaunchSpec.
 
-Flags, abbreviations, defaults and `PET_*` variables are those of torchrun 2.15 (torch/distributed/run.py, launch.py).
-A flag that has no meaning in a pool of living workers is answered: in a sentence beside the run where the program is
-the same without it, else with an error that says what to use. Pure.
+Flags, abbreviations, defaults and `PET_*` variables are those of torchrun 2.15 (torch/distributed/run.py, launch.py). A
+flag that has no meaning in a pool of living workers is answered. If the program is the same without it, a sentence
+beside the run says so; else an error says what to use. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Nodes that Slurm has allocated to a pool, by Slurm's own commands: asked for, looked at, given back.
 
-An allocation lives as long as its holder (`capabilities.slurm.holder`), so it outlives cells, new workers and agents
-that end, and ends with the kernel unless it is kept.
+An allocation lives as long as its holder (`capabilities.slurm.holder`). So it outlives cells, new workers and agents
+that end. It ends with the kernel unless it is kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files that hold a copy of what a rank prints in its newest run, one for each stream.
 
-Only what may be on its way is of use, so of a long output the newest HALF to two HALFs stay: a file that is full takes
-the number of its first character into its name, and the one before it goes. Each begins with the number of the run.
+Only text that may be on its way is of use, so of a long output the newest HALF to two HALFs stay. A full file takes the
+number of its first character into its name, and the one before it goes. Each begins with the number of the run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What an agent knows of its workers' text: where copies of it are (`copies`), and what was left in a worker's pipes
-when that had ended, since then nobody else can read it."""
+"""What an agent knows of its workers' text: where copies of it are (`copies`), and the rest in the pipes of an ended
+worker, which nobody else can read."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ written to files (`copies`), which the kernel of the operating system keeps. Whe
 from its node's agent what has not come (`part`, `on_agent`).
 
 What C++ writes to the descriptors lies in a pipe first, until a thread of this process has read it; a process that
-aborts has no time for that. So the agent holds the pipe's read end too, and the thread (`worker.fd_capture`) leaves new
-text there for a few milliseconds: what was said just before the end is still in the pipe.
+aborts has no time for that. So the agent holds the pipe's read end too. The thread (`worker.fd_capture`) leaves new
+text there for a few milliseconds, so text from just before the end is still in the pipe.
 """
 
 from __future__ import annotations

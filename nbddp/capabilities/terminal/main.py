@@ -35,8 +35,8 @@ def detached() -> list[DetachedResource]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0, 1 if the pool failed, 2 for bad input, 130 after Ctrl-C, 141 if
-    whoever read the output has ended (`| head`); for a script torchrun's exit status, which is 1 for any failure."""
+    """Run the command line. Returns the exit status: 0; 1 if the pool failed; 2 for bad input; 130 after Ctrl-C; 141 if
+    the reader of the output has ended (`| head`); for a script torchrun's exit status, which is 1 for any failure."""
     try:
         status = _carry_out(words)
         sys.stdout.flush()

@@ -1,8 +1,8 @@
 """What one recorded step shows, worked out once for its text, its table and its figure. Pure.
 
-The time from the end of backward, in which the ranks wait for each other, to the next is a rank's own, but for what it
-waits in a hook that sends its buckets. DDP lets all ranks leave backward together, so a slow one shows in none of its
-total times; the time until the gradients of the last bucket are ready is the rank's own, and shows it.
+The ranks wait for each other at the end of backward. The time from there to the next such end is a rank's own, without
+its waits in a hook that sends its buckets. DDP lets all ranks leave backward together, so a slow one shows in none of
+its total times; the time until the gradients of the last bucket are ready is the rank's own, and shows it.
 """
 
 from __future__ import annotations
@@ -228,9 +228,9 @@ class SlowRankVerdict:
 
 
 def own(before: Step, step: Step) -> tuple[int, int]:
-    """Nanoseconds of a step in which a rank works by itself: from the end of the exchange before until its gradients
-    are there, without what it waits in a hook for a bucket to be sent; and of these what its thread waits for a core
-    (0 if unknown), which is taken off."""
+    """Nanoseconds of a step in which a rank works by itself: from the exchange before until its gradients exist. Its
+    waits for a bucket to be sent do not count; and of these what its thread waits for a core (0 if unknown), which is
+    taken off."""
     work = step.backward[1] - before.backward[2]
     for bucket in step.buckets:
         work -= bucket.sent - bucket.ready
@@ -335,8 +335,8 @@ def _slow(recording: Recording, numbers: Sequence[int], rank: int, extra: float,
 
 
 def typical_parts(by_part: Mapping[str, Mapping[int, Sequence[float]]], rank: int) -> dict[int, dict[str, int]]:
-    """Rank → part → nanoseconds in a typical step: of the others the median, of `rank` that and the median of what it
-    takes longer in the same steps."""
+    """Rank → part → nanoseconds in a typical step. For the others that is the median; for `rank` it is that, and the
+    median of its extra time in the same steps."""
     found: dict[int, dict[str, int]] = {}
     for part, times in by_part.items():
         apart = differences(times)[rank]

@@ -1,23 +1,23 @@
 """Records what DistributedDataParallel does, step by step, without touching the user's code or results.
 
-Times of a step come from four places: DDP's forward, the first gradient that enters backward, the end
-of the autograd engine's work, and optimizers' step hooks. Buckets are seen where DDP hands them
-over: its C++ reducer is given a process group that passes every call on to the real one
-and notes when. So no communication hook is registered, DDP's own arithmetic (the division
-fused into the copy) stays, and pickling and deepcopy of the model are as before. A user's
-`register_comm_hook` is wrapped instead, since its buckets do not pass through the reducer's group. A program that ends
-backward itself, by torch 2.15's `finalize_backward`, waits for the buckets there: what it does before overlaps them.
+Times of a step come from four places. These are DDP's forward, the first gradient that enters backward, the end of the
+autograd engine's work, and optimizers' step hooks. Buckets are seen where DDP hands them over. Its C++ reducer gets a
+process group that passes every call on to the real one and notes the time. So no communication hook is registered, and
+DDP's own arithmetic stays (the division fused into the copy). Pickling and deepcopy of the model work as before. A
+user's `register_comm_hook` is wrapped instead, since its buckets do not pass through the reducer's group. A program
+that ends backward itself, by torch 2.15's `finalize_backward`, waits for the buckets there: what it does before
+overlaps them.
 
-Times are the host's (`time.perf_counter_ns`, one clock for all ranks of a machine). The host runs ahead of a GPU, so
-all times of a model that is on one are those of CUDA events, converted to the host's clock (`on_rank_gpu_clock`). Only
-the end of a bucket that gloo moves is the host's: there the host waits for it. A step that is captured in a CUDA graph
-is not recorded.
+Times are the host's (`time.perf_counter_ns`, one clock for all ranks of a machine). The host runs ahead of a GPU. So
+all times of a model on a GPU are those of CUDA events, converted to the host's clock (`on_rank_gpu_clock`). Only the
+end of a bucket that gloo moves is the host's: there the host waits for it. A step that is captured in a CUDA graph is
+not recorded.
 
-The time in torch's data loaders is noted too, the size of each forward's inputs, and how long the thread has waited for
-a core (`on_rank_marks`): a rank may be slow for what it does between its steps, for its work or its machine.
+It also notes the time in torch's data loaders, the size of each forward's inputs, and the thread's waits for a core
+(`on_rank_marks`). A rank may be slow between its steps, in its work, or by its machine.
 
-What is noted in a step costs ten times what it does in a loop of its own, probably because the model's work empties
-the processor's caches: code that runs once in a step is paid for by its length. So a step makes few calls of Python.
+A note in a step costs ten times as much as in a loop of its own. The model's work probably empties the processor's
+caches. So the length of code that runs once in a step is its cost. So a step makes few calls of Python.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Recorder:
         self.let_go()
 
     def let_go(self) -> None:
-        """Drop the groups whose buckets have all been noted: until then gloo's thread may run a callback of ours, and
-        a garbage collection there must not find the last reference. Called by the main thread alone."""
+        """Drop the groups whose buckets have all been noted. Until then gloo's thread may run a callback of ours, and a
+        garbage collection there must not find the last reference. Called by the main thread alone."""
         self._in_flight = [held for held in self._in_flight if [bucket for bucket in held[1] if not bucket.done]]
 
     def install(self) -> None:
@@ -124,10 +124,10 @@ class Recorder:
         return RankRecording(last.run, last.cell, last.model.title, tuple(s.step() for s in chosen))
 
     def pace(self, run: int, since: int) -> list[list[int]]:
-        """Number, begin, end of backward, the time waited for buckets after the gradients, and that waited for a core
-        until the gradients were there and until the buckets were (nanoseconds; 0 if unknown), of the first steps of a
-        run that began after `since`. Asked while the program runs: a step on a GPU whose events have not been read yet,
-        and all after it, come later."""
+        """Number, begin, end of backward; the wait for buckets after the gradients; the wait for a core until the
+        gradients existed, and until the buckets did (nanoseconds; 0 if unknown), of the first steps of a run that began
+        after `since`. Asked while the program runs: a step on a GPU whose events have not been read yet, and all after
+        it, come later."""
         found: list[list[int]] = []
         for step in list(self.steps):
             times = [passed(step.entered), passed(step.computed), passed(step.through)]
@@ -445,8 +445,8 @@ class _Notes:
     def handed_over(self, bucket: BucketMarks, future: Any) -> None:
         """The backend has the bucket, and gives a future of its result.
 
-        The end is noted on gloo's thread, by C functions alone: a list is given the time. What is called there must not
-        hold the group, since whoever drops the last reference to a group joins its threads, and a thread that joins
+        The end is noted on gloo's thread, by C functions alone: a list is given the time. A function called there must
+        not hold the group. Whoever drops the last reference to a group joins its threads, and a thread that joins
         itself aborts the process."""
         if bucket.device is not None and future.done():
             bucket.done.append(self.clock.result_of(future, bucket.device))
@@ -489,8 +489,8 @@ def tensors(found: Any) -> Iterator[Any]:
 
 
 def elements(found: Any) -> int | None:
-    """How many elements the tensors in a value have; None if it has none, or more than VALUES values in all, as a long
-    list of numbers and a list within itself do: these are not gone through."""
+    """How many elements the tensors in a value have; None if it has none, or more than VALUES values in all. A long
+    list of numbers, or a list within itself, is not gone through."""
     import torch
 
     if type(found) is torch.Tensor:

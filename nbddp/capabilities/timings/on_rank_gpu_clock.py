@@ -1,10 +1,11 @@
 """Points in time on a GPU, told on the host's clock.
 
-An event says when a stream came to it. Its host time follows from a base: an event on a stream of our own, which has no
-other work and so is through at once, and the host's time of that. `elapsed_time` is float32 milliseconds, 0.06 ms
-apart after ten minutes and 8 ms after a day, so a mark is never far from its base: a step that begins ten seconds after
-it gets a new one (1 µs), which all marks of the step share. What has come to pass is read then, and its events are
-used again. While a CUDA graph is captured no event may be recorded: who marks asks `captures` first.
+An event says when a stream came to it. Its host time follows from a base: an event on a stream of our own, and the
+host's time of that event. The stream has no other work, so the event is done at once. `elapsed_time` is float32
+milliseconds: 0.06 ms apart after ten minutes, 8 ms after a day. So a mark is never far from its base. A step that
+begins ten seconds after its base gets a new one (1 µs), which all marks of the step share. What has come to pass is
+read then, and its events are used again. While a CUDA graph is captured no event may be recorded: who marks asks
+`captures` first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The geometry of the topology figure: a placement → rectangles with their words, and lines between nodes.
 
-A GPU that one process owns lies inside that process. A GPU that several share cannot lie
-in each of them, so it is drawn once, on a shelf below the processes, with the ranks that
-share it; idle GPUs and the NUMA nodes stand on the shelf too. Lengths are inches, y grows
-downwards, the size of a text is estimated from its length. Pure: no matplotlib here.
+A GPU that one process owns lies inside that process. A GPU that several processes share cannot lie in each of them. So
+it is drawn once, on a shelf below the processes, with the ranks that share it; idle GPUs and the NUMA nodes stand on
+the shelf too. Lengths are inches, y grows downwards, the size of a text is estimated from its length. Pure: no
+matplotlib here.
 """
 
 from __future__ import annotations

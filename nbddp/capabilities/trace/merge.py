@@ -1,10 +1,10 @@
 """Traces of all ranks as one file for Perfetto: a process per rank, one clock, flows between ranks.
 
-The format is the Trace Event Format that torch.profiler writes and Perfetto reads. A rank's trace has its times on
-the profiler's clock; marks, taken together with the recorder's clock, tell the shift. A collective is known across
-ranks by its group and sequence number, which torch's flight recorder notes while the call that it
-belongs to is open; so calls are matched by time, and the transfers on the backend's threads by
-their order in each group, whose threads serve no other. NCCL's kernels are matched to calls by their launch.
+The format is the Trace Event Format that torch.profiler writes and Perfetto reads. A rank's trace has its times on the
+profiler's clock; marks, taken together with the recorder's clock, tell the shift. A collective is known across ranks by
+its group and sequence number. torch's flight recorder notes these while the call is open that the collective belongs
+to; so calls are matched by time, and the transfers on the backend's threads by their order in each group, whose threads
+serve no other. NCCL's kernels are matched to calls by their launch.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Tracer:
         """End it and keep its trace, or why there is none; nothing if none is on. How the cell ended is told either
         way, so this does not raise.
 
-        To end it waits for the GPUs. After a failure they may wait for a peer that will never come, so then it stays
+        To end it waits for the GPUs. After a failure they may wait for a peer that will never come. So then it stays
         on, until another cell ends or another trace begins.
         """
         if self._profile is None:

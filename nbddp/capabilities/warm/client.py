@@ -1,9 +1,9 @@
 """Taking a warm process that waits (`capabilities.warm.server`): found, compared, asked.
 
-`WarmProcesses` is the table's `AgentSource`. One is taken only if a child of this process would have begun as it did:
-the same environment, interpreter, folder, rights and limits (`fingerprint.inherited`), and the same files of nbddp; so
-the code that it runs is ours. It looks itself whether the rest of what it has imported is unchanged. What nobody can
-use any more is ended.
+`WarmProcesses` is the table's `AgentSource`. One is taken only if a child of this process would have begun as it did.
+It must have the same environment, interpreter, folder, rights and limits (`fingerprint.inherited`), and the same files
+of nbddp; so the code that it runs is ours. It looks itself whether the rest of what it has imported is unchanged. What
+nobody can use any more is ended.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `inherited` is what a child would have of this process and cannot be given otherwise: environment, interpreter, folder,
 rights, limits, cgroup and so on. `Imports` is what a process has read when it imported, and what it looked for and did
-not find; it says what of that is not so any more. Files are known by device, inode, size and the times of their
-last write and change (a time of change cannot be set back), not by their content: 3000 of them take 20 ms.
+not find; it says what of that is not so any more. Files are known by device, inode, size and the times of their last
+write and change, not by their content. A time of change cannot be set back. 3000 files take 20 ms.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How a node agent's process is kept: what it has read is noted from its begin, and at its end it may wait for another
-owner (`capabilities.warm.server`), whose agent it becomes."""
+"""How a node agent's process is kept. Its imports are noted from its begin. At its end it may wait for another owner
+(`capabilities.warm.server`), whose agent it becomes."""
 
 from __future__ import annotations
 

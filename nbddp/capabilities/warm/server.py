@@ -1,9 +1,9 @@
 """A warm process that has outlived its owner, and waits for the next one.
 
-When an agent's owner has gone and everything that it started has ended, a fresh copy of its process (`go_on`) waits in
-`<runtime>/warm/<id>/` for as long as it was asked to: what it has imported is all it has. It answers who has the same
-user id, whichever comes first, and becomes that one's agent; before that it looks whether what it has imported is
-still what is on disk. The other end is `capabilities.warm.client`.
+An agent's owner has gone, and everything that it started has ended. Then a fresh copy of its process (`go_on`) waits in
+`<runtime>/warm/<id>/` for as long as it was asked to. It holds nothing but its imports. It answers who has the same
+user id, whichever comes first, and becomes that one's agent; before that it looks whether what it has imported is still
+what is on disk. The other end is `capabilities.warm.client`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What this rank asks of its process groups, noted as it asks: nothing says it afterwards.
 
-gloo's recorder has no entry for a send or a receive, a `Work` knows neither its peer nor its tag, and no recorder
-has the root of a broadcast. So the methods of torch's `ProcessGroup` are wrapped once, when the worker starts: sends
-and receives are counted per channel, roots are kept per collective, and each `Work` is remembered by what it belongs
-to. `Work.wait`, `Store.get`, `Store.wait` and what else of a store blocks are wrapped too: they block in C++ without a
-Python frame of their own, and of a wait it is noted for what it is.
+gloo's recorder has no entry for a send or a receive. A `Work` knows neither its peer nor its tag. No recorder has the
+root of a broadcast. So the methods of torch's `ProcessGroup` are wrapped once, when the worker starts. Sends and
+receives are counted per channel, roots are kept per collective, and each `Work` is remembered with its origin.
+`Work.wait`, `Store.get`, `Store.wait` and the store's other blocking methods are wrapped too. They block in C++ without
+a Python frame of their own. For each wait the log keeps its object.
 
-A note holds names and numbers. It keeps no group, no tensor and no `Work` alive: on gloo the thread that drops the
-last reference to a group joins itself, and the process aborts.
+A note holds names and numbers. It keeps no group, no tensor and no `Work` alive. On gloo the thread that drops the last
+reference to a group joins itself, and the process aborts.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ LONG_AGO = Epoch(0, 0, 0)
 
 
 class CallRecord(tuple[Any, ...]):
-    """What a `Work` belongs to: (SEND or RECV, group, source, destination, tag, n-th call) with ranks in the group,
-    or (operation, group, sequence number) of a collective."""
+    """The origin of a `Work`: (SEND or RECV, group, source, destination, tag, n-th call), with ranks in the group; for
+    a collective (operation, group, sequence number)."""
 
     __slots__ = ()
 
@@ -93,8 +93,8 @@ STORE = CallRecord(("the store", "", UNKNOWN))
 
 @dataclass(frozen=True)
 class CallSpan:
-    """A call of a collective or a wait for one (`waits`): begin and end, nanoseconds (time.perf_counter_ns), the time
-    that the thread ran on a core until each of them, its native id, and what it was, if that is known."""
+    """A call of a collective or a wait for one (`waits`): begin and end in nanoseconds (time.perf_counter_ns), and the
+    thread's CPU time until each; the thread's native id; the operation, if it is known."""
 
     waits: bool
     begin: int
@@ -110,8 +110,8 @@ class CallSpan:
 
 @dataclass(eq=False)
 class RunRecord:
-    """A cell or a called function: its number, the n of its In[n], when it began (time.time_ns()), and of its begin and
-    end what `_clocks` said."""
+    """A cell or a called function: its number, the n of its In[n], its begin (time.time_ns()); of begin and end the
+    values of `_clocks`."""
 
     run: int
     cell: int | None

@@ -1,10 +1,10 @@
 """torch's flight recorders: what of a dump is evidence, and that they record at all.
 
 gloo and NCCL have a recorder each. Their entries look alike, but do not mean the same (read in torch's sources, not
-seen on a GPU): NCCL's sends and receives carry the number of the last collective; what was called inside coalescing
-has no events and stays "active" for ever; and an entry is marked done by a watchdog, some time after the collective
-is. So what NCCL's recorder calls active counts only if it is no send or receive, is alone with its number, and the
-group has not completed that number. Pure but for `dumps`, `held` and `switch_on`.
+seen on a GPU). NCCL's sends and receives carry the number of the last collective; what was called inside coalescing has
+no events and stays "active" for ever; and an entry is marked done by a watchdog, some time after the collective is. So
+an active entry of NCCL's counts only if it is no send or receive, and no other entry has its number. Nor may the group
+have completed that number. Pure but for `dumps`, `held` and `switch_on`.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def entries(dumped: Iterable[RecorderDump]) -> list[FlightEntry]:
 
 
 def nameless(dumped: Iterable[RecorderDump]) -> list[int]:
-    """When (time.time_ns()) collectives began of which the recorder does not say the group, as under debug level
-    DETAIL: those of wrapped groups, and those in which the ranks compare them."""
+    """Times (time.time_ns()) at which collectives of an unknown group began. Debug level DETAIL has those: collectives
+    of wrapped groups, and those in which the ranks compare them."""
     raw = (e for dump in dumped for e in dump.get("entries", ()) if not e["is_p2p"])
     return [e["time_created_ns"] for e in raw if not e["process_group"][0]]
 

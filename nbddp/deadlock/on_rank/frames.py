@@ -1,9 +1,9 @@
 """Frames of other threads, read without holding them.
 
 Who holds a frame holds all its names. If its thread returns from it meanwhile, what only that frame knew lives on, and
-dies later in the thread that looked. So a look would change a program: a DDP model that was about to go keeps its
-hooks, and its rank calls an all-reduce that the others do not; and what the model leaves to C++ then wants a lock of
-the step that is being made, whose thread wants the interpreter (seen on four busy ranks, torch 2.13).
+dies later in the thread that looked. So a look would change a program. A DDP model that was about to go keeps its
+hooks, and its rank calls an all-reduce that the others do not; and the model's C++ part then needs a lock of the
+running step, while that step's thread needs the interpreter. (Seen on four busy ranks, torch 2.13.)
 
 CPython hands the interpreter to another thread between two instructions only. So all that is read of a frame is read
 within one call of `tuple`, by iterators written in C. Up to Python 3.11 the collector may run in that call, and with it

@@ -1,10 +1,10 @@
 """What of a program may still run its code on this rank, besides the thread that speaks for it.
 
-A rank is out of the game only if there is nothing of the kind. So this is a list of what is known to call nobody, and
-everything else counts: each thread of Python's that is no service of ours, of torch's or of the kernel's, and none of
-an executor's that has nothing to do; each thread of C's that is not known by its name or by the libraries on its stack;
-RPC, whose agent runs what others ask for; and where the main thread runs Python, signal handlers and what stands in its
-event loop. Each is a few words for people.
+A rank is out of the game only if there is nothing of the kind. So this is a list of what is known to call nobody.
+Everything else counts: each Python thread that is no service of ours, of torch's or of the kernel's, and no idle thread
+of an executor; each thread of C's that is not known by its name or by the libraries on its stack; RPC, whose agent runs
+what others ask for; and where the main thread runs Python, signal handlers and what stands in its event loop. Each is a
+few words for people.
 
 Known is what was there before the first run (`before_first_run`), and what the tables here name.
 """
@@ -161,8 +161,8 @@ def _name(thread: str) -> str:
 
 def _in_libraries(thread: str) -> bool:
     """Whether a thread of C's waits, and its stack leads to nothing but libraries that call no program. One that leads
-    to C's own alone may be a timer of anybody's. The interpreter's words are left by a thread of Python's that had the
-    stack before: one that is Python's now has frames, and is looked at by these."""
+    to C's own alone may be a timer of anybody's. Words of the interpreter are left by a Python thread that had this
+    stack before. A thread that is Python's now has frames, and is judged by them."""
     with suppress(OSError, ValueError):
         stack, at = (int(n, 16) for n in threads.short(f"/proc/self/task/{thread}/syscall").split()[-2:])
         files = {CODE.owner(word) for word in (at, *_words(stack))} - {""}

@@ -1,9 +1,9 @@
 """A store's client waits for its server here and not in torch, which hears no Stop while it waits and looks a name up.
 
-torch's `TCPStore` tries a host that nobody knows, or a port where nobody listens, for as long as its timeout says, in
-C++, and goes on after an interrupt: such a rank could only be replaced. Here it is tried whether somebody listens, and
-torch connects when that is so, for some seconds at a time: a server may speak another language. A frame of
-`until_there` or `serve` says for which server a rank waits (`deadlock.on_rank.position`).
+torch's `TCPStore` tries an unknown host, or a port without a server, until its timeout. It does so in C++, and goes on
+after an interrupt: such a rank could only be replaced. Here Python tries whether somebody listens. torch then connects,
+for some seconds at a time, since a server may speak another language. A frame of `until_there` or `serve` says for
+which server a rank waits (`deadlock.on_rank.position`).
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def _joined(frame: SeenFrame) -> int | None:
 
 
 def waits(thread: int | None) -> str:
-    """The kernel's word on a thread: "futex", "sleep" (for a descriptor or a child), "nap" (for a time), "busy", or ""
-    where it does not say."""
+    """How a thread waits, by Linux: "futex", "sleep" (for a descriptor or a child), "nap" (for a time), "busy", or ""
+    if unknown."""
     if not system.has_proc():
         return ""
     try:

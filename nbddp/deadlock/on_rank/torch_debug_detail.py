@@ -1,10 +1,10 @@
 """Where torch's own checks wait, under debug level DETAIL.
 
-There every group is wrapped: before a collective its ranks meet in a `monitored_barrier` of a second gloo group, the
-helper, and then compare what they are about to call. A rank that waits there has called nothing yet, so no recorder has
-an entry, and of DDP's all-reduces Python sees nothing. But the helper counts what it sends and receives. In one check
-rank 0 receives from all others, sends to all others and gathers twice; another rank sends once, receives once and
-gathers twice. So its count says whether it waits in the barrier, and all members of the group have to come there.
+There every group is wrapped. Before a collective its ranks meet in a `monitored_barrier` of a second gloo group, the
+helper. Then they compare their calls. A rank that waits there has called nothing yet, so no recorder has an entry, and
+of DDP's all-reduces Python sees nothing. But the helper counts what it sends and receives. In one check rank 0 receives
+from all others, sends to all others and gathers twice; another rank sends once, receives once and gathers twice. So its
+count says whether it waits in the barrier, and all members of the group have to come there.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class DetailHelpers:
         self._helpers = {name: helper for name, helper in self._helpers.items() if name in living}
 
     def counted(self, called: dict[str, int]) -> dict[str, int]:
-        """Of `called` (group → how many collectives it has counted) the groups that are checked, also those that were
-        ended: all that was called there is counted."""
+        """Of `called` (group → its number of collectives) the groups that are checked, also ended ones: each call there
+        is counted."""
         self._keys |= {CALLS.key(group) for group, _ in self._checked()}
         return {key: called[key] for key in self._keys & called.keys() if called[key] != UNKNOWN}
 

@@ -1,7 +1,7 @@
 """What a check has a rank do: call a learner's function and bring back plain data.
 
-The learner's own objects stay on the rank, so that nothing has to be imported in the notebook to look at an answer,
-and no answer can fail to travel. Imports torch only inside what needs it.
+The learner's own objects stay on the rank. So the notebook imports nothing to look at an answer, and no answer can fail
+to travel. Imports torch only inside what needs it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def place(error: BaseException) -> str:
 
 
 def enter() -> bool:
-    """Have a default process group; whether this call made it. `leave` ends it, in a run of its own: a rank that ended
-    it as soon as it is through would cut off one that still waits, which then sees a broken connection instead of a
-    deadlock."""
+    """Have a default process group; whether this call made it. `leave` ends it, in a run of its own. If a rank ended it
+    as soon as it is through, it would cut off one that still waits. That rank would then see a broken connection
+    instead of a deadlock."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -1,7 +1,7 @@
 """An exercise with several marks: each line of its rubric is met or not, for its own points, with the reason.
 
-The answer is `ok` if every line is met. Otherwise its line has the points and all lines, in a form that `lines_of`
-takes apart again, so that whoever grades can show them one below the other. Pure.
+The answer is `ok` if every line is met. Otherwise its line has the points and all lines. `lines_of` takes them apart
+again, so that a grader can show them one below the other. Pure.
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ def world_sizes() -> tuple[int, int]:
 class Reference(Generic[T]):
     """What is right, where only a run can tell: `function(*args)`, without a learner's code, by rank.
 
-    In a notebook the ranks of the pool work it out. Where strangers' code runs on the ranks it was worked out before,
-    on ranks that had run none (`knowing`): an answer could change what it is compared with.
+    In a notebook the ranks of the pool work it out. With strangers' code on the ranks it was worked out before
+    (`knowing`), on ranks that had run none: an answer could change its own reference.
     """
 
     every: list[Reference[Any]] = []
@@ -300,8 +300,8 @@ shown_by(_shown)
 def failure_words(failed: WorkerFailed) -> str:
     """`rank 1 raised ValueError: text (line 3, in average)`: the innermost place in the learner's own code.
 
-    The line is the same in every run: where others fail too, which rank is the first in time is by chance and not
-    told, and gloo's own messages hold addresses.
+    The line is the same in every run. If several ranks fail, the first in time is by chance, and not named. gloo's own
+    messages hold addresses.
     """
     cause = failed.cause
     if cause.overrun:

@@ -21,8 +21,8 @@ _worlds: dict[int, Any] = {}  # size → the group of the first ranks; a run tha
 
 
 def make_world(size: int) -> None:
-    """Make the group of the first `size` ranks, unless it is there. All ranks call it, in a run of its own: a function
-    that fails at once on one rank would cut off another that still connects, which prints torch's errors about it."""
+    """Make the group of the first `size` ranks, unless it is there. All ranks call it, in a run of its own. A function
+    that fails at once on one rank would cut off another that still connects, and torch prints errors about that."""
     import torch.distributed as dist
 
     if size not in _worlds:
@@ -31,7 +31,7 @@ def make_world(size: int) -> None:
 
 def end_worlds() -> None:
     """End the groups that `world_of` has made. Not done there: a rank that ends first would cut off a neighbour that
-    still waits for it, which then sees a broken connection instead of a deadlock."""
+    still waits for it. That one would see a broken connection instead of a deadlock."""
     import torch.distributed as dist
 
     for group in _worlds.values():

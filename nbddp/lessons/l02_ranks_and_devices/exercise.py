@@ -1,7 +1,7 @@
 """Lesson 02: which node and local rank a rank has, and which GPUs are its own.
 
-Both are arithmetic on the arguments, judged by tables over several layouts, and worked out on every rank of the
-pool: an answer that comes from the process's own environment differs from rank to rank.
+Both are arithmetic on the arguments, judged by tables over several layouts, on every rank of the pool. An answer from
+the process's own environment differs from rank to rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lesson 03: a function that gives each process its variables; four processes on two nodes must find each other.
 
-The learner's function is called for every process, and what it gives is used for real: each rank of the pool is one of
-the processes and calls `init_process_group` with it. All run on one machine, so a node's name and port become a
-port of this machine, and `localhost` on the second node another one. The run decides; the words come from
+The learner's function is called for every process, and its answer is used for real. Each rank of the pool is one of the
+processes and calls `init_process_group` with it. All run on one machine, so a node's name and port become a port of
+this machine, and `localhost` on the second node another one. The run decides; the words come from
 `nbddp.lessons.l03_finding_each_other.simulation`, which is pure.
 """
 

@@ -1,9 +1,8 @@
 """Lesson 04: the chunk that a rank sends in a step of the ring (on symbols), and the ring all-reduce (on tensors).
 
-A schedule is judged by carrying it out on symbols, so every one that ends right is right, in whatever order it
-sends. An all-reduce is run on four, three and two ranks, also with lengths that the ranks do not divide. Its first
-input is made so that each number of the answer says how often each rank's part is in it, and what is wrong
-can be told from that.
+A schedule is judged by carrying it out on symbols, so every one that ends right is right, in whatever order it sends.
+An all-reduce is run on four, three and two ranks, also with lengths that the ranks do not divide. Its first input is
+made so that each number of the answer says how often each rank's part is in it. From that the mistake can be told.
 """
 
 from __future__ import annotations

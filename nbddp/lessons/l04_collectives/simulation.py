@@ -1,9 +1,9 @@
 """Lesson 04's explorer: the ring all-reduce on symbols. Which rank's part is in which chunk, step by step.
 
 A part is the numbers of one rank in one chunk, written as the rank's letter: rank 0's is A, rank 1's B. A chunk on a
-rank is counts of parts, so a program that adds a part twice or leaves one out shows it, whatever the numbers would
-be. The steps are those of Patarasuk and Yuan (2009): n - 1 that add, n - 1 that pass on what is complete. Pure:
-imports only `nbddp.launch.topology` and what that may.
+rank is counts of parts. So a program that adds a part twice, or leaves one out, shows it for any numbers. The steps are
+those of Patarasuk and Yuan (2009): n - 1 that add, n - 1 that pass on what is complete. Pure: imports only
+`nbddp.launch.topology` and what that may.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ Found = Mapping[int, tuple[Any, Sequence[int]]]  # by rank: what was returned, t
 def sets_for(world_size: int) -> tuple[tuple[bool, ...], ...]:
     """Which predictions are right in the sets that are evaluated: two that cannot be dealt out evenly, one that can.
 
-    In the first the samples that padding repeats are predicted wrong and rank 0 is wrong throughout, in the
-    second they are predicted right, and so is the last one, which equal shares leave over: no wrong
-    way of counting is right in both.
+    In the first the samples that padding repeats are predicted wrong, and rank 0 is wrong throughout. In the second
+    they are predicted right, and so is the last one, which equal shares leave over. No wrong way of counting is right
+    in both.
     """
     w = world_size
     return (

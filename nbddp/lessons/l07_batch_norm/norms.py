@@ -1,7 +1,7 @@
 """Ways to normalise a batch that lies in shards on ranks, right and wrong, in plain numbers.
 
-A check tells a wrong answer by the wrong way that gives just its numbers on every rank: ways to get a mean, a
-variance, a scale and a gradient are listed here, the right one first, and put together. Pure: imports only the standard
+A check explains a wrong answer by the wrong way that gives exactly its numbers on every rank. This module lists ways to
+get a mean, a variance, a scale and a gradient, the right one first, and combines them. Pure: imports only the standard
 library and this room.
 """
 
@@ -256,8 +256,9 @@ def _same(some: Columns, others: Columns) -> bool:
 
 @dataclass(frozen=True)
 class Slope:
-    """What a rank could know of a feature's gradient. With g the gradient of the outputs and y the outputs themselves,
-    by rank: the gradient of the inputs is (g − Σg / n − y Σgy / n) / s, where the sums and n are over all samples."""
+    """What a rank could know of a feature's gradient. Let g be the gradient of the outputs and y the outputs
+    themselves, by rank. The gradient of the inputs is `(g − Σg / n − y Σgy / n) / s`, where the sums and n are over all
+    samples."""
 
     rank: int
     g: Columns

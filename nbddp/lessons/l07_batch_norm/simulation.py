@@ -39,8 +39,8 @@ def moments(values: Sequence[float]) -> Moments:
 
 
 def merged(a: Moments, b: Moments) -> Moments:
-    """The moments of two sets of samples together: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm
-    for computing sample variances", Stanford report STAN-CS-79-773, 1979, here for variances that divide by n.
+    """The moments of two sets of samples together, for variances that divide by n. (Chan, Golub and LeVeque, "Updating
+    formulae and a pairwise algorithm for computing sample variances", Stanford report STAN-CS-79-773, 1979.)
 
     Besides the two variances there is a part for how far apart the means lie.
     """

@@ -1,8 +1,8 @@
 """Lesson 08's explorer: which gradients share a bucket, and when the buckets move if the link carries one at a time.
 
-The packing is torch's `compute_bucket_assignment_by_size` (reducer.cpp) as DDP calls it after its first exchange, for
-gradients of one dtype on one device: DDP packs each such kind by itself. The time of a bucket is the α–β model of
-`nbddp.capabilities.forecast.cost` for a ring. Pure: imports only trace/ and what that may.
+The packing is torch's `compute_bucket_assignment_by_size` (reducer.cpp), as DDP calls it after its first exchange. It
+is for gradients of one dtype on one device: DDP packs each such kind by itself. The time of a bucket is the α–β model
+of `nbddp.capabilities.forecast.cost` for a ring. Pure: imports only trace/ and what that may.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ WHY_APART = "On paper, backward and the link do not slow each other. On a CPU th
 
 
 def beside(recording: Recording, model: Sequence[tuple[str, int]], cap_mb: float | str) -> StepComparison:
-    """The median step of a recording on its lowest rank, beside the packer with the same backward and with the speed
-    that the link had in that step. Raises BadInput where no step with an exchange is recorded."""
+    """The median step of a recording on its lowest rank, beside the packer's. The packer has the same backward, and the
+    speed that the link had in that step. Raises BadInput where no step with an exchange is recorded."""
     number = typical(recording)
     step = None if number is None else recording.step(number)[min(recording.ranks)]
     if step is None or not step.buckets:

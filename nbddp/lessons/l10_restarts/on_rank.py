@@ -165,7 +165,7 @@ def settle(copy: Any, x: torch.Tensor) -> None:
     """A forward and backward pass that leaves nothing behind but DDP's layout of buckets.
 
     DDP lays its buckets out anew after its first step (`Reducer::rebuild_buckets`). Without this, the step after a
-    restart would add up four ranks' gradients in another order than the undisturbed run, and differ in the last bit.
+    restart would add up four ranks' gradients in another order than the undisturbed run. The last bit would differ.
     """
     import torch
 

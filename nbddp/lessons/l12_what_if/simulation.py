@@ -1,11 +1,11 @@
 """Lesson 12's first explorer: a step of data-parallel training on paper, and what a part of it changes.
 
-The machine is made up but of a usual size: nodes with GPUS GPUs that are joined within by a fast link, and one link
-per node to the others. A GPU computes at RATE; a micro-batch has TOKENS tokens per GPU, and a token costs 2
-operations per parameter in forward and 4 in backward (Kaplan et al., "Scaling laws for neural language models",
-2020). Gradients are ready evenly over the last backward, in buckets of DDP's usual 25 MiB, and are exchanged by the α–β
-model of `nbddp.capabilities.forecast.cost`; how much of that backward hides is for
-`nbddp.capabilities.forecast.scale.predict` to say. Pure.
+The machine is made up, but of a usual size. Its nodes have GPUS GPUs each, joined by a fast link, and one link to the
+other nodes. A GPU computes at RATE; a micro-batch has TOKENS tokens per GPU. A token costs 2 operations per parameter
+in forward and 4 in backward (Kaplan et al., "Scaling laws for neural language models", 2020). Gradients are ready
+evenly over the last backward, in buckets of DDP's usual 25 MiB, and are exchanged by the α–β model of
+`nbddp.capabilities.forecast.cost`; how much of that backward hides is for `nbddp.capabilities.forecast.scale.predict`
+to say. Pure.
 """
 
 from __future__ import annotations

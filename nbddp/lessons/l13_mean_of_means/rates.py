@@ -1,8 +1,8 @@
 """Lesson 13: a learning rate that follows the effective batch by the linear rule, after a warm-up.
 
-Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, sections 2.1 and 2.2: the learning
-rate grows as the batch, and during the warm-up by a constant amount a step, from the one of the small batch.
-All cases come out exact in floats, in whatever order one multiplies.
+Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, sections 2.1 and 2.2. The learning
+rate grows as the batch. During the warm-up it grows by a constant amount a step, from the one of the small batch. All
+cases come out exact in floats, in whatever order one multiplies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lesson 13's explorer: what a token counts in the gradient, by what the ranks divide their losses.
 
 Two ranks with two micro-batches each. DDP averages over ranks, so a rank's gradients count 1/2; what a token counts
-within its rank depends on the divisor. Also Kish's effective sample size (Survey Sampling, 1965, section 11.7):
-(Σw)² / Σw² equally weighted samples have a mean with the variance of the weighted one. Pure.
+within its rank depends on the divisor. Also Kish's effective sample size (Survey Sampling, 1965, section 11.7). The
+mean of (Σw)² / Σw² equally weighted samples has the variance of the weighted mean. Pure.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _number(value: Any) -> Any:
 
 
 def make_groups() -> None:
-    """Make the groups of all layouts. All ranks call it, in a run of its own: a function that fails at once on one rank
+    """Make the groups of all layouts. All ranks call it, in a run of its own. A function that fails at once on one rank
     would cut off another that still connects."""
     import torch.distributed as dist
 

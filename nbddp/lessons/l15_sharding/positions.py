@@ -1,7 +1,7 @@
 """Lesson 15's third exercise: what a rank reads in the rest of an epoch, when training resumes on another world size.
 
-Every way is right in which all ranks together read what is left once, and a step reads what is next: then the count of
-samples is a position that the next checkpoint can hold, too.
+A way is right if all ranks together read the rest once, and each step reads the next samples. Then the count of samples
+is a position that the next checkpoint can hold, too.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Lesson 15's first explorer: what the states of a model take on each rank, by the stage of ZeRO.
 
 The closed forms of Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward training trillion parameter
-models", SC 2020, section 3 and figure 1: with mixed precision Adam keeps, of every parameter, 2 bytes of
-itself, 2 of its gradient, and 12 of the optimizer (a float32 copy, momentum and variance). Stage 1 shards the
-optimizer's, stage 2 the gradients too, stage 3 the parameters too. In float32 it is 4, 4 and 8: no copy is needed.
-Activations, buffers and what the allocator keeps are not in it. Pure.
+models", SC 2020, section 3 and figure 1. With mixed precision Adam keeps, per parameter, 2 bytes of itself, 2 of its
+gradient, and 12 of the optimizer; those are a float32 copy, momentum and variance. Stage 1 shards the optimizer's,
+stage 2 the gradients too, stage 3 the parameters too. In float32 it is 4, 4 and 8: no copy is needed. Activations,
+buffers and what the allocator keeps are not in it. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lesson 15's second exercise: a step of SGD with momentum whose state is sharded, on all ranks and on one rank less.
 
-What is right is worked out here, number by number, and so is what each known mistake would give: a wrong answer is
-explained by the mistake that gives exactly the learner's numbers.
+The right numbers are worked out here one by one, and so are those of each known mistake. A wrong answer is explained by
+the mistake that gives exactly the learner's numbers.
 """
 
 from __future__ import annotations

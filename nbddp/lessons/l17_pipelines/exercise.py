@@ -1,9 +1,9 @@
 """Lesson 17: the order of a stage's work under 1F1B (on paper), and a pipeline's training step (on real ranks).
 
-A schedule is judged by rules and not by a list: whatever finishes, holds no more micro-batches than 1F1B
-may, and takes as long as 1F1B takes, is right. A training step runs under both schedules on four and three ranks. The
-gradients of every stage must be those of one process that has all stages and the whole batch, and the work must follow
-the list.
+A schedule is judged by rules and not by a list. It is right if it finishes, holds no more micro-batches than 1F1B may,
+and takes as long as 1F1B. A training step runs under both schedules on four and three ranks. One process with all
+stages and the whole batch has the right gradients, and those of every stage must equal them. The work must follow the
+list.
 """
 
 from __future__ import annotations

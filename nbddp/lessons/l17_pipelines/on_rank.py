@@ -1,7 +1,7 @@
 """What a rank does for lesson 17's check: one training step of a small pipeline, and what it computed, sent and kept.
 
-The stages are built alike on every rank, so the right gradients are those of all stages in a row, in one process,
-with the whole batch. torch is imported in the functions only: a check names this module in the notebook's kernel.
+The stages are built alike on every rank. So the right gradients are those of all stages in a row, in one process, with
+the whole batch. torch is imported in the functions only: a check names this module in the notebook's kernel.
 """
 
 from __future__ import annotations

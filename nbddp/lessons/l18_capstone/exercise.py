@@ -2,8 +2,8 @@
 
 The learner's function trains a small network on the ranks of the pool: undisturbed; again until a rank fails in the
 middle; once more from the checkpoint; and on one rank less. What it did is compared with one process that sees every
-whole batch. In bfloat16 other numbers of ranks round other sums, so weights are compared by how far they are apart, as
-a share of how far training has moved them.
+whole batch. In bfloat16 other numbers of ranks round other sums. So weights are compared by their distance, as a share
+of the way that training has moved them.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ inputs by a rule that can be learned, but in every fifth row they are random. Sc
 autocast; all sums are in float64, so the number of ranks alone changes nothing that can be seen. AdamW is that of
 Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), with PyTorch's defaults.
 
-Lines of the rubric are judged as `check.capstone` does: the checkpoint by the run that fails and goes on, all others by
-the same program without a failure. Pure: same choice, same numbers.
+Lines of the rubric are judged as `check.capstone` does. The checkpoint is judged by the run that fails and goes on, all
+others by the same program without a failure. Pure: same choice, same numbers.
 """
 
 from __future__ import annotations
