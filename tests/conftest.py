@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if needs.missing():
         terminalreporter.section("not tested here")
-        for line in needs.words():
+        for line in needs.describe():
             terminalreporter.write_line(line)
     reports = [r for of in terminalreporter.stats.values() for r in of if isinstance(r, pytest.TestReport)]
     lines = {str(line) for r in reports for name, line in r.user_properties if name == MATRIX}

@@ -42,7 +42,7 @@ def missing() -> list[Need]:
     return [need for need in NEEDS if not need.found]
 
 
-def words() -> list[str]:
+def describe() -> list[str]:
     """What is missing, a line each, and the command that installs it; one line if nothing is."""
     lost, root = missing(), not hasattr(os, "geteuid") or os.geteuid() == 0
     lines = [f"not tested here: {need.what} (no {need.programs[0]})" for need in lost]
@@ -58,7 +58,7 @@ def main() -> int:
     if parser.parse_args().apt:
         print(" ".join(need.package for need in missing()))
         return 0
-    print("\n".join(words()))
+    print("\n".join(describe()))
     return int(bool(missing()))
 
 

@@ -51,14 +51,14 @@ def gpus(env: Mapping[str, str]) -> Facts:
     """The GPUs that CUDA sees, in its order: `devices` (fields of `machine.Device`), `links` (a row of
     codes per GPU, or no rows) and `untold` (sentences)."""
     try:
-        return told(visible(all_gpus(), env))
+        return node_facts(visible(all_gpus(), env))
     except pynvml.NVMLError as e:
         absent = isinstance(e, pynvml.NVMLError_LibraryNotFound)
         hint = "; a container needs the driver capability utility for this" * absent
         return {"devices": [], "links": [], "untold": [f"NVML does not list the GPUs: {e}{hint}"]}
 
 
-def told(found: list[Facts]) -> Facts:
+def node_facts(found: list[Facts]) -> Facts:
     """What `visible` found, as fields of `machine.Node`."""
     rows = [[SELF if a is b else _link(a, b) for b in found] for a in found]
     known = any(code not in (SELF, UNKNOWN) for row in rows for code in row)

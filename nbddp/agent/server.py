@@ -175,7 +175,7 @@ class NodeAgent:
         gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
         missing = import_all(self.modules) if not children.why_not_fork() else ""
         reason = children.why_not_fork()
-        found = devices.gpus(os.environ) if _torch_has_cuda() else devices.told([])
+        found = devices.gpus(os.environ) if _torch_has_cuda() else devices.node_facts([])
         cores = hardware.allowed_cores()
         more = {name: value for row in added() if row.warm for name, value in load(row.warm)(self).items()}
         self.is_warm = True

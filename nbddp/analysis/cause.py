@@ -54,7 +54,7 @@ class SlowRankCause:
     inputs: float = 0.0
     optimizer: float = 0.0
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """One sentence, or two."""
         if self.what == MACHINE and self.queued:
             return (

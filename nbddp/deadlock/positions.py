@@ -64,7 +64,7 @@ class Call:
     world: int = 0
     missing: tuple[int, ...] = ()
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """`all_reduce #14`, `recv from rank 1`, `init_process_group`."""
         return f"{self._words()}{' in a thread' if self.in_thread else ''}"
 
@@ -202,7 +202,7 @@ def _at_work(known: Position, facts: Whereabouts, before: Position | None, *, ac
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)
     token = (*facts.token, call)
-    also = [] if call is None or blocked else [f"in {call.words()}"]
+    also = [] if call is None or blocked else [f"in {call.describe()}"]
     also += [_also_words(*row) for row in facts.also]
     if known.children and not also and not blocked:
         also = _children_words(known.children, [words for words, _ in waits])

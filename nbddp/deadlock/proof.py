@@ -172,11 +172,11 @@ def _sentences(stuck: Iterable[int], all_of: Positions, program: str) -> list[st
                 found.append(said)
                 left = [r for r in left if r not in ranks]
     if not found and left and all(_peer(_call(all_of[r])) in left for r in left):
-        crossed = [f"rank {r} waits in {_call(all_of[r]).words()}{_at(all_of[r])}" for r in left]
+        crossed = [f"rank {r} waits in {_call(all_of[r]).describe()}{_at(all_of[r])}" for r in left]
         return [", and ".join(crossed) if len(crossed) < 3 else "; ".join(crossed)]
     by_call: dict[tuple[str, str], list[int]] = {}
     for r in left:
-        by_call.setdefault((_call(all_of[r]).words(), _at(all_of[r])), []).append(r)
+        by_call.setdefault((_call(all_of[r]).describe(), _at(all_of[r])), []).append(r)
     waiting = [f"{rank_words(ranks)} {_s('wait', ranks)} in {words}{at}" for (words, at), ranks in by_call.items()]
     awaited = {w for r in left for w in waits_for(all_of[r], all_of)[0]} - set(left)
     ends: dict[str, list[int]] = {}
@@ -244,7 +244,7 @@ def _fate(p: Position | None, program: str) -> str:
         RankStatus.DIED: "has died",
         RankStatus.SILENT: "does not answer",
         RankStatus.UNKNOWN: f"could not say where it is: {p.why}",
-    }.get(p.state, f"waits in {p.call.words()}{_at(p)}" if p.call else "is running")
+    }.get(p.state, f"waits in {p.call.describe()}{_at(p)}" if p.call else "is running")
 
 
 def _advice(stuck: Iterable[int], all_of: Positions) -> str:
@@ -280,14 +280,14 @@ def waiting_words(p: Position, all_of: Positions) -> str:
     (ranks, every), known = waits_for(p, all_of, seems=True), waits_for(p, all_of)[0]
     if p.call.missing:
         missing = f"{rank_words(p.call.missing)}, which this pool does not have"
-        return _noted(f"waiting in {p.call.words()} for {missing}", p.call)
+        return _noted(f"waiting in {p.call.describe()} for {missing}", p.call)
     if not ranks:
-        return p.call.note if p.call.kind == APART and p.call.note else _noted(f"in {p.call.words()}", p.call)
+        return p.call.note if p.call.kind == APART and p.call.note else _noted(f"in {p.call.describe()}", p.call)
     waits = "waiting" if set(known) == set(ranks) else "apparently waiting"
     if _peer(p.call) is not None:
-        return f"{waits} in {p.call.words()}"  # which names the rank
+        return f"{waits} in {p.call.describe()}"  # which names the rank
     one_of = "" if every or len(ranks) == 1 else "any of "
-    return _noted(f"{waits} in {p.call.words()} for {one_of}{rank_words(ranks)}", p.call)
+    return _noted(f"{waits} in {p.call.describe()} for {one_of}{rank_words(ranks)}", p.call)
 
 
 def _noted(words: str, call: Call) -> str:

@@ -167,7 +167,7 @@ class Escalation:
             )
         return self._next_through - now
 
-    def lets_through(self, rank: int, does: object) -> None:
+    def note_draining(self, rank: int, does: object) -> None:
         """A rank's answer to that."""
         if does is True and rank not in self._run.ended:
             self.through_at = time.monotonic()

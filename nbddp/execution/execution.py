@@ -337,7 +337,7 @@ class Execution:
         elif kind == "place":
             self._placed(rank, *what)
         elif kind == "through":
-            self.ladder.lets_through(rank, what)
+            self.ladder.note_draining(rank, what)
         elif kind == "exit":
             self._died(rank, what)
         elif kind == "do":
@@ -386,7 +386,7 @@ class Execution:
         whole = ""
         if said.chain or said.pages:
             said, whole = self.display.outputs[rank].wholes.outcome(said)
-        status = self._verdict(rank, outcome.said(said), "lives")
+        status = self._verdict(rank, outcome.exit_kind(said), "lives")
         self.ended[rank] = RankExit(rank, status, time.monotonic(), said, buffers=buffers, whole=whole)
         if status == outcome.FAILED and self.running():
             self.watcher.soon()

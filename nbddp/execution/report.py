@@ -249,7 +249,7 @@ def with_parts(chain: Sequence[Raised]) -> Iterator[Raised]:
 def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
     """One line per frame, outermost first: `  Cell In[3], line 9, in train`."""
     rows, lines = [tuple(row) for row in frames], []
-    for i, end in stack_limit.told(rows):
+    for i, end in stack_limit.kept_frames(rows):
         file, line, name, _ = rows[i]
         short = str(file).replace("\\", "/").split("site-packages/")[-1]
         lines.append(f"  {short}, line {line}{inside(str(name))}")

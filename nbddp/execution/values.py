@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from nbddp.errors import BadInput
 from nbddp.launch.topology import rank_words
-from nbddp.protocol.pickling import NotSent, words
+from nbddp.protocol.pickling import NotSent, describe
 
 __all__ = ["NotSent", "RankValues"]
 
@@ -56,7 +56,7 @@ class RankValues(Sequence[Any]):
         for rank, held in self._values.items():
             if start <= rank and (stop is None or rank < stop) and (held is value or held == value):
                 return rank
-        raise ValueError(f"no rank has the value {words(value)}")
+        raise ValueError(f"no rank has the value {describe(value)}")
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, RankValues):
@@ -69,7 +69,7 @@ class RankValues(Sequence[Any]):
         """A row per rank; equal texts in one row."""
         rows: dict[str, list[int]] = {}
         for rank, value in self._values.items():
-            rows.setdefault(words(value), []).append(rank)
+            rows.setdefault(describe(value), []).append(rank)
         labels = {text: rank_words(ranks) for text, ranks in rows.items()}
         width = max(map(len, labels.values()), default=0)
         lines = []

@@ -56,7 +56,7 @@ class Interface:
     speed: int = 0
     loopback: bool = False
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """`eth0, 25 Gbit/s`, `lo, the loopback interface`."""
         speed = f"{self.speed / 1000:g} Gbit/s" if self.speed >= 1000 else f"{self.speed} Mbit/s" * bool(self.speed)
         return ", ".join(filter(None, (self.name, "the loopback interface" if self.loopback else speed)))

@@ -146,7 +146,7 @@ class Topology:
             return "on CPU"
         return "GPUs are shared" if self.oversubscribed else f"each owns {counted(self.gpus_per_proc, 'GPU')}"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The whole placement as text: the equation, then each node with what is known of its GPUs.
 
         Of a node without GPUs only what does not differ from laptop to laptop: not its cores.
@@ -173,7 +173,7 @@ class Topology:
             return ""
         if all(i.loopback for i in interfaces):  # lo, lo0: its name differs from system to system
             return "the nodes are one machine and meet over its loopback interface"
-        return f"the nodes are connected by {' and '.join(i.words() for i in interfaces)}"
+        return f"the nodes are connected by {' and '.join(i.describe() for i in interfaces)}"
 
     def untold(self) -> list[str]:
         """What the machines did not tell, a sentence each."""

@@ -272,7 +272,7 @@ class Elision:
             self.displays += item.displays
             self.lines += item.lines
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = f" and {self.lines:,} lines between them" if self.lines else ""
         return f"… {self.displays:,} displays{lines} omitted; the displays, one per line as JSON: {self.path}"
 

@@ -97,7 +97,7 @@ def _pieces(label: str, width: int, item: Item, out: RankOutput) -> list[Piece]:
     if isinstance(item, Text):
         return _text(label, width, item, out)
     if isinstance(item, Elision):
-        return [Print("stdout", labelled(label, width, [item.words()]))]
+        return [Print("stdout", labelled(label, width, [item.describe()]))]
     return _display(label + _marks(item)[0], width, item)
 
 

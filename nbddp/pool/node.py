@@ -84,7 +84,7 @@ class PoolNode:
     """
 
     sees_files = True  # whether files of ranks there are read by their paths, as files of this machine
-    renews = True  # whether its processes can be ended, and new ones started
+    can_respawn = True  # whether its processes can be ended, and new ones started
     name = "this machine"
 
     def __init__(

@@ -93,7 +93,7 @@ class RankChannel:
 
     def fate(self) -> str:
         """What becomes of a rank that cannot be freed."""
-        return "replaced" if self.group.renews else "ended"
+        return "replaced" if self.group.can_respawn else "ended"
 
     def log_of(self, rank: int) -> str:
         return next((node.workers[rank].log for node in self.group.nodes if rank in node.workers), "")

@@ -165,10 +165,10 @@ class Runs:
         given = [dict(node.given) for node in hosts]  # once: to read os.environ costs a microsecond a name
         specs = {}
         for rank in request.ranks or ():
-            seat = group.seat(placed.workers[rank])
-            env = self._variables(rank, meet, given[seat], f"{errors[seat]}/rank{rank}.error.json")
+            node = group.node_index(placed.workers[rank])
+            env = self._variables(rank, meet, given[node], f"{errors[node]}/rank{rank}.error.json")
             here = Rendezvous(
-                (meet.addr, meet.port), (HOST, ports[seat]), hosts[seat].address, env, placed.oversubscribed
+                (meet.addr, meet.port), (HOST, ports[node]), hosts[node].address, env, placed.oversubscribed
             )
             specs[rank] = replace(common, rendezvous=here)
         return specs
@@ -274,7 +274,7 @@ class Runs:
         """Have ranks that are about to be ended call what their programs have registered with `atexit`; what that
         prints is shown. A rank at work, and one that does not come back, is ended without."""
         workers = self.group.workers
-        if not self.group.renews:  # engines go on, and call them at their own end
+        if not self.group.can_respawn:  # engines go on, and call them at their own end
             return
         waiting = [r for r in ranks if workers[r].exits and workers[r].lives]
         if waiting and self.ranks.current is None and self.group.alive:

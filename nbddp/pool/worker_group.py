@@ -145,11 +145,11 @@ class WorkerGroup:
         return all(node.sees_files for node in self.hosts)
 
     @property
-    def renews(self) -> bool:
+    def can_respawn(self) -> bool:
         """Whether all ranks' processes can be ended, and new ones started."""
-        return all(node.renews for node in self.hosts)
+        return all(node.can_respawn for node in self.hosts)
 
-    def seat(self, place: Worker) -> int:
+    def node_index(self, place: Worker) -> int:
         """Which of `hosts` a place is on; simulated nodes are all this machine."""
         return place.node if len(self.hosts) > 1 else 0
 
@@ -286,7 +286,7 @@ class WorkerGroup:
         places: dict[PoolNode, list[Worker]] = {}
         hosts = self.hosts
         for place in (topology.workers[r] for r in ranks):
-            places.setdefault(hosts[self.seat(place)], []).append(place)
+            places.setdefault(hosts[self.node_index(place)], []).append(place)
         for node in places:
             node.prepare(cluster)
             node.variables = self.variables

@@ -171,7 +171,7 @@ class Outcome:
         return bool(self.parts or self.part_errors or self.nccl_handling)
 
 
-def said(outcome: Outcome) -> str:
+def exit_kind(outcome: Outcome) -> str:
     """What a worker's outcome says, as the table has it."""
     return "exit 0" if outcome.left == EXIT and outcome.exit_code == 0 else outcome.left
 

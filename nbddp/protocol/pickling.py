@@ -134,7 +134,7 @@ def _packed(value: Any, kind: type[_Pickler]) -> bytes:
 
 def pack_or_words(value: Any) -> bytes:
     """Bytes of (value, repr), or of a NotSent with the reason."""
-    text = words(value)
+    text = describe(value)
     try:
         return cloudpickle.dumps((pack(value), text))  # type: ignore[no-any-return]
     except KeyboardInterrupt:
@@ -156,7 +156,7 @@ def unpack(data: bytes) -> Any:
         return NotSent(text, reason(e))
 
 
-def words(value: Any) -> str:
+def describe(value: Any) -> str:
     """repr, cut to REPR_LIMIT; a repr that raises is told."""
     try:
         text = plain(repr(value))

@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return [plain(v) for v in value]
     if isinstance(value, dict):
-        return {plain(k) if isinstance(k, str | int) else pickling.words(k): plain(v) for k, v in value.items()}
+        return {plain(k) if isinstance(k, str | int) else pickling.describe(k): plain(v) for k, v in value.items()}
     if callable(getattr(value, "tolist", None)):
         return plain(value.tolist())
     if isinstance(value, Real):
@@ -47,5 +47,5 @@ def _told(value: Any) -> str:
     """The same in every run, and short: without addresses, and nothing of what is in the environment."""
     if value is os.environ:
         return "os.environ"
-    text = ADDRESS.sub("", pickling.words(value))
+    text = ADDRESS.sub("", pickling.describe(value))
     return text if len(text) <= TOLD else f"{text[:TOLD]}…"

@@ -8,7 +8,7 @@ SAME = 2  # frames of one place that are told, and the last one
 OUTER, INNER = 100, 100  # frames in all
 
 
-def told(places: Sequence[Hashable]) -> list[tuple[int, int]]:
+def kept_frames(places: Sequence[Hashable]) -> list[tuple[int, int]]:
     """(index, index after the last one that is left out behind it) of the frames at these places. Of a repeated place
     they are the first ones and the last one; of very many frames the two ends."""
     at: dict[Hashable, list[int]] = {}

@@ -156,7 +156,7 @@ def frames(
     while walked and walked[-1][0].f_code.co_filename == interrupts.FILE:  # Python's own handler has no frame
         walked.pop()
     found = []
-    for i, end in stack_limit.told([(frame.f_code, line) for frame, line in walked]):
+    for i, end in stack_limit.kept_frames([(frame.f_code, line) for frame, line in walked]):
         told = _frame(walked[i][0], walked[i][1] or 0, names, values)
         left_out = [plain(frame.f_code.co_name) for frame, _ in walked[i + 1 : end]]
         found.append(replace(told, left_out=len(left_out), of=tuple(dict.fromkeys(left_out))) if left_out else told)

@@ -142,7 +142,7 @@ def _repeat(worker: QuestionsKernel, run: int) -> bool | str:
 
 def _through(worker: QuestionsKernel) -> bool:
     """Whether a message is let through before anything is shut."""
-    return worker.release.lets_through
+    return worker.release.is_draining
 
 
 def _release(worker: QuestionsKernel, run: int, spares: bool, then: Json | None) -> Any:

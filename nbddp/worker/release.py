@@ -192,7 +192,7 @@ class Release:
     """Frees the main thread of the current run, and of no other.
 
     log: descriptor to which C++ is to write meanwhile: torch complains at length of lost connections. `aborted`:
-    whether NCCL's groups were ended in the last release. `lets_through`: whether a message is on its way that is let
+    whether NCCL's groups were ended in the last release. `is_draining`: whether a message is on its way that is let
     through before anything is shut. `then`: what the rank is to do once it has been freed and has ended the run.
     """
 
@@ -200,7 +200,7 @@ class Release:
         """reserve: of descriptors, which are given back when the main thread is to be freed."""
         self.sockets = torchs
         self._reserve = reserve or Reserve()
-        self.aborted = self.lets_through = False
+        self.aborted = self.is_draining = False
         self.then: RunSpec | None = None
         self._thread: threading.Thread | None = None
         self._log = log
@@ -304,10 +304,10 @@ class Release:
             moved = now[0] != before[0] or (main and now[2] != before[2])
             at, before = self._seen = clock.monotonic(), now  # whoever asks after this thread goes on from here
             moved_at = at if moved or works else moved_at
-            self.lets_through = at == moved_at or (at - moved_at < STALL and self.sockets.queued())
-            if not self.lets_through:
+            self.is_draining = at == moved_at or (at - moved_at < STALL and self.sockets.queued())
+            if not self.is_draining:
                 return
-        self.lets_through = False
+        self.is_draining = False
 
 
 def abort_transfers() -> None:

@@ -152,7 +152,7 @@ def judge(kept: Sequence[Run]) -> None:
                 causes["right" if right else f"{slow.cause.what} for {one.where}"] += 1
             else:
                 found["another rank" if share else "a rank"] += 1
-                print(f"  {share:.0%} {one.where}, {steps} steps: {'; '.join(slow.words())}")
+                print(f"  {share:.0%} {one.where}, {steps} steps: {'; '.join(slow.describe())}")
         print(f"{share:.0%} of a step planted, {steps} steps: named {dict(found)}, causes {dict(causes)}")
 
 

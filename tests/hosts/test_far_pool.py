@@ -178,7 +178,7 @@ def test_traces_of_two_hosts_are_one_file_and_a_step_is_carried_on_to_more(far: 
     far.run_cell(code, screen=NullScreen(), timeout=60)
     found = far.forecast(inter_node=1e9, latency=1e-5, nodes=4)
     assert found.weak[-1].ranks == 8
-    assert "world size 4 = 2 nodes × 2 processes" in far.placed().words()
+    assert "world size 4 = 2 nodes × 2 processes" in far.placed().describe()
 
 
 STRANGER = """

@@ -170,7 +170,7 @@ class Entered:
     def files(self) -> set[str]:
         return {file for file, _ in self.calls}
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"{len(self.files)} files, {len(self.calls)} functions, {self.calls.total()} calls"
 
 
@@ -242,7 +242,7 @@ def _together(found: list[dict[str, Entered]]) -> dict[str, Entered]:
 def paths(files: bool) -> None:
     """Prints `trips`. files: and the files, each with the function that led there."""
     for title, found in trips():
-        print(title, *(f"  {side + ':':9} {entered.words()}" for side, entered in found.items()), sep="\n")
+        print(title, *(f"  {side + ':':9} {entered.describe()}" for side, entered in found.items()), sep="\n")
         print(f"  together: {len(set().union(*(entered.files for entered in found.values())))} files")
         for side, entered in found.items() if files else ():
             print(*(f"    {side} {file}: {entered.came[file]}" for file in sorted(entered.files)), sep="\n")

@@ -29,7 +29,7 @@ from tests.lessons.tables.l05_averaging_gradients import after
 def test_verdicts_and_figures(begin: str, exchange: str, says: str) -> None:
     fit = simulate_averaging(4, 30, begin, exchange)
     assert says in fit.verdict()
-    assert fit.verdict() in fit.words()
+    assert fit.verdict() in fit.describe()
     shown = draw_averaging(fit)
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert ("ranks 0–3" in texts) == (begin == SAME and exchange != NOTHING)

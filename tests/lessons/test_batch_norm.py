@@ -42,7 +42,7 @@ def test_the_figure_has_a_row_for_each_rank_and_two_for_the_whole() -> None:
     assert [t for t in texts if t.startswith("rank ")] == [f"rank {r}" for r in range(4)]
     assert "variance 0.76" in texts
     assert "mean −0.69 · variance 0.20" in texts
-    assert shown.words == made.words()
+    assert shown.words == made.describe()
 
 
 # -- the reference, and that no two ways look alike -------------------------------------------

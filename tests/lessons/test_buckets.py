@@ -105,12 +105,12 @@ def test_the_packers_buckets_are_ddps(pool: nbddp.Pool, layers: int, width: int,
     assert found[0] == found[1] == some.sizes()
     both = beside(pool.timings(), linear_layers(layers, width), cap)
     assert both.same_buckets
-    assert "DDP's buckets are the same." in both.words()
+    assert "DDP's buckets are the same." in both.describe()
     recorded = [b.names for b in both.measured.step.buckets]
     assert recorded == [tuple(some.names[i] for i in members) for members in some.buckets]
     assert both.measured.step.backward[0] == 0
     other = beside(pool.timings(), linear_layers(layers + 1, width), cap)
-    assert "DDP's buckets differ." in other.words()
+    assert "DDP's buckets differ." in other.describe()
 
 
 def test_the_limits_are_torchs_own(pool: nbddp.Pool) -> None:

@@ -121,12 +121,12 @@ def test_the_paper_adamw_and_its_gradient_are_torchs() -> None:
 
 def test_the_words_follow_the_steps_and_the_figure_shows_them() -> None:
     made = simulate_training(4, NO_OPTIMIZER, 25, 26)
-    assert made.words().splitlines()[:3] == [
+    assert made.describe().splitlines()[:3] == [
         "4 ranks, step 22 of 40; mistake: the checkpoint has no optimizer",
         "a rank failed in step 25; the restart began with step 21; 4 steps lost",
         "losses printed: step 10: 1.722, step 20: 1.039",
     ]
-    assert simulate_training(2, NONE, 0, 0).words().splitlines()[1:3] == ["no rank fails", "losses printed: none"]
+    assert simulate_training(2, NONE, 0, 0).describe().splitlines()[1:3] == ["no rank fails", "losses printed: none"]
     for ranks, mistake, fails, time in ((1, NONE, 0, 0), (2, ALONE, 35, 38), (3, NO_STEP, 40, 79), (4, MEANS, 0, 40)):
         made = simulate_training(ranks, mistake, fails, time)
         texts = draw_training(made).figure.axes[0].texts

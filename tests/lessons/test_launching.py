@@ -232,7 +232,7 @@ def test_the_figure_has_the_commands_and_the_words_of_the_plan() -> None:
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert made.lines()[1][1] in texts
     assert "on node 1" in texts
-    assert shown.words == made.words()
+    assert shown.words == made.describe()
 
 
 def test_the_right_table_is_what_torchrun_would_say() -> None:

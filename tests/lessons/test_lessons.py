@@ -315,7 +315,7 @@ def test_an_explorer_in_a_kernel_is_a_widget_with_picture_and_words(four: Kernel
     shown = four.run("from nbddp.teach import explore\nexplore.layout()")
     (bundle,) = shown.displays
     assert set(bundle) == {"text/html", "text/plain", "image/png", build.WIDGET}
-    assert bundle["text/plain"] == explore.layout().words()
+    assert bundle["text/plain"] == explore.layout().describe()
     opened = [content["comm_id"] for _, kind, content in shown.messages if kind == "comm_open"]
     assert bundle[build.WIDGET]["model_id"] == opened[-1], "the widget is the box, which is made after what is in it"
 
@@ -324,7 +324,7 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
     code = "from nbddp.teach import explore; explore.layout()"
     command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert explore.layout().words() in done.stdout
+    assert explore.layout().describe() in done.stdout
 
 
 # -- explorers -------------------------------------------------------------------------------

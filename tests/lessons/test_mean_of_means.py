@@ -85,4 +85,4 @@ def test_a_square_has_the_area_of_its_tokens_weight(tokens: tuple[int, ...]) -> 
     assert areas[1::2] == pytest.approx([right] * made.total)
     low, high = axes.get_ylim()[::-1]
     assert all(low <= p.get_y() and p.get_y() + p.get_height() <= high for p in axes.patches)
-    assert shown.words == made.words()
+    assert shown.words == made.describe()

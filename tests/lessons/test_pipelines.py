@@ -48,13 +48,13 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_no_more_than_stages_follow(p: in
 def test_what_the_questions_and_the_text_say() -> None:
     assert bubble(4, 1) == 0.75
     assert next(m for m in range(1, 20) if bubble(4, m) <= 0.25) == 9
-    assert "bubble 75.0%" in simulate_pipeline(4, 1, GPIPE, 99).words()
-    assert "bubble 25.0%" in simulate_pipeline(4, 9, GPIPE, 99).words()
+    assert "bubble 75.0%" in simulate_pipeline(4, 1, GPIPE, 99).describe()
+    assert "bubble 25.0%" in simulate_pipeline(4, 9, GPIPE, 99).describe()
     assert simulate_pipeline(4, 8, GPIPE, 99).run.idle() == simulate_pipeline(4, 8, ONE_F_ONE_B, 99).run.idle()
 
 
 def test_words_follow_the_ticks() -> None:
-    assert simulate_pipeline(2, 2, GPIPE, 4).words().splitlines() == [
+    assert simulate_pipeline(2, 2, GPIPE, 4).describe().splitlines() == [
         "GPipe: 2 stages, 2 micro-batches",
         "stage 0: idle, holds 2 · F0–F1",
         "stage 1: B0, holds 2 · F0–F1 B0",

@@ -17,7 +17,7 @@ from tests.lessons.tables.l02_ranks_and_devices import GPUS
 def test_words_of_the_two_layouts_of_the_tutorial() -> None:
     one, two = simulate_layout(2, 4, 1, GLOBAL), simulate_layout(2, 4, 2)
     assert one.verdict() == ("cuda:RANK: ranks 4–7 cannot start; rank 4 asks for GPU 4, and node 1 has GPUs 0–3")
-    assert "rank 3 (local rank 1) on GPUs 2, 3" in two.words()
+    assert "rank 3 (local rank 1) on GPUs 2, 3" in two.describe()
     assert two.verdict() == "cuda:LOCAL_RANK × 2, …: every rank finds its GPUs"
     assert simulate_layout(1, 8, 1, GLOBAL).verdict().endswith("on one node, rank and local rank are equal")
     with pytest.raises(BadInput, match="--gpus-per-proc"):
@@ -29,7 +29,7 @@ def test_the_figure_says_what_each_rank_asks_for() -> None:
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert "GPU 4: none" in texts
     assert "GPU 3" in texts
-    assert shown.words == simulate_layout(2, 4, 1, GLOBAL).words()
+    assert shown.words == simulate_layout(2, 4, 1, GLOBAL).describe()
 
 
 # -- place_of --------------------------------------------------------------------------------

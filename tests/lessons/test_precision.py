@@ -51,7 +51,7 @@ def test_every_step_of_every_rank_is_a_cell(where: str, step: int) -> None:
     dashes = [t for t in axes.texts if t.get_text() == "–"]
     assert len(infs) == sum(sum(s.overflowed) for s in made.steps)
     assert len(infs) + len(dashes) == sum(sum(s.skipped) for s in made.steps)
-    assert shown.words == made.words()
+    assert shown.words == made.describe()
 
 
 # -- what torch does -------------------------------------------------------------------------

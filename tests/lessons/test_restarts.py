@@ -32,7 +32,7 @@ def test_the_figure_counts_as_the_words_do() -> None:
     assert texts.count("×") == 4
     assert texts.count("7 done, 3 lost") == 4
     assert "4 done" in texts
-    assert shown.words == made.words()
+    assert shown.words == made.describe()
 
 
 def test_torchrun_reads_the_lessons_elastic_line() -> None:

@@ -37,7 +37,7 @@ def test_the_figure_has_a_letter_for_each_part_and_a_tick_for_each_complete_chun
         parts = [parts for row in shot.grid for parts in row]
         assert texts.count("✓") == sum(map(complete, parts))
         assert sum(t[-1:] in "ABCDE" and len(t) < 3 for t in texts if t) == sum(c > 0 for p in parts for c in p)
-        assert shown.words == shot.words()
+        assert shown.words == shot.describe()
     assert all(contrast("#ffffff", colour) >= 4.5 for colour in COLOURS)
 
 
@@ -95,12 +95,12 @@ def test_a_reduce_scatter_and_an_all_gather_are_an_all_reduce_and_gather_is_for_
 
 def test_words_and_picture_of_a_collective() -> None:
     made = collective(REDUCE_SCATTER, 2)
-    assert made.words().splitlines() == [
+    assert made.describe().splitlines() == [
         "reduce-scatter on 2 ranks: rank r has the sum of all ranks' pieces r",
         "rank 0  A0 A1  →  A0+B0",
         "rank 1  B0 B1  →  A1+B1",
     ]
-    assert collective(GATHER, 2).words().endswith("rank 1  B  →  –")
+    assert collective(GATHER, 2).describe().endswith("rank 1  B  →  –")
     for name in COLLECTIVES:
         made = collective(name, 4)
         pictured = draw_before_after(made)
@@ -108,7 +108,7 @@ def test_words_and_picture_of_a_collective() -> None:
         cells = [cell for row in (*made.before, *made.after) for cell in row]
         assert sum(text[:1] in "ABCD" for text in texts if text) == sum(len(cell.ranks) for cell in cells)
         assert texts.count("–") == sum(not row for row in (*made.before, *made.after))
-        assert pictured.words == made.words()
+        assert pictured.words == made.describe()
 
 
 # -- ring_all_reduce -------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_the_figure_has_every_reader() -> None:
     texts = [t.get_text() for t in shown.figure.axes[0].texts]
     assert texts.count("none") == 2 * len(chosen.epochs)
     assert texts.count("= epoch 0") == 1
-    assert shown.words == chosen.words()
+    assert shown.words == chosen.describe()
     reads = sum(len(share) for epoch in dealt(10, 4).epochs for share in epoch)
     assert len(draw_samples(dealt(10, 4)).figure.axes[0].patches) == reads
 

@@ -35,7 +35,7 @@ def test_the_bars_are_as_long_as_the_bytes() -> None:
     assert widths == pytest.approx([b / 1e9 for of in made.shares for b in of.parts])
     texts = [t.get_text() for t in axes.texts]
     assert {"120 GB", "31.4 GB", "16.6 GB", "1.88 GB", "a GPU of 80 GB"} <= set(texts)
-    assert shown.words == made.words()
+    assert shown.words == made.describe()
 
 
 def test_the_timeline_has_a_bar_for_each_span_on_one_scale() -> None:
@@ -46,4 +46,4 @@ def test_the_timeline_has_a_bar_for_each_span_on_one_scale() -> None:
     spans = [s for row in made.spans for s in row]
     assert len(bars) == len(spans)
     assert bars == pytest.approx([(s.end - s.start) * max(bars) / 2 for s in spans])
-    assert shown.words == made.words()
+    assert shown.words == made.describe()

@@ -49,7 +49,7 @@ def test_the_order_shown_is_a_possible_one(ranks: int, slow: int, barrier: bool)
 
 def test_words_and_figure_hold_all_lines() -> None:
     made = printing(4, 1)
-    assert made.words() == (
+    assert made.describe() == (
         "one of 2 520 orders that a terminal may show: before (0), before (1), before (2), before (3), after (0), "
         "after (2), after (3), after (1)\ncertain: each rank's before comes before its own after, nothing else"
     )

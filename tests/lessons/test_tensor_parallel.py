@@ -42,8 +42,8 @@ def test_tensor_ranks_side_by_side_stay_within_a_node() -> None:
     assert [build_mesh(2, 4, 4, DATA).link(side) for side in (TENSOR, DATA)] == [BETWEEN, WITHIN]
     assert build_mesh(2, 2, 4).link(TENSOR) == BETWEEN
     assert [build_mesh(1, 4, 1).link(side) for side in (TENSOR, DATA)] == [NONE, WITHIN]
-    assert "activations stay on the fast links" in build_mesh(2, 2, 2).words()
-    assert "activations wait for the slow links" in build_mesh(2, 2, 2, DATA).words()
+    assert "activations stay on the fast links" in build_mesh(2, 2, 2).describe()
+    assert "activations wait for the slow links" in build_mesh(2, 2, 2, DATA).describe()
 
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
@@ -72,7 +72,7 @@ def test_every_rank_is_drawn_once_inside_its_node() -> None:
         texts = [t.get_text() for t in axes.texts]
         assert [t for t in texts if t.startswith("rank ")] == [f"rank {r}" for r in range(made.ranks)]
         assert max(p.get_x() + p.get_width() for p in axes.patches) <= 6.4
-        assert shown.words == made.words()
+        assert shown.words == made.describe()
 
 
 # -- the layers' check ---------------------------------------------------------------------------

@@ -60,13 +60,13 @@ def test_the_size_of_a_model_matters_only_by_latency() -> None:
 
 
 def test_what_limits_a_step_is_said() -> None:
-    assert "a faster network would make no difference" in simulate_what_if(nodes=1).words()
-    assert "most of the step is waiting" in simulate_what_if(nodes=8, link="10Gb/s").words()
-    assert "bandwidth limits the step" in simulate_what_if(nodes=8, link="100Gb/s", micro_batches=4).words()
+    assert "a faster network would make no difference" in simulate_what_if(nodes=1).describe()
+    assert "most of the step is waiting" in simulate_what_if(nodes=8, link="10Gb/s").describe()
+    assert "bandwidth limits the step" in simulate_what_if(nodes=8, link="100Gb/s", micro_batches=4).describe()
     slow = simulate_what_if(nodes=64, link="1600Gb/s", latency="250us", model="100 M")
     assert slow.between == Link(250e-6, 200e9)
-    assert "latency limits the step" in slow.words()
-    assert f"({TOKENS * 8 * 8 / 1e3:.0f} thousand tokens" in simulate_what_if(nodes=8).words()
+    assert "latency limits the step" in slow.describe()
+    assert f"({TOKENS * 8 * 8 / 1e3:.0f} thousand tokens" in simulate_what_if(nodes=8).describe()
 
 
 def test_micro_batches_raise_the_efficiency_more_than_latency_or_parameters() -> None:
@@ -101,4 +101,4 @@ def test_the_step_is_drawn_to_scale() -> None:
     (curve, mark) = right.lines
     assert list(curve.get_ydata()) == [100 * p.efficiency for p in made.curve]
     assert list(mark.get_ydata()) == [100 * made.chosen.efficiency]
-    assert shown.words == made.words()
+    assert shown.words == made.describe()

@@ -92,7 +92,7 @@ SAID = {
 def test_a_widget_is_said_in_words(name: str) -> None:
     make, words, is_bar = SAID[name]
     store, bundle = told(make())
-    assert store.words(bundle) == words
+    assert store.describe(bundle) == words
     assert store.is_bar(bundle) == is_bar
     assert store.settled(bundle, None) == {"text/plain": words}, "where no widget can be shown"
 

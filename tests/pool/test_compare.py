@@ -363,7 +363,7 @@ def test_equal_is_that_all_digests_are(digests: dict[int, list[str]]) -> None:
     }
     c = Compared("x", held)
     assert c.equal == (len({tuple(d) for d in digests.values()}) == 1)
-    assert c.words().startswith("x: " if c.equal else "x differs: ")
+    assert c.describe().startswith("x: " if c.equal else "x differs: ")
     for ranks in c.classes():
         assert len({tuple(digests[r]) for r in ranks}) == 1
     assert len(c.classes()) == len({tuple(d) for d in digests.values()})

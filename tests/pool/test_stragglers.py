@@ -145,7 +145,7 @@ def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
     judged = verdict(found)
     assert judged is not None
     assert (judged.slow, judged.evidence.known) == (None, True)
-    (words,) = judged.words()
+    (words,) = judged.describe()
     assert re.fullmatch(r"no rank is slower than noise \(± [\d.]+ .?s over 30 steps\)", words)
     shown = draw_timings(found, number)
     assert words in shown.words.splitlines()
@@ -191,7 +191,7 @@ def test_a_rank_that_shares_its_core_for_a_moment_is_not_called_slow() -> None:
     assert last[0] - first[1] > 0.2e9
     judged = verdict(found)
     assert judged is not None
-    assert (judged.slow, judged.evidence.known) == (None, True), judged.words()
+    assert (judged.slow, judged.evidence.known) == (None, True), judged.describe()
 
 
 @needs_recorder
@@ -207,7 +207,7 @@ def test_a_machine_on_which_everything_takes_longer_is_found(pool: nbddp.Pool) -
     assert (found.rank, found.cause.what) == (2, MACHINE), (found.cause.by_part, found.cause.factor)
     assert 2 < found.cause.factor < 9
     assert found.cause.inputs == 1
-    assert found.words()[1].endswith("times as long, with inputs no larger than the others'")
+    assert found.describe()[1].endswith("times as long, with inputs no larger than the others'")
     answer = program(pool.trace().data["traceEvents"])
     assert answer.why is not None
     assert (answer.why.rank, answer.why.what) == (2, MACHINE), (answer.why.by_part, answer.why.factor)
@@ -216,9 +216,9 @@ def test_a_machine_on_which_everything_takes_longer_is_found(pool: nbddp.Pool) -
 @needs_recorder
 def test_a_larger_batch_on_one_of_four_ranks_is_more_work_and_not_the_machine(pool: nbddp.Pool) -> None:
     found = train(pool, "batch", each=0.03)
-    assert (found.rank, found.cause.what) == (2, BATCH), (found.cause.by_part, found.cause.words())
+    assert (found.rank, found.cause.what) == (2, BATCH), (found.cause.by_part, found.cause.describe())
     assert found.cause.inputs == 4
-    assert "rank 2's inputs have 4.00 times as many elements as the others'" in found.words()[1]
+    assert "rank 2's inputs have 4.00 times as many elements as the others'" in found.describe()[1]
     assert all(s.inputs == (400 if r == 2 else 100) for r, some in pool.timings().steps.items() for s in some)
 
 

@@ -15,7 +15,7 @@ import pytest
 import nbddp
 from nbddp.analysis.clocks import ClockOffset
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
-from nbddp.capabilities.trace.written import words, written
+from nbddp.capabilities.trace.written import describe, written
 from nbddp.launch import options
 from nbddp.output.screens import NullScreen
 from tests import warm
@@ -123,7 +123,7 @@ def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: n
     pool.restart([1])
     after = pool.trace()
     assert (after.ranks, after.missing) == ([0], [1])
-    assert "no trace from rank 1" in words(after, Path("x.json"), 10)
+    assert "no trace from rank 1" in describe(after, Path("x.json"), 10)
 
 
 PROFILES = """import os, torch

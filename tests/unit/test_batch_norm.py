@@ -43,7 +43,7 @@ def test_every_setting_has_shards_whose_whole_is_right(ranks: int, per_rank: int
     values = [v for shard in made.shards for v in shard]
     assert made.whole.variance == pytest.approx(std.pvariance(values))
     assert made.own[0].n == per_rank or ranks == 1
-    assert "-0.00" not in made.words()
+    assert "-0.00" not in made.describe()
     if ranks > 1 and shift == 40 and sizes == EQUAL:
         assert made.averaged < made.whole.variance
 

@@ -294,7 +294,7 @@ def test_what_could_act_at_the_last_look_may_be_acting_now(facts: Whereabouts) -
 def test_what_a_rank_waits_in_is_told(changed: dict[str, Any], words: str) -> None:
     call = position_of(0, replace(FACTS, **changed), None, 1.0).call
     assert call is not None
-    assert call.words() == words
+    assert call.describe() == words
 
 
 def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:

@@ -74,7 +74,7 @@ def test_a_slow_rank_is_waited_for_and_is_no_deadlock() -> None:
 
 
 def test_the_silent_mistake_is_told_with_its_ranks() -> None:
-    words = log("the last rank uses MAX instead of SUM", 3, MANY).words()
+    words = log("the last rank uses MAX instead of SUM", 3, MANY).describe()
     assert "all_reduce #2 used SUM on ranks 0–1, MAX on rank 2: no rank waits, and the numbers are wrong" in words
 
 

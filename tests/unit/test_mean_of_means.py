@@ -13,11 +13,11 @@ from nbddp.lessons.l13_mean_of_means.simulation import ALL, weighed
 
 
 def test_the_words_say_who_counts_too_much_and_what_it_costs() -> None:
-    words = weighed(12, 4, 2, 6).words()
+    words = weighed(12, 4, 2, 6).describe()
     assert "rank 1, micro-batch 1: 2 tokens, each counts 3.00 × 1/24, together 25%" in words
     assert "a token of rank 1, micro-batch 1 counts 6 times as much as one of rank 0, micro-batch 1" in words
     assert "25% of the weight is on the wrong tokens, and 24 tokens reduce noise as 16.0 equal ones would" in words
-    assert weighed(12, 4, 2, 6, ALL).words().endswith("every token counts the same")
+    assert weighed(12, 4, 2, 6, ALL).describe().endswith("every token counts the same")
 
 
 def test_the_effective_number_is_that_of_the_variance() -> None:

@@ -226,7 +226,7 @@ def test_a_view_that_raises_is_reported_once_and_stops_neither_others_nor_who_ch
 
 def test_words_say_what_the_panel_shows() -> None:
     state = panel_state.known(State(plan=PanelPlan(4, nnodes=2)), CPU)
-    said = state.words()
+    said = state.describe()
     assert said.startswith("no workers are running\nplanned:\n  world size 8 = 2 simulated nodes × 4 processes; on CPU")
     assert "%%ddp --nproc 4 --nnodes 2" in said
-    assert "not possible: --gpus-per-proc 2" in panel_state.moved(state, "gpus_per_proc", 2).words()
+    assert "not possible: --gpus-per-proc 2" in panel_state.moved(state, "gpus_per_proc", 2).describe()

@@ -378,7 +378,7 @@ def test_instances_of_a_divided_gpu_are_devices(listed: str | None, masks: list[
     found = devices.visible(DIVIDED, env)
     assert [d["mask"] for d in found] == masks
     assert [d.get("name", "") for d in found] == names
-    told = devices.told(found)
+    told = devices.node_facts(found)
     assert all(set(d) <= {"index", "mask", "name", "uuid", "memory"} for d in told["devices"])
     wanted = [devices.FIRST_INSTANCE] if listed is None else [devices.ONE_INSTANCE] if len(masks) > 1 else []
     assert told["untold"] == wanted

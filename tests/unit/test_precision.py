@@ -23,12 +23,12 @@ def test_ranks_that_ask_each_other_stay_together_and_others_do_not(first: int, i
 
 
 def test_the_words_say_who_skipped_and_what_it_costs() -> None:
-    words = scaled(ALONE, 18).words()
+    words = scaled(ALONE, 18).describe()
     assert "rank 2: scale 2^14; overflow in 6, 13, 14, 17, 20, 23; skipped 6, 13, 14, 17, 20, 23" in words
     assert "since step 6 the ranks have not taken the same steps: 23, 19, 18, 23 on ranks 0–3" in words
     assert "rank 2 unscales its gradients to 129.2 × their true size" in words
-    assert "all ranks skipped the same 3 of 24 steps, and have one scale" in scaled(AGREED, 16).words()
-    assert scaled(step=0).words().endswith("no step yet")
+    assert "all ranks skipped the same 3 of 24 steps, and have one scale" in scaled(AGREED, 16).describe()
+    assert scaled(step=0).describe().endswith("no step yet")
 
 
 def test_known_wrong_norms_are_wrong_and_told_apart_on_the_first_mesh() -> None:

@@ -38,13 +38,13 @@ def test_some_faults_do_not_show_on_one_node(per_node: int, fault: str) -> None:
 
 
 def test_who_waits_for_whom_in_words() -> None:
-    assert simulation.arrival(arrived=3).words() == (
+    assert simulation.arrival(arrived=3).describe() == (
         "3 of 4 processes have started: init_process_group blocks on each of them until all have started or it times"
         " out\n  rank 0 on node0: hosts the store, waits: for rank 3\n  rank 1 on node0: waits: for rank 3\n"
         "  rank 2 on node1: waits: for rank 3"
     )
     assert "rank 3 on node1: finds no store: rank 0 hosts none at node0:29400" in (
-        simulation.arrival(arrived=2, last_first=True).words()
+        simulation.arrival(arrived=2, last_first=True).describe()
     )
 
 

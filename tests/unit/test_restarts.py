@@ -51,7 +51,7 @@ def test_attempts_follow_the_closed_form(steps: int, every: int, life: int) -> N
 
 def test_words_of_the_two_settings() -> None:
     assert simulate_restarts(4, 7, 4).verdict() == "finished in 5 attempts: 32 steps done, 12 of them repeated"
-    assert simulate_restarts(4, 7, 4).words().splitlines()[0] == (
+    assert simulate_restarts(4, 7, 4).describe().splitlines()[0] == (
         "attempt 0: starts at step 0, runs steps 0–6, fails in step 7; steps 4–6 are lost"
     )
     assert (

@@ -70,7 +70,7 @@ def test_the_messages_are_those_of_the_timed_simulation(n: int) -> None:
 
 
 def test_words_of_a_step() -> None:
-    assert simulate_ring(3, 1).words().splitlines() == [
+    assert simulate_ring(3, 1).describe().splitlines() == [
         "ring all-reduce, after step 1 of 4: the received chunk was added to the local one",
         "sent: chunk 0 from rank 0 to 1, chunk 1 from rank 1 to 2, chunk 2 from rank 2 to 0",
         "        chunk 0  chunk 1  chunk 2",

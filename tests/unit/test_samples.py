@@ -24,7 +24,7 @@ def test_words_say_what_is_read_twice_never_and_again() -> None:
     assert padded.verdict() == "set_epoch(epoch) gives every epoch a new order, the same on all ranks"
     assert dropped.summary().endswith("2 each, 8 in all; 2 samples of every epoch are read by no rank")
     assert dropped.verdict().endswith("same order; samples 2, 6 are never read")
-    assert "epoch 1: the same as epoch 0" in dropped.words()
+    assert "epoch 1: the same as epoch 0" in dropped.describe()
     assert dealt(8, 4).summary().endswith("every sample once")
     assert dealt(1, 4).summary().endswith("1 each, 4 in all, though there is 1")
     assert dealt(1, 4, STRAIGHT, DROPPED).verdict().endswith("sample 0 is never read")

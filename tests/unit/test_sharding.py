@@ -19,11 +19,11 @@ def test_the_papers_own_numbers() -> None:
 
 
 def test_the_verdict_says_from_which_stage_on_it_fits() -> None:
-    assert "fits in 80 GB from stage 1 on" in stages(7.5, 64).words()
-    assert "fits in 80 GB from stage 3 on" in stages(175, 1024).words()
-    assert "all stages fit in 80 GB" in stages(1, 8).words()
-    assert "no stage fits in 80 GB" in stages(175, 8).words()
-    assert "one rank has nothing to shard" in stages(1, 1).words()
+    assert "fits in 80 GB from stage 1 on" in stages(7.5, 64).describe()
+    assert "fits in 80 GB from stage 3 on" in stages(175, 1024).describe()
+    assert "all stages fit in 80 GB" in stages(1, 8).describe()
+    assert "no stage fits in 80 GB" in stages(175, 8).describe()
+    assert "one rank has nothing to shard" in stages(1, 1).describe()
 
 
 # -- the schedule ----------------------------------------------------------------------------
@@ -73,4 +73,4 @@ def test_a_slow_rank_holds_up_all_others() -> None:
     made = schedule_gathers(ahead=1, link=0.5, slow=True)
     assert made.computes(1) == 1.5 * made.computes(0)
     assert made.exposed(0) > made.exposed(1) == 1.0
-    assert "rank 1 (1.5 × slower): computes 18, exposed 1" in made.words()
+    assert "rank 1 (1.5 × slower): computes 18, exposed 1" in made.describe()

@@ -53,7 +53,7 @@ def table(**factors: float) -> dict[int, dict[str, int]]:
 def test_the_part_with_most_of_the_extra_time_is_the_cause(factors: dict[str, float], what: str, words: str) -> None:
     found = cause(table(**factors), 2)
     assert found is not None
-    assert (found.what, found.words()) == (what, words)
+    assert (found.what, found.describe()) == (what, words)
 
 
 def test_without_an_optimizer_a_larger_batch_and_a_slower_machine_are_not_told_apart() -> None:
@@ -61,7 +61,7 @@ def test_without_an_optimizer_a_larger_batch_and_a_slower_machine_are_not_told_a
     found = cause(times, 2)
     assert found is not None
     assert found.what == EITHER
-    assert "a larger batch, longer inputs or a slower machine; the optimizer is too short" in found.words()
+    assert "a larger batch, longer inputs or a slower machine; the optimizer is too short" in found.describe()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_size_of_its_inputs_tells_more_work_from_a_slow_machine(
     found = cause(table(**factors), 2, inputs={0: 1000, 1: 1000, 2: int(1000 * inputs), 3: 1000})
     assert found is not None
     assert found.what == what
-    assert found.words().startswith(words)
+    assert found.describe().startswith(words)
 
 
 def test_an_optimizer_that_is_a_little_slower_does_not_speak_for_the_machine() -> None:
@@ -105,7 +105,7 @@ def test_an_optimizer_that_is_a_little_slower_does_not_speak_for_the_machine() -
     found = cause(times, 2)
     assert found is not None
     assert found.what == EITHER
-    assert found.words().endswith(
+    assert found.describe().endswith(
         "a larger batch, longer inputs or a slower machine; the optimizer, whose work does not depend on the batch, "
         "takes 1.35 times as long, which does not tell which"
     )
@@ -128,7 +128,7 @@ def test_without_an_optimizer_and_with_equal_inputs_the_cause_is_left_open() -> 
     found = cause(times, 2, inputs=dict.fromkeys(range(4), 8))
     assert found is not None
     assert found.what == EITHER
-    assert "a slower machine, other code on this rank, or work that depends on the values" in found.words()
+    assert "a slower machine, other code on this rank, or work that depends on the values" in found.describe()
 
 
 def test_a_long_pause_between_steps_is_the_cause_though_forward_and_backward_are_slower_too() -> None:
@@ -136,7 +136,7 @@ def test_a_long_pause_between_steps_is_the_cause_though_forward_and_backward_are
     times[2] = {**times[2], BETWEEN: 200 * MS}
     found = cause(times, 2)
     assert found is not None
-    assert found.words() == "cause: between steps, which has 85 % of rank 2's extra time"
+    assert found.describe() == "cause: between steps, which has 85 % of rank 2's extra time"
 
 
 def test_a_rank_that_takes_no_longer_has_no_cause() -> None:
@@ -208,7 +208,7 @@ def test_the_part_of_a_step_that_takes_longer_is_found_though_all_leave_backward
     assert (found.rank, found.extra, found.steps) == (1, 100 * MS, 14)
     assert (found.last, found.of) == (14 if where == BACKWARD else 28, 28), "its first bucket is ready in time"
     assert (found.cause.what, found.cause.by_part) == (where, {where: 1.0})
-    assert found.words()[0].startswith(
+    assert found.describe()[0].startswith(
         "over 14 steps rank 1 takes 100 ms longer per step than the other ranks; it starts"
     )
 
@@ -217,7 +217,7 @@ def test_of_a_slow_backward_the_gradients_that_come_late_are_named() -> None:
     found = slow(recording({BACKWARD: 100}))
     assert found is not None
     assert found.worst is not None
-    assert found.words()[1] == (
+    assert found.describe()[1] == (
         "cause: backward, which has 100 % of rank 1's extra time; it loses most before 1.weight is ready, in bucket 1"
     )
 
@@ -227,7 +227,7 @@ def test_where_other_gradients_come_late_in_each_step_none_are_named() -> None:
     turns = [s if s.number % 3 else _first_late(s) for s in made.steps[1]]
     found = slow(replace(made, steps={**made.steps, 1: turns}))
     assert found is not None
-    assert found.words()[1] == "cause: backward, which has 100 % of rank 1's extra time"
+    assert found.describe()[1] == "cause: backward, which has 100 % of rank 1's extra time"
 
 
 def _first_late(s: Step) -> Step:
@@ -294,13 +294,13 @@ def test_on_a_shared_core_a_rank_that_is_slower_in_several_parts_is_not_named(ex
     found = verdict(replace(made, steps={**others, 1: lost}))
     assert found is not None
     assert (found.slow and found.slow.cause.what) == (FORWARD if what == FORWARD else None)
-    assert what == FORWARD or found.words()[0].startswith("no rank is slower than noise")
+    assert what == FORWARD or found.describe()[0].startswith("no rank is slower than noise")
 
 
 def test_no_part_with_a_minority_of_the_extra_time_is_the_cause_also_if_it_stands_out() -> None:
     found = slow(recording({FORWARD: 40, BACKWARD: 50, OPTIMIZER: 40}, count=32))
     assert found is not None
-    assert found.words()[1] == (
+    assert found.describe()[1] == (
         "cause: not known; rank 1's extra time is spread over several parts (backward 38 %, forward 31 %, "
         "optimizer 31 %)"
     )
@@ -321,8 +321,8 @@ def test_with_too_few_steps_for_the_parts_it_is_not_known_whether_a_rank_is_slow
     for count, words in ((13, "whether a rank is slower is not known: 12 steps"), (16, "no rank is slower than noise")):
         found = verdict(recording({FORWARD: 15}, count=count))
         assert found is not None
-        assert found.words()[0].startswith(words)
-        assert count == 16 or found.words()[0].endswith("a small one takes 15"), "of three ranks with seven parts"
+        assert found.describe()[0].startswith(words)
+        assert count == 16 or found.describe()[0].endswith("a small one takes 15"), "of three ranks with seven parts"
 
 
 @pytest.mark.parametrize(("third", "named"), [(1, False), (2, True)])
@@ -419,8 +419,8 @@ def test_the_part_that_is_known_to_be_slower_is_the_cause_though_another_differs
     assert found is not None
     assert statistics.median(chance[1:]) == 90 * MS
     assert (found.rank, found.extra, found.cause.by_part) == (1, sum(extra.values()) * MS, shares)
-    assert found.words()[1] == words
-    assert (replace(found.cause, by_part={}).words() == "cause: forward") == (len(shares) == 1)
+    assert found.describe()[1] == words
+    assert (replace(found.cause, by_part={}).describe() == "cause: forward") == (len(shares) == 1)
 
 
 def test_a_cause_that_one_stretch_of_time_alone_makes_is_not_known() -> None:
@@ -435,7 +435,7 @@ def test_a_cause_that_one_stretch_of_time_alone_makes_is_not_known() -> None:
     assert cause({r: {part: sum(s[r][part] for s in steps) for part in usual} for r in (0, 1)}, 1).what == FORWARD  # type: ignore[union-attr]
     found = steady(steps, 1)
     assert found is not None
-    assert found.words() == "cause: not known"
+    assert found.describe() == "cause: not known"
     alone = steady(steps[3:4], 1)
     assert alone is not None
     assert alone.what == FORWARD

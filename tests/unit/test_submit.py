@@ -46,7 +46,7 @@ def test_a_record_of_slurms_is_read_with_blanks_in_the_logs_path() -> None:
     ],
 )
 def test_the_state_is_worded(found: JobStatus, words: str) -> None:
-    assert (found.words(), found.over) == (words, False)
+    assert (found.describe(), found.over) == (words, False)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def facts() -> Json:
     """What this host has, as an agent tells it when it is warm."""
     cores = hardware.allowed_cores()
     with_cuda = "+cpu" not in metadata.version("torch")
-    found = devices.gpus(os.environ) if with_cuda else devices.told([])
+    found = devices.gpus(os.environ) if with_cuda else devices.node_facts([])
     return {**found, "cores": len(cores), "numa": hardware.numa(cores), "interfaces": hardware.interfaces()}
 
 

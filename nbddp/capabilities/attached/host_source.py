@@ -168,7 +168,7 @@ class ClusterEngines(HostSource):
         progress(StageText(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
         places: dict[AttachedNode, list[Worker]] = {}
         for place in (topology.workers[r] for r in change.start):
-            places.setdefault(self.nodes[group.seat(place)], []).append(place)
+            places.setdefault(self.nodes[group.node_index(place)], []).append(place)
         asked = {
             engine: text for node, own in places.items() for engine, text in node.take(own, topology, visible).items()
         }

@@ -389,7 +389,7 @@ def by_host(engines: Sequence[Engine]) -> list[list[Engine]]:
 class AttachedNode(PoolNode):
     """A node of engines that somebody else has started. `agent` is that of this machine: it keeps the store."""
 
-    renews = False
+    can_respawn = False
 
     def __init__(
         self, joined: AttachedCluster, engines: Sequence[Engine], facts: Warm, agent: AgentClient,

@@ -54,7 +54,7 @@ class BackgroundPart:
             for out in outputs:
                 out.close()
                 run.kept.setdefault(NAME, {}).setdefault(out.rank, []).append(out.log)
-            run.display.screen.say(words(cell, outputs))
+            run.display.screen.say(describe(cell, outputs))
 
     def log_text(self, run: Execution, rank: int, text: str) -> str:
         log = run.outputs[rank].log
@@ -65,7 +65,7 @@ class BackgroundPart:
         return before + (f"{_ended(text)}{SINCE}\n{since}" if since else text)
 
 
-def words(cell: int | None, outputs: Sequence[RankOutput]) -> str:
+def describe(cell: int | None, outputs: Sequence[RankOutput]) -> str:
     what = "" if cell is None else f" by threads or processes of Cell In[{cell}]"
     rows = "".join(piece.text for piece in block(outputs) if isinstance(piece, Print))
     return f"printed between cells{what}:\n{rows}".rstrip("\n")

@@ -26,7 +26,7 @@ class Limit:
     each: int
     free: int
 
-    def words(self, workers: int) -> str:
+    def describe(self, workers: int) -> str:
         """`about 244 GiB of memory, but only 17 GiB of memory are free`."""
         return f"about {self._amount(workers * self.each)}, but only {self._amount(max(0, self.free))} are free"
 
@@ -62,7 +62,7 @@ def refuse_crowd(living: int, wanted: int, nnodes: int, limits: Sequence[Limit])
     fits = (living + max(0, tight.free // tight.each)) // nnodes
     advice = f"use --nproc {fits}{' or fewer' * (fits > 1)}" if fits else "end other programs"
     raise BadInput(
-        f"{counted(new, 'more worker' if living else 'worker')} would need {tight.words(new)}; {advice}, "
+        f"{counted(new, 'more worker' if living else 'worker')} would need {tight.describe(new)}; {advice}, "
         "or add --oversubscribe to start them anyway"
     )
 
@@ -76,10 +76,10 @@ class CapacityPart:
         cannot hold them: simulated nodes share this machine; other hosts have room of their own each. What the pool
         does not start is there already."""
         group = self._pool.group
-        if spec.oversubscribe or topology.world_size <= len(group.workers) or not group.renews:
+        if spec.oversubscribe or topology.world_size <= len(group.workers) or not group.can_respawn:
             return []
         hosts, here = group.hosts, not group.added
-        wanted = Counter(group.seat(place) for place in topology.workers)
+        wanted = Counter(group.node_index(place) for place in topology.workers)
         for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
             limits = [Limit(**row) for row in answer["limits"]]
             try:

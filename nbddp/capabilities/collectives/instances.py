@@ -140,7 +140,7 @@ class LateRank:
     last: int
     of: int
 
-    def words(self, longest: str) -> str:
+    def describe(self, longest: str) -> str:
         return (
             f"rank {self.rank} arrives last at {self.last} of {counted(self.of, 'collective')}, "
             f"and each of the other ranks waits {longest} for it"

@@ -98,7 +98,7 @@ class Breakdown:
         if self.late is None or not self.whole:
             return []
         cost = f"{duration(self.late.cost / 1e9)} ({percent(self.late.cost / self.whole)})"
-        return [self.late.words(cost), self.why.words() if self.why is not None else "cause: not known"]
+        return [self.late.describe(cost), self.why.describe() if self.why is not None else "cause: not known"]
 
     def folded(self) -> list[str]:
         """That not all ranks are drawn, where that is so."""

@@ -212,7 +212,7 @@ def report(compared: Sequence[Compared]) -> Report:
     references = {d.reference for _, d in found}
     columns, rows = _columns(found, references), [_row(c, d, len(compared), references) for c, d in found[:MOST_ROWS]]
     left = len(found) - len(rows)
-    words = "\n".join(c.words() for c in compared)
+    words = "\n".join(c.describe() for c in compared)
     return Report(columns, rows, words, compared=tuple(compared), more=f"and {left} more" if left else "")
 
 

@@ -160,7 +160,7 @@ class Compared:
 
     # -- in words --------------------------------------------------------------------------
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """One or two sentences: equal, or what differs first, and which ranks agree with each other."""
         unlike = self._unlike()
         if unlike:

@@ -290,7 +290,7 @@ def values(frame: types.FrameType, line: str) -> list[tuple[str, str]]:
     return found if len(told) <= MOST_NAMES else [*found, ("…", f"{len(told) - MOST_NAMES} more names")]
 
 
-def words(value: Any) -> str:
+def describe(value: Any) -> str:
     """A value in a line."""
     kind = type(value)  # a class may have its own idea of equality: identity alone counts
     if any(kind is k for k in (bool, int, float, complex, type(None), range)):
@@ -309,7 +309,7 @@ def words(value: Any) -> str:
 
 def _told(value: Any) -> str:
     try:
-        return plain(words(value))
+        return plain(describe(value))
     except Exception as e:  # a tensor whose memory is gone, say
         return f"(cannot be read: {type(e).__name__})"
 

@@ -55,12 +55,12 @@ class Probes:
         return bool(self._unknown) or (self._path is not None and self._path.exists())
 
     def shortcomings(self) -> list[str]:
-        return self.words()
+        return self.describe()
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         """What does not work, a line for each library; none as long as that is not known."""
         if self._path is not None and self._path.exists():
-            return words(findings(messages(self._path.read_bytes()), ""))
+            return describe(findings(messages(self._path.read_bytes()), ""))
         if self._unknown:
             return [f"the compatibility checks {self._unknown}; %ddp doctor repeats them"]
         return []
@@ -77,7 +77,7 @@ def _path(env: Mapping[str, str]) -> Path:
     return runtime_dir.runtime() / FOLDER / f"{hashlib.sha256(json.dumps(stack).encode()).hexdigest()[:16]}.jsonl"
 
 
-def words(found: Findings) -> list[str]:
+def describe(found: Findings) -> list[str]:
     """`torch 2.6.0 lacks what nbddp relies on: ...`, a line for each library of which something does not work."""
     lost: dict[str, list[str]] = {}
     for seam, _ in found.broken():

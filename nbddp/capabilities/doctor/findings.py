@@ -55,7 +55,7 @@ class Findings:
             lines.append(_machine(self.machine))
         return lines + ([self.pool] if self.pool else [])
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         """What the table amounts to: how many work, what is untried, and what is lost."""
         broken, untried = self.broken(), self._untried()
         works = sum(v.works is True for v in self.verdicts.values())
@@ -71,10 +71,12 @@ class Findings:
                 if self.verdicts.get(s.key, unknown).works is None]  # fmt: skip
 
     def __repr__(self) -> str:
-        return "\n".join([*self.head(), "", repr(self.table()), "", *_wrapped(self.words())])
+        return "\n".join([*self.head(), "", repr(self.table()), "", *_wrapped(self.describe())])
 
     def _repr_html_(self) -> str:
-        before, after = ("".join(f"<div>{escape(line)}</div>" for line in some) for some in (self.head(), self.words()))
+        before, after = (
+            "".join(f"<div>{escape(line)}</div>" for line in some) for some in (self.head(), self.describe())
+        )
         return f"{before}{self.table()._repr_html_()}{after}"
 
 

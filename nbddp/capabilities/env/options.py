@@ -92,7 +92,7 @@ def read_once(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith((*SEEN_AT_IMPORT, *READ_ONCE))]
 
 
-def words(names: Sequence[str], new: Settings) -> str:
+def describe(names: Sequence[str], new: Settings) -> str:
     """`NCCL_DEBUG=INFO and no TORCH_LOGS`."""
     said = [f"{name}={new[name]}" for name in names if name in new]
     gone = [name for name in names if name not in new]
@@ -103,7 +103,7 @@ def words(names: Sequence[str], new: Settings) -> str:
 def change_words(names: Sequence[str], new: Settings, imports: bool) -> str:
     """That workers have been replaced for these variables."""
     read = "while torch is imported, so it was imported again" if imports else "once per process"
-    return f"{words(names, new)}: read {read}; all workers were replaced, and names on them are gone"
+    return f"{describe(names, new)}: read {read}; all workers were replaced, and names on them are gone"
 
 
 # -- interfaces ------------------------------------------------------------------------------------

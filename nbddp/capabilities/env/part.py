@@ -46,4 +46,4 @@ class EnvPart:
 
     def holds(self) -> list[str]:
         variables = self._pool.group.variables
-        return [f"workers have {options.words(sorted(variables), variables)}"] if variables else []
+        return [f"workers have {options.describe(sorted(variables), variables)}"] if variables else []

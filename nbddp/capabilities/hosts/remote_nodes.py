@@ -261,7 +261,7 @@ class RemoteNodes(HostSource):
         gone = f"{', '.join(str(agent.host) for agent in lost)} {'is' if len(lost) == 1 else 'are'} gone"
         if self.members is not None and len(self.nodes) - len(lost) >= self.members.least:
             self.reform(NullScreen())
-            self.told.append(f"{gone} ({words}); {self.words()}; names on all workers are gone")
+            self.told.append(f"{gone} ({words}); {self.describe()}; names on all workers are gone")
             return
         raise PoolNotRunning(
             f"the pool has ended, because {gone} ({words}); names on its workers are gone, and %ddp start {asked} "
@@ -286,7 +286,7 @@ class RemoteNodes(HostSource):
                 f"there are {counted(len(self.members.places), 'host')}; name more with --hosts when you start the pool"
             ]
         same = before == self.group.placed().nnodes
-        return [self.words() + ("" if same else "; names on all workers are gone"), *why]
+        return [self.describe() + ("" if same else "; names on all workers are gone"), *why]
 
     def _find_places(self, progress: Progress) -> None:
         """As many as are wanted."""
@@ -353,7 +353,7 @@ class RemoteNodes(HostSource):
             super().renew(screen)
             return
         self.pool.with_living_nodes(self.reform, screen)
-        screen.say(self.words())
+        screen.say(self.describe())
 
     def reform(self, screen: Screen) -> None:
         """New workers on the nodes that there are now: those that live and are wanted, and those that can join. Raises
@@ -398,7 +398,7 @@ class RemoteNodes(HostSource):
                     f"again"
                 )
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """`the pool has 2 nodes (nodea, nodeb), world size 4`."""
         placed = self.group.placed()
         where = ", ".join(str(node.agent.host) for node in self.nodes)

@@ -46,7 +46,7 @@ def _lines(out: RankOutput) -> list[tuple[str, str]]:
 
 def _of(item: Item, out: RankOutput) -> list[tuple[str, str]]:
     if isinstance(item, Elision):
-        return [("stdout", item.words())]
+        return [("stdout", item.describe())]
     if isinstance(item, Display):
         said = out.said(item.data) if model_id(item.data) else None
         text = str(item.data.get("text/plain", "")) if said is None else said

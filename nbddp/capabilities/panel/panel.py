@@ -102,7 +102,7 @@ class PoolPanel:
     def __repr__(self) -> str:
         if self.state.program and self.pool.current is None:  # it has ended since the last look
             self.session.model.change(lambda state: panel_state.seen(state, state.ranks, "", 0))
-        return self.state.words()
+        return self.state.describe()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
         said = repr(self)  # before the widgets, which show the same state

@@ -60,7 +60,7 @@ class Uses:
         """Ask all agents once. A host that does not answer tells nothing, and no more."""
         at = time.monotonic()
         asked = AgentRequests()
-        nodes = [node for node in pool.group.nodes if node.renews]
+        nodes = [node for node in pool.group.nodes if node.can_respawn]
         wanted = [self._due(sorted(node.workers), at) for node in nodes]
         for node, memory in zip(nodes, wanted, strict=True):
             asked.post_if_alive(node.agent, "use", memory=memory)

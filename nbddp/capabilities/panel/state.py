@@ -101,14 +101,14 @@ class State:
             return f"{self.program} is running: {self.placed.equation()}"
         return f"ready: {self.placed.equation()}"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """All that the panel shows, as lines."""
         found = self.considered
         lines = [self.pool_words()]
         if self.placed is None and found.topology is not None:
-            lines += ["planned:", *(f"  {line}" for line in found.topology.words().splitlines())]
+            lines += ["planned:", *(f"  {line}" for line in found.topology.describe().splitlines())]
         elif self.placed is not None:
-            lines += self.placed.words().splitlines()[1:]
+            lines += self.placed.describe().splitlines()[1:]
         lines += [f"not possible: {found.refusal}"] if found.refusal else []
         lines += [f"  {line}" for line in (found.cell, found.torchrun) if line]
         lines += [self.failure, *self.log] if self.failure else []

@@ -93,7 +93,7 @@ def _add_script(run: Execution, program: ScriptProgram, group: WorkerGroup) -> N
     given = [dict(node.given) for node in group.hosts]
     for rank, spec in run.specs.items():
         place = group.placed().workers[rank]
-        changes = program.env(given[group.seat(place)])
+        changes = program.env(given[group.node_index(place)])
         env, without = run.env_of(rank), [name for name, value in changes.items() if value is None]
         env.update({name: value for name, value in changes.items() if value is not None})
         for name in without:
@@ -110,7 +110,7 @@ def _written_to(folder: LogDir, run: Execution, group: WorkerGroup) -> AttemptLo
     for rank, out in run.outputs.items():
         out.unseen = folder.logs.unseen(folder.local_rank(rank))
         out.copies.append(files.writer(rank))
-        if group.hosts[group.seat(workers[rank])].sees_files:
+        if group.hosts[group.node_index(workers[rank])].sees_files:
             run.env_of(rank)[ERROR_FILE] = str(folder.error_file(rank, run.attempt))
     return files
 

@@ -64,7 +64,7 @@ class Allocation:
         own = ProcessId.of(os.getpid())
         held = [sys.executable, "-m", "nbddp.capabilities.slurm.holder", str(own.pid), str(own.started)]
         comment = f"nbddp {secrets.token_hex(8)}"  # by which the job is found where salloc is killed
-        command = ["salloc", "--job-name=nbddp", f"--comment={comment}", *asked.words(nproc), *held]
+        command = ["salloc", "--job-name=nbddp", f"--comment={comment}", *asked.arguments(nproc), *held]
         with open(log, "wb") as file, without_stop():
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0,
@@ -121,7 +121,7 @@ class Allocation:
         """Seconds until its time limit; None without one, or if Slurm does not tell."""
         return commands.seconds_left(_row(self.job, "%L"))
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return commands.left_words(self.job, self.nodes, self.left())
 
     def keep(self, seconds: float, what: Message) -> None:
@@ -167,7 +167,7 @@ class KeptAllocation:
     def name(self) -> str:
         return str(self.job)
 
-    def words(self, prog: str) -> str:
+    def describe(self, prog: str) -> str:
         return (
             f"Slurm job {self.job} is kept for the next kernel, {lasts(self.left)} left; {prog} stop {self.job} "
             "releases it"

@@ -150,7 +150,7 @@ def _until_over(job: int, logs: JobLogs, show: Say, progress: Say) -> JobStatus:
         if time.monotonic() - looked > LOOK_EVERY:
             found, looked = _look(job), time.monotonic()
             logs.name(found)
-            progress(found.words() if not found.over else "")
+            progress(found.describe() if not found.over else "")
         if not found.waits:
             show(logs.read())
         if found.over:
@@ -235,7 +235,7 @@ class JobStatus:
     def waits(self) -> bool:
         return self.state in WAITS
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """As it is shown while it is followed."""
         if self.waits:
             return commands.waiting_words(self.job, f"{self.state}|{self.reason}|{self.start}")

@@ -82,7 +82,7 @@ class Slurm:
         """Whether a new allocation is described."""
         return any(getattr(self, name) for name in (*OPTIONS, "cpus_per_node", "more"))
 
-    def words(self, nproc: int | None) -> list[str]:
+    def arguments(self, nproc: int | None) -> list[str]:
         """salloc's options for `nproc` workers on each node; None: not known yet. Raises BadInput."""
         given = [f"{option}={getattr(self, name)}" for name, option in OPTIONS.items() if getattr(self, name)]
         cpus = self.cpus_per_node or (None if self.gpus_per_node else nproc)

@@ -103,7 +103,7 @@ class HeldJobs:
 
     def holds(self) -> list[str]:
         """What `status` says of them."""
-        return [held.words() for held in self.allocations]
+        return [held.describe() for held in self.allocations]
 
     # -- the end that comes ------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""What an agent knows of its workers' text: where copies of it are (`copies`), and the rest in the pipes of an ended
-worker, which nobody else can read."""
+"""An agent's facts on its workers' text: where copies are (`copies`), and the rest in an ended worker's pipes, which
+nobody else can read."""
 
 from __future__ import annotations
 

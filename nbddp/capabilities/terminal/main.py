@@ -75,7 +75,7 @@ def status(line: CommandLine) -> None:
     found = [one for one in detached() if asked_for in ("", one.name)]
     pools = [] if asked_for and found else chosen(line, default_all=True)
     for one in found:
-        print(one.words(PROG))
+        print(one.describe(PROG))
     if not pools and not found:
         print("you have no running pool; a %%ddp cell or python -m nbddp start starts one")
     for agent in pools:
@@ -137,7 +137,7 @@ def start(line: CommandLine) -> None:
     signal.signal(signal.SIGINT, lambda *_: ended.set())
     assert pool.agent is not None
     pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
-    print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")
+    print(f"pool {pool.agent.pool_id}: {pool.placed().describe()}")
     print(
         f"ipyparallel's clients find it as cluster {pool.group.source.cluster_name()}; Ctrl-C ends the pool", flush=True
     )

@@ -194,13 +194,13 @@ class Slow:
     cause: SlowRankCause
     worst: Bucket | None = None
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         """A sentence on the rank and one on its cause."""
         last = f"; it starts {self.last} of {counted(self.of, 'bucket')} last" if self.of else ""
         lines = [
             f"over {counted(self.steps, 'step')} rank {self.rank} takes {duration(self.extra / 1e9)} longer per step "
             f"than the other ranks{last}",
-            self.cause.words(),
+            self.cause.describe(),
         ]
         if self.worst is not None and self.worst.names:
             lines[1] += f"; it loses most before {self.worst.names[-1]} is ready, in bucket {self.worst.index}"
@@ -214,9 +214,9 @@ class SlowRankVerdict:
     evidence: Evidence
     slow: Slow | None = None
 
-    def words(self) -> list[str]:
+    def describe(self) -> list[str]:
         if self.slow is not None:
-            return self.slow.words()
+            return self.slow.describe()
         found = self.evidence
         steps = counted(found.steps, "step")
         if not found.known:

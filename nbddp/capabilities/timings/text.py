@@ -50,7 +50,7 @@ def sentences(view: StepView) -> list[str]:
     lines = [_first(view)]
     if view.late is not None:
         lines.append(_straggler(view.late, view.slow is not None and view.slow.rank == view.late.rank))
-    lines += view.judged.words() if view.judged is not None else []
+    lines += view.judged.describe() if view.judged is not None else []
     if view.rebuilt:
         lines.append(
             "This is the first exchange: DDP rebuilds its buckets after it, in the order in which gradients arrived."

@@ -174,7 +174,7 @@ def _join(made: BoxLayout, outer: Sequence[Box], names: Sequence[str], spine: fl
 
 def _joints(items: Sequence[tuple[Node, ...]]) -> list[str]:
     """What joins each node to the others, as far as it is known; said once, at the first, if it is the same for all."""
-    names = [nodes[0].interface.words() if nodes[0].interface else "" for nodes in items]
+    names = [nodes[0].interface.describe() if nodes[0].interface else "" for nodes in items]
     if len(set(names)) > 1:
         return [name or "network unknown" for name in names]
     return [f"network: {names[0]}" if names[0] else "network", *[""] * (len(names) - 1)]

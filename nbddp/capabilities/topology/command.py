@@ -43,8 +43,8 @@ def in_notebook(asked: Asked, line: CommandLine) -> Any:
 def in_terminal(line: CommandLine) -> None:
     layout = planned_layout(line)
     if layout is not None:
-        print(layout.words())
+        print(layout.describe())
         return
     for agent in line.agents():
         data = agent.request("status")["info"].get("topology")
-        print(topology_of(data).words() if data else f"pool {agent.pool_id} has no workers yet")
+        print(topology_of(data).describe() if data else f"pool {agent.pool_id} has no workers yet")

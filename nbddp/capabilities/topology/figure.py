@@ -67,7 +67,7 @@ LOOKS = {
 
 @remade
 def draw_topology(placed: Topology, axes: Any = None) -> DescribedFigure:
-    """Draw a placement, in `axes` or in a figure of its own; its words are `placed.words()`."""
+    """Draw a placement, in `axes` or in a figure of its own; its words are `placed.describe()`."""
     made = layout_boxes(placed)
     width, height = made.width, made.height
     with rc_context(RC):
@@ -84,7 +84,7 @@ def draw_topology(placed: Topology, axes: Any = None) -> DescribedFigure:
             axes.plot(x, y, color=INK, lw=1.4 * scale, solid_capstyle="projecting", clip_on=False, zorder=0.5)
         for box in made.boxes:
             _draw(axes, box, scale)
-    return DescribedFigure(axes.figure.figure, placed.words())  # of a subfigure, the figure it is part of
+    return DescribedFigure(axes.figure.figure, placed.describe())  # of a subfigure, the figure it is part of
 
 
 def heading(placed: Topology, width: float) -> str:

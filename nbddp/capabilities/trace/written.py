@@ -41,10 +41,10 @@ def written(merged: Merged, path: Path) -> Written:
     """Write the trace as JSON, packed if the name ends with `.gz`. Raises OSError if the file cannot be written."""
     text = json.dumps(merged.data, separators=(",", ":")).encode()
     path.write_bytes(gzip.compress(text, 6, mtime=0) if path.suffix == ".gz" else text)
-    return Written(path, words(merged, path, path.stat().st_size))
+    return Written(path, describe(merged, path, path.stat().st_size))
 
 
-def words(merged: Merged, path: Path, length: int) -> str:
+def describe(merged: Merged, path: Path, length: int) -> str:
     """What the file holds."""
     joined = counted(merged.joined, "collective")
     lines = [

@@ -51,7 +51,7 @@ class WaitingProcess:
         """Seconds until it ends by itself."""
         return max(0.0, float(self.facts["until"]) - server.boot_time())
 
-    def words(self, prog: str) -> str:
+    def describe(self, prog: str) -> str:
         from nbddp.notebook.status import megabytes
 
         folder = self.facts["inherited"]["folder"]

@@ -33,7 +33,7 @@ class WidgetsPart:
     def __init__(self, pool: PoolState):
         self._pool, self._widgets = pool, Widgets(self._send)
         self._settled: list[MimeBundle] = []  # of the run that is on
-        self.display_words, self.display_over = self._widgets.words, self._widgets.is_over
+        self.display_words, self.display_over = self._widgets.describe, self._widgets.is_over
 
     def message(self, rank: int, kind: str, content: CommContent, buffers: Sequence[Any]) -> bool:
         self._widgets.take(rank, kind, content, buffers)

@@ -146,7 +146,7 @@ class Widgets:
 
     # -- in words --------------------------------------------------------------------------------
 
-    def words(self, data: MimeBundle) -> str | None:
+    def describe(self, data: MimeBundle) -> str | None:
         """What the widget of a mimebundle says now. None if the bundle has no widget, or one that is not known."""
         ident = model_id(data)
         with self._lock:
@@ -201,7 +201,7 @@ class Widgets:
     def settled(self, data: MimeBundle, reflect: Reflect | None) -> MimeBundle:
         """The mimebundle that stays when a run has ended: in words, with the widget itself where `reflect` makes
         one; empty if it was closed, or has nothing to say."""
-        ident, words = model_id(data), self.words(data)
+        ident, words = model_id(data), self.describe(data)
         if ident in self._closed:
             return {}
         text = {"text/plain": str(data.get("text/plain", "")) if words is None else words}

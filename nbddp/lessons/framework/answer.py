@@ -31,7 +31,7 @@ class Answer:
     verified: str = ""
     parts: tuple[str, ...] = ()
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """All that is shown: `ok: ` and what was verified, or the line, what it has cost, and the hint."""
         line = f"{self.line}: {self.verified}" if self.ok and self.verified else self.line
         return "\n".join(filter(None, [*(self.parts or [line]), self.cost, self.hint]))
@@ -54,7 +54,7 @@ def watched_by(watch: Watch) -> None:
 
 
 Show = Callable[[Answer], None]
-_show: list[Show] = [lambda answer: print(answer.words())]
+_show: list[Show] = [lambda answer: print(answer.describe())]
 
 
 def shown_by(show: Show) -> None:

@@ -103,11 +103,11 @@ class Explorer:
         """`nodes: 2 · GPUs per node: 4`."""
         return " · ".join(f"{c.label}: {c.shown(setting[c.name])}" for c in self.controls)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The words of the two settings, each under its caption."""
         return self._words([self.show(**s) for s in self.settings])
 
-    __repr__ = words
+    __repr__ = describe
 
     def _words(self, figures: Sequence[DescribedFigure]) -> str:
         return "\n\n".join(f"{self.caption(s)}\n{f.words}" for s, f in zip(self.settings, figures, strict=True))

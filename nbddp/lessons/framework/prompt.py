@@ -69,12 +69,12 @@ class AskedQuestion:
         """What was predicted beside what came."""
         return self.question.compared(self.answer)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The question, what can be answered, and how it stands."""
         typed = "" if self.over else f"To answer: predict.{self.question.name}(…)"
-        return "\n".join(filter(None, [self.question.words(), self.status() or typed]))
+        return "\n".join(filter(None, [self.question.describe(), self.status() or typed]))
 
-    __repr__ = words
+    __repr__ = describe
 
     def widget(self) -> Any:
         """The same as widgets. Raises ImportError without ipywidgets."""
@@ -102,7 +102,7 @@ class AskedQuestion:
             self._said.value = _lines("\n".join(filter(None, [f"{self.question.expects()}.", self.status()])))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
-        bundle: MimeBundle = {"text/plain": self.words(), "text/html": words_of(self.words())}
+        bundle: MimeBundle = {"text/plain": self.describe(), "text/html": words_of(self.describe())}
         if widget_support.may_be_shown():
             bundle |= widget_support.view_of(self.widget())
         return bundle, {}
@@ -113,7 +113,7 @@ class AskedQuestion:
 
         shell = get_ipython()
         if shell is None:
-            print(self.words())
+            print(self.describe())
             return
         ident = uuid4().hex
         shell.display_pub.publish(*self._repr_mimebundle_(), transient={"display_id": ident})
@@ -125,7 +125,7 @@ class Prediction:
 
     def __init__(self, question: Question, asked: Asks):
         self.question, self._asked = question, asked
-        self.__name__, self.__doc__ = question.name, question.words()
+        self.__name__, self.__doc__ = question.name, question.describe()
 
     def __call__(self, answer: object = None) -> None:
         """Show the question. Raises BadInput for an answer that is none of the options."""

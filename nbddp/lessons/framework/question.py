@@ -78,7 +78,7 @@ class Question:
             return _number(answer) == _number(self.came)
         return _plain(answer) == _plain(self.came)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The question, and what can be answered."""
         options = "\n".join(f"  ○ {option}" for option in self.options)
         return f"Predict: {self.asks}\n{options}" if options else f"Predict: {self.asks}"

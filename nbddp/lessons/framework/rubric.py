@@ -28,7 +28,7 @@ class RubricItem:
     def got(self) -> int:
         return 0 if self.why else self.points
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """`✓ 2/2 same weights on all ranks`."""
         why = f": {one_line(self.why).replace(BETWEEN, ' / ')}" if self.why else ""
         return f"{MISSED if self.why else MET} {self.got}/{self.points} {self.asks}{why}"
@@ -43,7 +43,7 @@ def line_of(marks: Sequence[RubricItem]) -> str:
     """All of it in one line; `ok` if every line is met."""
     if all(not m.why for m in marks):
         return OK
-    return BETWEEN.join([summed(marks), *(m.words() for m in marks)])
+    return BETWEEN.join([summed(marks), *(m.describe() for m in marks)])
 
 
 def lines_of(line: str) -> list[str]:

@@ -287,10 +287,10 @@ def _shown(answer: Answer) -> None:
 
     shell = get_ipython()
     if not answer.verified or getattr(shell, "kernel", None) is None:
-        print(answer.words())
+        print(answer.describe())
         return
     html = f'<div><span style="{BADGE}">✓ {answer.line}</span> {escape(answer.verified)}</div>'
-    shell.display_pub.publish({"text/plain": answer.words(), "text/html": html})
+    shell.display_pub.publish({"text/plain": answer.describe(), "text/html": html})
 
 
 watched_by(_watched)

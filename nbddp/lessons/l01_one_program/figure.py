@@ -38,7 +38,7 @@ def prints(made: Printing) -> DescribedFigure:
         )
         axes.text(right, bottom + 0.2, "time", size=7.5, ha="right", va="center", color=MUTED)
         _terminal(axes, made, right + 0.3)
-    return DescribedFigure(figure, made.words())
+    return DescribedFigure(figure, made.describe())
 
 
 def _lane(axes: Any, made: Printing, rank: int, y: float) -> None:

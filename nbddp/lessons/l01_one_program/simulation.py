@@ -49,7 +49,7 @@ class Printing:
             return f"certain: every {BEFORE} comes before every {AFTER}"
         return f"certain: each rank's {BEFORE} comes before its own {AFTER}, nothing else"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         shown = ", ".join(f"{line.text} ({line.rank})" for line in self.lines)
         return f"{self.heading()}: {shown}\n{self.certain()}"
 

@@ -36,7 +36,7 @@ def draw_placement(chosen: DeviceLayout) -> DescribedFigure:
         axes.text(0, ABOVE + HEAD / 2 - 0.06, head, size=8.5, weight="bold", va="center", color=INK)
         for i, taken in enumerate(chosen.taken):
             _cell(axes, taken, (i % ACROSS) * CELL, ABOVE + HEAD + i // ACROSS * ROW)
-    return DescribedFigure(figure, chosen.words())
+    return DescribedFigure(figure, chosen.describe())
 
 
 def _cell(axes: Any, taken: TakenGpus, x: float, y: float) -> None:

@@ -50,8 +50,8 @@ class DeviceLayout:
             f"{several('GPU', first.gpus)}, and node {first.node} has {several('GPU', range(have))}"
         )
 
-    def words(self) -> str:
-        return f"{self.placed.words()}\n{self.verdict()}"
+    def describe(self) -> str:
+        return f"{self.placed.describe()}\n{self.verdict()}"
 
 
 def block(local_rank: int, gpus_per_proc: int) -> list[int]:

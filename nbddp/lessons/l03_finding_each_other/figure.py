@@ -39,7 +39,7 @@ def arrivals(found: RendezvousState) -> DescribedFigure:
             else:
                 _box(axes, 0.05, y, BOX, ROW - 0.14, FRAME, MUTED, dashed=True)
                 axes.text(0.05 + BOX / 2, y + 0.24, "not started", size=7.5, ha="center", va="center", color=MUTED)
-    return DescribedFigure(figure, found.words())
+    return DescribedFigure(figure, found.describe())
 
 
 def _box(

@@ -104,7 +104,7 @@ class RendezvousState:
             return "every process meets others, but they form more than one group"
         return f"{_names(met)} go on without {_names(stuck)}"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         rows = [f"  {p.process.name}: {p.state}{': ' * bool(p.why)}{p.why}" for p in self.places]
         return "\n".join([self.verdict(), *rows])
 

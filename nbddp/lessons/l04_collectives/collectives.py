@@ -58,7 +58,7 @@ class BeforeAfter:
         """`reduce-scatter on 4 ranks: rank r has …`."""
         return f"{self.name} on {counted(self.ranks, 'rank')}: {LEAVES[self.name]}"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         rows = [
             (f"rank {r}", shown(a), "→", shown(b)) for r, (a, b) in enumerate(zip(self.before, self.after, strict=True))
         ]

@@ -131,7 +131,7 @@ class Segment:
     stop: int
     parts: tuple[Parts, ...]
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """`x[3]`, `x[0:3]`."""
         return f"x[{self.start}]" if self.stop == self.start + 1 else f"x[{self.start}:{self.stop}]"
 
@@ -201,7 +201,7 @@ def diagnose(size: int, digits: Sequence[Sequence[float]]) -> str:
         )
     segments = list(segments_of(size, digits))
     rank, where = next((r, s) for r in range(size) for s in segments if not complete(s.parts[r]))
-    return f"rank {rank}, {where.words()}: {_gap(where.parts[rank])}; {_why(size, segments)}"
+    return f"rank {rank}, {where.describe()}: {_gap(where.parts[rank])}; {_why(size, segments)}"
 
 
 def segments_of(size: int, digits: Sequence[Sequence[float]]) -> Iterator[Segment]:

@@ -41,7 +41,7 @@ def draw_ring(shot: RingState) -> DescribedFigure:
                 _chunk(axes, shot.grid[r][c], x, TOP + c * CELL, wide, (r, c) in arrived)
         _arrows(axes, shot, lefts, wide)
         axes.text(0.02, height - 0.1, shot.verdict(), size=8, va="center", color=INK)
-    return DescribedFigure(figure, shot.words())
+    return DescribedFigure(figure, shot.describe())
 
 
 def _chunk(axes: Any, parts: Parts, x: float, y: float, wide: float, arrived: bool) -> None:

@@ -37,7 +37,7 @@ def draw_before_after(exchange: BeforeAfter) -> DescribedFigure:
         middle = TOP + exchange.ranks * ROW / 2
         look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
         axes.annotate("", (right - 0.14, middle), (right - ARROW + 0.14, middle), arrowprops=look)
-    return DescribedFigure(figure, exchange.words())
+    return DescribedFigure(figure, exchange.describe())
 
 
 def _width(row: Row) -> float:

@@ -173,7 +173,7 @@ class RingState:
         chunk, what, ranks = wrong[0]
         return f"wrong: {bad} of {n * n} chunks are incomplete, such as chunk {chunk} on {rank_words(ranks)}: {what}"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         n = self.ranks
         rows = [["", *(f"chunk {c}" for c in range(n))]]
         rows += [[f"rank {r}", *map(letters, row)] for r, row in enumerate(self.grid)]

@@ -31,7 +31,7 @@ def draw_averaging(fit: Fit) -> DescribedFigure:
         _losses(left, fit)
         _distances(right, fit)
         _fitted(top, fit)
-    return DescribedFigure(figure, fit.words())
+    return DescribedFigure(figure, fit.describe())
 
 
 def _fitted(axes: Any, fit: Fit) -> None:

@@ -105,7 +105,7 @@ class Fit:
             return "the ranks start equal and drift apart: each moves to the line that fits its own shard"
         return "the ranks start apart and end apart: each moves to the line that fits its own shard"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         rows = [f"{rank_words(g)}: {_change(self.losses(self.lines[g[0]]))}" for g in self.groups()]
         lines = [f"{rank_words(g)}: {_line(self.lines[g[0]][-1])}" for g in self.groups()]
         lines.append(f"one process: {_line(self.alone[-1])}")

@@ -31,7 +31,7 @@ def draw_samples(chosen: Dealt) -> DescribedFigure:
         for epoch in range(len(chosen.epochs)):
             _row(axes, chosen, epoch, TITLE + HEAD + epoch * ROW)
         _legend(axes, chosen, height - FOOT / 2 + 0.04)
-    return DescribedFigure(figure, chosen.words())
+    return DescribedFigure(figure, chosen.describe())
 
 
 def _row(axes: Any, chosen: Dealt, epoch: int, y: float) -> None:

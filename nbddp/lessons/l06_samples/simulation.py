@@ -97,7 +97,7 @@ class Dealt:
             return f"without set_epoch every epoch repeats epoch 0: the same samples, in the same order{lost}"
         return f"set_epoch(epoch) gives every epoch a new order, the same on all ranks{lost}"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = [self.summary()]
         for e, epoch in enumerate(self.epochs):
             if self.as_before(e):

@@ -36,7 +36,7 @@ def draw_moments(chosen: Sharded) -> DescribedFigure:
         for i, line in enumerate(said):
             y = height - (len(said) - i - 0.5) * FOOT
             axes.text(0, y, line.replace("-", "−"), size=8, va="center", color=INK)
-    return DescribedFigure(figure, chosen.words())
+    return DescribedFigure(figure, chosen.describe())
 
 
 def _rows(axes: Any, at: Any, chosen: Sharded) -> None:

@@ -92,7 +92,7 @@ class Sharded:
             f"{two(self.whole.mean)} is normalized to 0 with the whole batch's statistics; with the ranks' own: {made}"
         )
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = [self.head()]
         lines += [f"rank {r}: mean {two(m.mean)}, variance {two(m.variance)}" for r, m in enumerate(self.own)]
         w = self.whole

@@ -21,12 +21,12 @@ BACKWARD = FILLS[2]
 
 def exchange(some: BucketExchange) -> DescribedFigure:
     """The packed gradients over the timeline on paper."""
-    return _figure([some], some.words())
+    return _figure([some], some.describe())
 
 
 def beside(both: StepComparison) -> DescribedFigure:
     """The packed gradients over the timeline as it was recorded and the one on paper, on one scale."""
-    return _figure([both.measured, both.foretold], both.words())
+    return _figure([both.measured, both.foretold], both.describe())
 
 
 def _figure(some: list[BucketExchange], words: str) -> DescribedFigure:

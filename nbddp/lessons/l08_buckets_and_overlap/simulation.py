@@ -77,7 +77,7 @@ class Packed:
         said = "25 (default; the first bucket 1)" if self.cap_mb == DEFAULT else f"{float(self.cap_mb):g}"
         return f"bucket_cap_mb {said}"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """One line per bucket."""
         lines = [f"{counted(len(self.names), 'gradient')}, {size(sum(self.bytes))}; {self.rule()}"]
         for k, some in enumerate(self.buckets):
@@ -168,8 +168,8 @@ class BucketExchange:
         bucket = self.step.buckets[-1]
         return bucket.done - bucket.sent
 
-    def words(self) -> str:
-        return f"{self.packed.words()}\n{self.sentence() if self.is_whole else self.progress()}"
+    def describe(self) -> str:
+        return f"{self.packed.describe()}\n{self.sentence() if self.is_whole else self.progress()}"
 
     def progress(self) -> str:
         """What has been exchanged so far."""
@@ -201,10 +201,10 @@ class StepComparison:
         """Whether DDP's buckets are the packer's, byte for byte."""
         return [b.bytes for b in self.measured.step.buckets] == self.foretold.packed.sizes()
 
-    def words(self) -> str:
+    def describe(self) -> str:
         same = "DDP's buckets are the same." if self.same_buckets else "DDP's buckets differ."
         return "\n".join(
-            [self.foretold.packed.words(), same, self.measured.sentence(), self.foretold.sentence(), WHY_APART]
+            [self.foretold.packed.describe(), same, self.measured.sentence(), self.foretold.sentence(), WHY_APART]
         )
 
 

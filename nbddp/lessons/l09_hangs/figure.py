@@ -38,7 +38,7 @@ def draw_collectives(log: CallHistory) -> DescribedFigure:
                 axes.text(NAME + len(some) * CELL + 0.06, y + ROW / 2 - 0.03, "end", size=8, va="center", color=MUTED)
         graph = part(figure, (1 - GRAPH / width, 0, GRAPH / width, 1), GRAPH, height)
         _graph(graph, log)
-    return DescribedFigure(figure, log.words())
+    return DescribedFigure(figure, log.describe())
 
 
 def _entry(axes: Any, e: LoggedCall, x: float, y: float, awaited: tuple[int, ...]) -> None:
@@ -51,7 +51,7 @@ def _entry(axes: Any, e: LoggedCall, x: float, y: float, awaited: tuple[int, ...
     )
     second = f"for {rank_words(awaited)}" if e.state == WAITS else MARKS[e.state]
     middle = x + CELL / 2
-    axes.text(middle, y + (0.12 if second else 0.19), e.words(), size=7, ha="center", va="center", color=ink)
+    axes.text(middle, y + (0.12 if second else 0.19), e.describe(), size=7, ha="center", va="center", color=ink)
     if second:
         axes.text(middle, y + 0.27, second, size=6.8, ha="center", va="center", color=ink)
 

@@ -44,7 +44,7 @@ class Action:
         """The collective that the process group sees."""
         return "all_reduce" if self.op == BACKWARD else self.op
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """`all_reduce`, `send to 1`, `compute`."""
         if self.peer is not None:
             return f"{self.op} {'to' if self.op == 'send' else 'from'} {self.peer}"
@@ -118,9 +118,9 @@ class LoggedCall:
     number: int
     state: str
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """`all_reduce #2`."""
-        return f"{self.action.words()} #{self.number}" if self.number else self.action.words()
+        return f"{self.action.describe()} #{self.number}" if self.number else self.action.describe()
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class CallHistory:
             return f"{rank_words(self.waits)} {_verb('wait', self.waits)}, but {_may_come(busy)}: no deadlock"
         return f"no rank waits for long: {_may_come(busy)}" if self.moves else "no rank has started"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """A line per rank, and the verdict."""
         lines = [f"rank {r}: {self._line(r)}" for r in self.entries]
         return "\n".join([*lines, self.verdict(), *filter(None, [self.silent()])])
@@ -171,9 +171,9 @@ class CallHistory:
         said = []
         for e in self.entries[rank]:
             if e.state == WAITS:
-                said.append(f"{e.words()} waits for {rank_words(self.waits[rank])}")
+                said.append(f"{e.describe()} waits for {rank_words(self.waits[rank])}")
             elif e.state != AHEAD:
-                said.append(e.words() if e.state == DONE else f"{e.words()} …")
+                said.append(e.describe() if e.state == DONE else f"{e.describe()} …")
         if rank in self.ended:
             said.append("end")
         return " · ".join(said) or "not started"

@@ -35,7 +35,7 @@ def draw_restarts(made: RestartedTraining) -> DescribedFigure:
             handles=_key(), loc="lower left", bbox_to_anchor=(LEFT / width, 0), ncols=4, frameon=False, fontsize=7,
             borderpad=0, handlelength=1.4, columnspacing=1.6,
         )  # fmt: skip
-    return DescribedFigure(figure, made.words())
+    return DescribedFigure(figure, made.describe())
 
 
 def _row(axes: Any, made: RestartedTraining, k: int, attempt: Attempt) -> None:

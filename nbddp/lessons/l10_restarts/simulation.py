@@ -69,7 +69,7 @@ class RestartedTraining:
         why = ": no attempt reaches a checkpoint, so more restarts do not help" if stuck else ""
         return f"not finished: the restarts are used up, and {counted(safe, 'step')} of {self.steps} are safe{why}"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = []
         for k, a in enumerate(self.attempts):
             did = f"runs {several('step', range(a.start, a.stop))}" if a.stop > a.start else "runs no steps"

@@ -42,7 +42,7 @@ def draw_launching(plan: LaunchPlan) -> DescribedFigure:
             for frame in frames:
                 _draw(axes, frame, y, width)
                 y += _height(frame) + GAP
-    return DescribedFigure(figure, plan.words())
+    return DescribedFigure(figure, plan.describe())
 
 
 def _parts(plan: LaunchPlan) -> list[tuple[str, list[Frame]]]:

@@ -60,7 +60,7 @@ class LaunchPlan:
             return "one node: nothing to agree on; --standalone chooses a free port"
         return FOUND[self.launch.rendezvous]
 
-    def words(self) -> str:
+    def describe(self) -> str:
         starts = [f"{where(nodes)}: {line}" for nodes, line in self.lines()]
         program = ["in the program:", *(f"  {line}" for line in self.program())]
         batch = ["the batch script:", *(f"  {line}".rstrip() for line in self.sbatch().splitlines())]

@@ -26,7 +26,7 @@ def draw_what_if(some: WhatIf) -> DescribedFigure:
         left, right = figure.subplots(1, 2, width_ratios=[1.45, 1])
         _step(left, some)
         _efficiency(right, some)
-    return DescribedFigure(figure, some.words())
+    return DescribedFigure(figure, some.describe())
 
 
 def _step(axes: Any, some: WhatIf) -> None:

@@ -67,7 +67,7 @@ class WhatIf:
             found.append(("backward", i * each + forward, (i + 1) * each))
         return found
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return "\n".join((self._setting(), self._step(), self._communication(), self.verdict()))
 
     def _setting(self) -> str:

@@ -37,7 +37,7 @@ def draw_weights(chosen: Weighed) -> DescribedFigure:
             y += row
         for i, line in enumerate(below):
             axes.text(0, y + FOOT + (i + 0.5) * LINE, line, size=7.5, va="center", color=MUTED)
-    return DescribedFigure(figure, chosen.words())
+    return DescribedFigure(figure, chosen.describe())
 
 
 def _side(block: MicroBatch) -> float:

@@ -93,7 +93,7 @@ class Weighed:
             f"{self.effective:.1f} equal ones would"
         )
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = [self.head(), f"each loss is divided by: {self.rule}"]
         for b in self.blocks:
             what = f"{counted(b.tokens, 'token')}, each counts {b.relative:.2f} × 1/{self.total}"

@@ -38,7 +38,7 @@ def draw_loss_scale(chosen: Scaled) -> DescribedFigure:
             _row(axes, chosen, rank, grid + rank * ROW)
         for i, line in enumerate(below):
             axes.text(0, height + (i - len(below) + 0.5) * LINE, line, size=7.5, va="center", color=MUTED)
-    return DescribedFigure(figure, chosen.words())
+    return DescribedFigure(figure, chosen.describe())
 
 
 def _lines(axes: Any, chosen: Scaled) -> None:

@@ -75,7 +75,7 @@ class Scaled:
         worst = max(factors)
         return f"{line}; rank {factors.index(worst)} unscales its gradients to {worst:,.1f} × their true size"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = [self.head()]
         for rank in range(RANKS):
             numbers = [str(i + 1) for i, s in enumerate(self.steps) if s.skipped[rank]]

@@ -45,7 +45,7 @@ def draw_zero(some: Stages) -> DescribedFigure:
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
         _legend(axes)
-    return DescribedFigure(figure, some.words())
+    return DescribedFigure(figure, some.describe())
 
 
 def _bar(axes: Any, row: int, of: MemoryShare, scale: float, top: float) -> None:
@@ -96,7 +96,7 @@ def draw_gathers(step: ShardedStep) -> DescribedFigure:
         _key(axes, TOP - 0.06)
         for rank in range(len(step.spans)):
             _rank(axes, step, rank, TOP + LEGEND + rank * each, most)
-    return DescribedFigure(figure, step.words())
+    return DescribedFigure(figure, step.describe())
 
 
 def _rank(axes: Any, step: ShardedStep, rank: int, top: float, most: int) -> None:

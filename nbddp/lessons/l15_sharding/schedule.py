@@ -90,7 +90,7 @@ class ShardedStep:
             )
         return rows
 
-    def words(self) -> str:
+    def describe(self) -> str:
         moved = (
             f"{counted(self.gathers, 'all-gather')} and {counted(self.layers, 'reduce-scatter')} of {self.link:g} each"
         )

@@ -77,7 +77,7 @@ class Stages:
             return f"all stages fit in {room}, before activations: DDP will do"
         return f"fits in {room} from stage {fits[0]} on, before activations"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = [self.head()]
         for stage, of in zip(STAGES, self.shares, strict=True):
             parts = ", ".join(f"{n} {amount(b)}" for n, b in zip(PARTS, of.parts, strict=True))

@@ -34,7 +34,7 @@ def draw_mesh(some: Mesh) -> DescribedFigure:
             axes.text(0.16, y + 0.2, rest, size=8, va="center", color=MUTED)
             y += 0.42
         axes.text(0.02, y, some.verdict(), size=8.5, weight="bold", va="center", color=INK)
-    return DescribedFigure(figure, some.words())
+    return DescribedFigure(figure, some.describe())
 
 
 def _node(axes: Any, some: Mesh, node: int, y: float) -> None:

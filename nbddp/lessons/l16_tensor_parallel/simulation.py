@@ -82,7 +82,7 @@ class Mesh:
             return "no tensor parallelism: plain data parallelism"
         return "activations stay on the fast links"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         rows = [f"rank {r}: data {d}, tensor {t}: samples {d}, shard {SHARDS[t]}" for r, (d, t) in self._places()]
         return "\n".join([self.head(), *self.lines(), *rows, self.verdict()])
 

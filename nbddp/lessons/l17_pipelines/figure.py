@@ -36,7 +36,7 @@ def draw_pipeline(shot: PipelineState) -> DescribedFigure:
             handles=_key(), loc="lower left", bbox_to_anchor=(LEFT / width, 0), ncols=3, frameon=False, fontsize=7.5,
             borderpad=0, handlelength=1.4, columnspacing=1.6,
         )  # fmt: skip
-    return DescribedFigure(figure, shot.words())
+    return DescribedFigure(figure, shot.describe())
 
 
 def _row(axes: Any, shot: PipelineState, stage: int, tick: float) -> None:

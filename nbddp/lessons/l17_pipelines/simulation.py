@@ -169,7 +169,7 @@ class PipelineState:
             f"most micro-batches held, stage by stage: {most}"
         )
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = [self.heading()]
         for s in range(self.stages):
             steps = listed([d.step for d in self.run.done[s] if d.start < self.time])

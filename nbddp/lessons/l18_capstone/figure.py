@@ -35,7 +35,7 @@ def draw_training(chosen: CapstoneTraining) -> DescribedFigure:
         _rates(axes, chosen)
         _rubric(axes, chosen.lines())
         _key(axes, height)
-    return DescribedFigure(figure, chosen.words())
+    return DescribedFigure(figure, chosen.describe())
 
 
 def _across(number: float) -> float:

@@ -340,7 +340,7 @@ class CapstoneTraining:
             return "no line is unmet so far"
         return "all lines are met" if self.mistake == NONE else "this run does not show the mistake"
 
-    def words(self) -> str:
+    def describe(self) -> str:
         lines = [self.head(), self.story()]
         losses = [f"step {s.number + 1}: {s.said:.3f}" for s in self.printed()]
         lines.append(f"losses printed: {', '.join(losses) or 'none'}")
