@@ -261,7 +261,7 @@ class RankExit:
     @property
     def said_interrupt(self) -> bool:
         """Whether an interrupt has ended the program."""
-        return self.outcome is not None and said(self.outcome) == INTERRUPT
+        return self.outcome is not None and exit_kind(self.outcome) == INTERRUPT
 
     @property
     def own_interrupt(self) -> bool:

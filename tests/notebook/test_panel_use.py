@@ -113,7 +113,7 @@ class Host:
     """A node whose agent answers as a real one does, from recorded GPUs; `silent`: it does not answer."""
 
     def __init__(self, ranks: Sequence[int], recorded: Recorded):
-        self.workers, self.renews = dict.fromkeys(ranks), True
+        self.workers, self.can_respawn = dict.fromkeys(ranks), True
         self.agent = self
         self.alive = True
         self.silent = False

@@ -22,8 +22,8 @@ from nbddp.protocol.outcome import (
     Outcome,
     ProcessExit,
     RankExit,
+    exit_kind,
     process,
-    said,
     verdict,
 )
 from nbddp.protocol.position import CalledFrom
@@ -70,7 +70,7 @@ def test_a_process_that_ends_well_is_a_success_of_a_program_alone() -> None:
     assert verdict("", "exit 0", "", "request") == "died"
     assert [process(c) for c in (0, 3, -15, None)] == ["exit 0", "exit", "signal", "lost"]
     ways = (Outcome(1, "exit", exit_code=0), Outcome(1, "exit", exit_code=1), Outcome(1))
-    assert [said(o) for o in ways] == ["exit 0", "exit", ""]
+    assert [exit_kind(o) for o in ways] == ["exit 0", "exit", ""]
     assert ended_note([RankExit(0, "finished", 0)]) == ""
     assert ended_note([RankExit(1, "ended", 0), RankExit(0, "finished", 0)]) == (
         "rank 1 ended its process with exit code 0; names on it are gone, and the next cell starts a new, empty one"
