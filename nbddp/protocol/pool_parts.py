@@ -18,22 +18,10 @@ from nbddp.protocol.messages import MimeBundle
 Lines = list[Callable[[], list[str]]]
 
 
-class PoolParts:
-    """A list for each method: of the parts that are made and have it, in the order of their rows. `messages`: types
-    that any part hears, by a method (rank, type, content, buffers) -> whether a display of the rank may be over."""
+class Hooks:
+    """A list for each method that a part may have."""
 
-    def __init__(self, pool: Any = None, rows: Iterable[Capability] = ()):
-        """pool: what parts are made with."""
-        self._pool = pool
-        self._rows = {row.name: row.part for row in rows if row.part is not None}
-        self._made: dict[str, Any] = {}
-        self._lock = threading.RLock()
-        self._due: dict[str, list[str]] = {}
-        for name, part in self._rows.items():
-            for condition in (*part.when, *part.messages):
-                self._due.setdefault(condition, []).append(name)
-        self._hear: dict[str, list[Callable[[int, str, Json, Sequence[Any]], bool]]] = {}
-        self.messages = frozenset(kind for row in self._rows.values() for kind in row.messages)
+    def __init__(self) -> None:
         # a shell with the magics; it gives its `Pool`
         self.installed: list[Callable[[Any, Callable[[], Any]], None]] = []
         self.removed: list[Callable[[], None]] = []
@@ -65,6 +53,25 @@ class PoolParts:
         self.display_over: list[Callable[[MimeBundle], bool]] = []  # whether it changes no more
         # what stays, in words or rich; or None
         self.display_left: list[Callable[[MimeBundle, bool], MimeBundle | None]] = []
+
+
+class PoolParts(Hooks):
+    """A list for each method: of the parts that are made and have it, in the order of their rows. `messages`: types
+    that any part hears, by a method (rank, type, content, buffers) -> whether a display of the rank may be over."""
+
+    def __init__(self, pool: Any = None, rows: Iterable[Capability] = ()):
+        """pool: what parts are made with."""
+        super().__init__()
+        self._pool = pool
+        self._rows = {row.name: row.part for row in rows if row.part is not None}
+        self._made: dict[str, Any] = {}
+        self._lock = threading.RLock()
+        self._due: dict[str, list[str]] = {}
+        for name, part in self._rows.items():
+            for condition in (*part.when, *part.messages):
+                self._due.setdefault(condition, []).append(name)
+        self._hear: dict[str, list[Callable[[int, str, Json, Sequence[Any]], bool]]] = {}
+        self.messages = frozenset(kind for row in self._rows.values() for kind in row.messages)
 
     def on(self, condition: str) -> None:
         """Have the parts that this makes: what a row has in `when`, or in `messages`."""
