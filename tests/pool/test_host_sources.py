@@ -63,10 +63,12 @@ def test_a_pool_of_this_machine_takes_on_nodes_that_come_and_go_and_leaves_them(
             pool.ensure(LaunchSpec(hosts="b"))
 
 
-def test_a_line_that_is_refused_leaves_the_nodes_as_they_are() -> None:
+def test_a_line_that_is_refused_leaves_the_nodes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with nbddp.Pool(nproc=1, nnodes=(1, 2)) as pool:
         pool.scale(2)
-        with pytest.raises(nbddp.BadInput, match=r"memory|workers"):
-            pool.ensure(LaunchSpec(nproc=100_000, nnodes=1))
+        with monkeypatch.context() as patched:
+            patched.setattr(pool.group, "match", lambda *a, **k: pytest.fail("it starts them"))
+            with pytest.raises(nbddp.BadInput, match=r"memory|workers"):
+                pool.ensure(LaunchSpec(nproc=100_000, nnodes=1))
         assert pool.ensure(LaunchSpec()) == []
         assert pool.world_size == 2

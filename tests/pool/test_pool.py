@@ -600,8 +600,10 @@ def test_what_a_rank_has_started_ends_with_it_whoever_is_killed(whom: str) -> No
 def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:
     with warm.pool(1) as pool:
         pids = {w.pid for w in pool.workers.values()}
-        with pytest.raises(nbddp.BadInput, match=r"99999 more workers would need about .* add --oversubscribe"):
-            pool.ensure(LaunchSpec(nproc=100_000))
+        with monkeypatch.context() as patched:
+            patched.setattr(pool.group, "match", lambda *a, **k: pytest.fail("it starts them"))
+            with pytest.raises(nbddp.BadInput, match=r"99999 more workers would need about .* add --oversubscribe"):
+                pool.ensure(LaunchSpec(nproc=100_000))
         assert {w.pid for w in pool.workers.values()} == pids
         assert pool.agent is not None
         take = pool.agent.take

@@ -188,14 +188,14 @@ def test_trials_that_cannot_be_started_are_told_and_the_pool_works(
 
 def test_start_and_status_say_it(four: Kernel) -> None:
     says = (
-        "from nbddp.capabilities.doctor.background import Probes\nwas = Probes.words\nProbes.words = lambda "
+        "from nbddp.capabilities.doctor.background import Probes\nwas = Probes.describe\nProbes.describe = lambda "
         "self: ['torch 2 lacks it']"
     )
     assert four.run(says).ok
     assert "torch 2 lacks it\n" in four.run("%ddp start").text()
     assert "torch 2 lacks it\n" in four.run("%ddp status").text()
     assert "lacks" not in four.run("%%ddp\nprint(1)").text()
-    assert four.run("Probes.words = was").ok
+    assert four.run("Probes.describe = was").ok
 
 
 SUM = "import os, torch, torch.distributed as dist\nt = torch.tensor([float(os.environ['RANK'])])\n"
