@@ -11,8 +11,8 @@ ABORTS = ("terminate called", "  what():")  # lines by which the C++ library say
 
 
 def last_words(log: str, start: int = 0) -> str:
-    """The last words of a process that has ended. They say why the C++ library aborts (in its stderr), or why and where
-    the interpreter does (in its log, from byte `start`). Else they are the last lines of the log."""
+    """The last words of an ended process in its log, from byte `start`. They say why the C++ library aborts, or why and
+    where the interpreter does. Else they are its last lines."""
     try:
         with open(log, errors="replace") as file:
             file.seek(start if start <= os.path.getsize(log) else 0)  # the agent has cut it

@@ -1,5 +1,5 @@
 """Why a process has ended, read from its log: the error of Python's last traceback, on one line, and the user's file in
-it; else its last line."""
+it; else its last line. Pure."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ the others':
   ratio is explained so, which is what attention takes for longer sequences;
 - all parts take longer by about the same factor, with inputs that are alike: the machine;
 - without known inputs the optimizer decides, whose work does not depend on the batch. If it is as slow as the rest, the
-  cause is the machine; if not, more work; in between, or where it is too short to tell, one of the two;
+  cause is the machine; if it is no slower than the others', more work; in between, or where it is too short to tell,
+  one of the two;
 - one part has most of the extra time, and the others are not slower alike: that part;
 - anything else: the cause is not known, and the largest parts are named.
 

@@ -237,9 +237,9 @@ class Escalation:
 
     @property
     def stuck(self) -> tuple[int, ...]:
-        """Ranks that only the end of their process ends. With a cell: which have not had the interrupt. They are still
-        in a call of torch.distributed, have lost their request to it, or held the interpreter before and since; or
-        which have come to the end of their program, and not of the run."""
+        """Ranks that only the end of their process ends. With a cell those are of two kinds: they have not had the
+        interrupt; or they have come to the end of their program, and not of the run. One without the interrupt is still
+        in a call of torch.distributed, has lost its request to it, or held the interpreter before and since."""
         run = self._run
         if not self._is_gentle:
             return run.watcher.running

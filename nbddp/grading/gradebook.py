@@ -233,8 +233,8 @@ def _read(path: Path) -> Iterator[GradeRow]:
 
 
 def wide(rows: Sequence[GradeRow]) -> Table:
-    """A row for each learner, a column for each exercise. 1 is a right answer (in any file), 0 a wrong one, `error` no
-    verdict, and empty no answer; and the total."""
+    """A row for each learner, a column for each exercise, and the total. 1 is a right answer (in any file), 0 a wrong
+    one, `error` no verdict; empty: nothing was asked."""
     exercises = sorted({row.exercise for row in rows})
     marks: dict[str, dict[str, str]] = {}
     for row in rows:

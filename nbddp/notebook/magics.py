@@ -201,8 +201,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.shell.display_pub.publish(data, metadata)
 
     def _ask_front_end(self, headed: Callable[[str], str]) -> None:
-        """What `name?` and `%load` in the cell asked of the front end, as the lowest rank answers it. It is text to
-        show, or a cell in place of this one or below it, for the ranks too. headed: text → a cell with this one's magic
+        """What `name?` and `%load` in the cell asked of the front end, as the lowest rank answers it. That is text to
+        show, and cells in place of this one or below it, for the ranks too. headed: text → a cell with this one's magic
         line."""
         run = self.pool.last_run
         if run is None or not run.ended:

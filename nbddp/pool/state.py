@@ -144,13 +144,13 @@ class PoolState:
     ) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
         group, visible = self.group, spec_merge.visible(merged)
-        if group.running:
-            group.end_retired()
         topology = source.plan(merged)
         said = [*env.notes, *(words for planned in self.parts.planned for words in planned(merged, topology))]
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
-        if source is not group.source:  # nothing refuses the line any more
+        if group.running:  # nothing refuses the line any more
+            group.end_retired()
+        if source is not group.source:
             source.told = group.source.told
             group.source.end()
             group.source = source

@@ -3,8 +3,8 @@
 Each leads into a pipe, which a thread reads; whoever prints in Python reads it first (`take`), so what was written
 before comes before.
 
-New text is left in the pipe for a few milliseconds. If a process dies just then, the agent, which holds the read ends
-too, reads its last output (`worker.output_spool`).
+New text is left in the pipe for a few milliseconds. If a process dies just then, whoever else holds the read ends can
+still read its last output.
 """
 
 from __future__ import annotations

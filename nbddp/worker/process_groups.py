@@ -58,7 +58,8 @@ class Groups:
     def __init__(self) -> None:
         self.run = 0
         self.made_in: int | None = None
-        self.touched = False  # whether this run has, or had, anything of torch.distributed's that may have to be ended
+        # whether this run has, or had, anything of torch.distributed's that may have to be ended; an engine may have
+        self.touched = True
         self.dropping = self.shares_gpus = False
         self.cut = False  # whether connections to a host that does not answer were shut in this run
         self.tell: Callable[[str], None] = lambda hook: None  # calls a method of the worker's parts

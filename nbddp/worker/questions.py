@@ -157,8 +157,8 @@ def _release(worker: QuestionsKernel, run: int, spares: bool, then: Json | None)
 
 def _interrupt(worker: QuestionsKernel, again: int | None = None) -> bool:
     """SIGINT for the program of the current run, where no signal comes from elsewhere. again: for this run alone,
-    unless it has had one. Linux may give a process's signal to another thread, and then nothing wakes the main thread.
-    Two that wait are one to Python's own handler; an event loop's is called for each."""
+    unless it has had one. The operating system may give a process's signal to another thread, and then nothing wakes
+    the main thread. Two that wait are one to Python's own handler; an event loop's is called for each."""
     if worker.spec is None:
         return False
     if again is not None and (worker.spec.run != again or worker.interrupts.taken):

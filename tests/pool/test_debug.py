@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,27 @@ def pool() -> Iterator[nbddp.Pool]:
 def seen(pool: nbddp.Pool) -> list[object]:
     found: list[object] = json.loads(pool.run_cell(LOOK, want_value=True, screen=NullScreen())[1])
     return found
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (LaunchSpec(env=(("NCCL_SOCKET_IFNAME", "nowhere0"),)), "nowhere0"),
+        (LaunchSpec(ranks=(7,)), "--ranks"),
+        (LaunchSpec(nproc=100_000), "more workers"),
+    ],
+)
+def test_a_line_that_is_refused_ends_nothing_that_a_script_has_left(
+    line: LaunchSpec, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text("print(1)")
+    with warm.pool(1) as pool:
+        pool.run_script(str(tmp_path / "a.py"), screen=NullScreen())
+        left = {w.pid for w in pool.workers.values()}
+        monkeypatch.setattr(pool.group, "match", lambda *a, **k: pytest.fail("it starts them"))
+        with pytest.raises(BadInput, match=why):
+            pool.ensure(line)
+        assert {w.pid for w in pool.workers.values()} == left != set()
 
 
 def test_ranks_have_what_was_set_and_are_new_only_where_it_is_read_once(pool: nbddp.Pool) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import nbddp
 from nbddp.output.screens import NullScreen
+from tests.screens import Hearing
 
 
 def test_nobody_types_at_a_rank(pool: nbddp.Pool) -> None:
@@ -150,3 +151,13 @@ def test_whose_group_is_gone_is_said(pool: nbddp.Pool, tmp_path: Path) -> None:
     with pytest.raises(nbddp.WorkerFailed) as own:
         pool.run_cell("sys.path.pop(0); dist.barrier()", screen=NullScreen())
     assert "--fresh" not in own.value.report
+
+
+def test_a_module_of_the_programs_own_that_is_called_as_a_library_is_left_alone(pool: nbddp.Pool) -> None:
+    code = """import sys, types, torch.distributed as dist
+sys.modules.update(dict.fromkeys(("accelerate", "accelerate.state", "deepspeed"), types.ModuleType("accelerate")))"""
+    pool.run_cell(code, screen=NullScreen())
+    screen = Hearing()
+    pool.run_cell("dist.init_process_group('gloo')\ndist.destroy_process_group()", screen=screen)
+    pool.run_cell("[sys.modules.pop(name) for name in ('accelerate', 'accelerate.state', 'deepspeed')]", screen=screen)
+    assert screen.said == []

@@ -8,8 +8,8 @@ zero while it is timed, since an in-place sum of anything else grows without bou
 `size` is nccl-tests': bytes of the whole buffer, that is, of all that is gathered or scattered.
 
 The group lives for the measurement alone, as that of `timings.on_rank_clocks` does. It is a backend unknown to torch's
-tables and to our notes of calls. So the numbers in the user's groups do not change. torch's flight recorder has no room
-for both; `flight.making_room` keeps what it held.
+tables and to our notes of calls. So the sequence numbers of the user's groups do not change. torch's flight recorder
+has no room for both; `flight.making_room` keeps what it held.
 """
 
 from __future__ import annotations

@@ -182,9 +182,9 @@ def _free(before: CollectiveInstance, part: CollectivePart, arrived: int) -> int
 def _evident(rank: int, found: Sequence[CollectiveInstance], lasts: bool) -> bool:
     """Whether this rank is late by more than chance, in the kind of collectives in which it costs most. How many of
     them make up a step of the program is not known. So they are put together into as many blocks as the test needs, and
-    each block has to show it. A few blocks do for a rank that takes several times as long as the others, or is the
-    longest in each. How long ranks waited for a core is not known here. So the differences must be large in a short
-    program on CPUs."""
+    each block has to show it. A few blocks do for a rank that takes several times as long as the others; or, of more
+    than two ranks, is the longest in each. How long ranks waited for a core is not known here. So the differences must
+    be large in a short program on CPUs."""
     by_group: dict[tuple[str, tuple[int, ...]], list[CollectiveInstance]] = {}
     for m in found:
         by_group.setdefault((m.group, m.ranks), []).append(m)

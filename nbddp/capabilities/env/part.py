@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 class EnvPart:
     def __init__(self, pool: PoolState):
         self._pool = pool
+        self._first = True  # whether the line that is met starts the pool
 
     def environment(self, spec: LaunchSpec) -> EnvChange:
         """From the variables that workers have to those of `spec`."""
         group, new = self._pool.group, options.wanted(spec.debug, spec.env)
+        self._first = group.topology is None
         names = differing(group.variables, new)
         once, at_import = options.read_once(names), options.at_import(names)
         living = {name: new.get(name, os.environ.get(name)) for name in names if name not in once}
@@ -40,7 +42,7 @@ class EnvPart:
         for node in group.hosts if any(name in new for name in INTERFACES) else ():
             if lost := options.missing_interface(new, node.facts.interfaces, node.name):
                 raise BadInput(lost)
-        first = group.topology is None and not group.added
+        first = self._first and not group.added
         lost = options.missing_interface(os.environ, group.nodes[0].facts.interfaces) if first else ""
         return [lost] if lost else []
 

@@ -74,8 +74,8 @@ def forecast(
 
 
 def _measured(source: Source, largest: int, progress: Callable[[str], None]) -> list[Measured]:
-    """All-reduces that were measured on this pool; measured now if none of them was on its present number of ranks, or
-    as large as the `largest` bucket. A bandwidth found on small messages says nothing of large ones.
+    """All-reduces that were measured on this pool. They are measured now if fewer than two sizes were on this number of
+    ranks, or none at least half the `largest` bucket. A bandwidth found on small messages says nothing of large ones.
 
     Those on other numbers of ranks count too: they tell the algorithms apart.
     """

@@ -1,5 +1,5 @@
 """The duration of a training step on more ranks: the recorded computation, and the communication that the α–β model
-predicts. Buckets follow one after another beside backward; the rest of them sticks out.
+predicts. Buckets follow one after another beside backward; what of them lasts longer than backward adds to the step.
 
 What is assumed is written where it is used and told with every forecast: `Forecast.assumed`.
 """

@@ -6,7 +6,7 @@ nothing is on its way, the kernel asks whether the other side lives (SO_KEEPALIV
 (TCP_INFO): a connection is shut if something was unanswered, and nothing was answered, in UNANSWERED looks.
 
 TCP_USER_TIMEOUT would need no looks. But since Linux 5.11 it also ends a connection whose other side answers that it
-has no room. Such a process may only stand in a debugger for some seconds, amid a large message.
+has no room. That may be a process that a debugger stops for some seconds, amid a large message.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _keeps_alive(connection: socket.socket) -> bool:
 
 
 def _is_unanswered(connection: socket.socket, since: float) -> bool:
-    """Whether data, or a question whether the other side lives or has room, is on its way, and was not answered for so
-    many seconds."""
+    """Whether data is on its way, or a question whether the other side lives or has room, and nothing was answered for
+    so many seconds."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
     unacked, last_ack = (struct.unpack_from("=I", info, at)[0] for at in (UNACKED_AT, LAST_ACK_AT))
     on_its_way = unacked > 0 or info[PROBES_AT] > 0 or info[STATE_AT] == SYN_SENT

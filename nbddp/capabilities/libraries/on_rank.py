@@ -5,8 +5,8 @@ run by every rank: they are told so. Lightning's and Fabric's launchers for note
 `ddp_fork`) start all ranks anew in each rank. Those meet under numbers that are taken, and hang.
 
 Some keep objects of a process group in their modules, and use them in the next cell, when the group is gone. So these
-are taken from them: at once (DeepSpeed), or when the program makes the library's object anew. accelerate's old object
-may still be asked for its rank. Of others the error says whose it is.
+are taken from them: at once (DeepSpeed), or when the program makes the library's object anew (accelerate). Until then
+accelerate's old object may be asked for its rank. Of others the error says whose it is.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def _empty(names: dict[str, Any], things: Sequence[str], group: type) -> None:
 def _renew_accelerate(accelerate: Any) -> None:
     """Have an `Accelerator()`, or a `PartialState()` that a cell makes, forget a state that was of a group."""
     state = sys.modules.get("accelerate.state")
-    for cls, by_anyone in ((getattr(accelerate, "Accelerator", None), True), (accelerate.PartialState, False)):
+    for name, by_anyone in (("Accelerator", True), ("PartialState", False)):
+        cls = getattr(accelerate, name, None)
         if state is not None and cls is not None and not getattr(cls.__init__, "renews", False):
             cls.__init__ = _renewing(cls.__init__, state, by_anyone)
             cls.__init__.renews = True

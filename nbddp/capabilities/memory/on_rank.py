@@ -2,10 +2,10 @@
 
 The sources of the numbers, all in bytes:
 
-- parameters, module buffers: the storages of the parameters and buffers of three kinds of objects. These are all
-  modules that names of the rank lead to (also within lists, tuples, dicts and objects of classes that cells wrote); the
-  DDP models that the recorder knows; and the parameters of living optimizers. Each storage counts once, however many
-  tensors (tied, views) lie in it; of a DTensor this rank's shard.
+- parameters, module buffers: the storages of parameters and buffers, from three sources. These are all modules that
+  names of the rank lead to (also within lists, tuples, dicts and objects of classes that cells wrote); the DDP models
+  that the recorder knows; and what living optimizers step. Each storage counts once, however many tensors (tied, views)
+  lie in it; of a DTensor this rank's shard.
 - gradients: the storages of those parameters' `.grad`.
 - optimizer state: the storages of the tensors in `state` of all optimizers that names lead to or that have stepped.
   Closed forms per float32 parameter: Adam 8 bytes (and one 4-byte step counter per tensor), SGD with momentum 4.

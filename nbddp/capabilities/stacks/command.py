@@ -2,8 +2,8 @@
 
 It shows them while a cell runs (`live`), or as they were when one had to be ended (`of_run`).
 
-A rank cannot answer while native code holds its interpreter. It is asked by a signal instead: `faulthandler` writes its
-stack into the worker's log without the interpreter.
+A rank cannot answer while native code holds its interpreter. Then it is asked by a signal instead: `faulthandler`
+writes its stack into the worker's log without the interpreter.
 """
 
 from __future__ import annotations

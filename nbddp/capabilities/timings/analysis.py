@@ -228,9 +228,9 @@ class SlowRankVerdict:
 
 
 def own(before: Step, step: Step) -> tuple[int, int]:
-    """Nanoseconds of a step in which a rank works by itself: from the exchange before until its gradients exist. Its
-    waits for a bucket to be sent do not count; and of these what its thread waits for a core (0 if unknown), which is
-    taken off."""
+    """Nanoseconds of a step in which a rank works by itself, and those in which its thread waits for a core (0 if
+    unknown). The work lasts from the end of the exchange before until its gradients exist. Its waits in a hook for a
+    bucket to be sent do not count, nor do those for a core."""
     work = step.backward[1] - before.backward[2]
     for bucket in step.buckets:
         work -= bucket.sent - bucket.ready
@@ -335,7 +335,7 @@ def _slow(recording: Recording, numbers: Sequence[int], rank: int, extra: float,
 
 
 def typical_parts(by_part: Mapping[str, Mapping[int, Sequence[float]]], rank: int) -> dict[int, dict[str, int]]:
-    """Rank → part → nanoseconds in a typical step. For the others that is the median; for `rank` it is that, and the
+    """Rank → part → nanoseconds in a typical step. For the others that is the median; for `rank` it is that plus the
     median of its extra time in the same steps."""
     found: dict[int, dict[str, int]] = {}
     for part, times in by_part.items():

@@ -17,7 +17,7 @@ It also notes the time in torch's data loaders, the size of each forward's input
 (`on_rank_marks`). A rank may be slow between its steps, in its work, or by its machine.
 
 A note in a step costs ten times as much as in a loop of its own. The model's work probably empties the processor's
-caches. So the length of code that runs once in a step is its cost. So a step makes few calls of Python.
+caches. Code that runs once in a step costs by its length, so a step makes few calls of Python.
 """
 
 from __future__ import annotations

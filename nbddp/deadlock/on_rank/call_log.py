@@ -4,7 +4,7 @@ gloo's recorder has no entry for a send or a receive. A `Work` knows neither its
 root of a broadcast. So the methods of torch's `ProcessGroup` are wrapped once, when the worker starts. Sends and
 receives are counted per channel, roots are kept per collective, and each `Work` is remembered with its origin.
 `Work.wait`, `Store.get`, `Store.wait` and the store's other blocking methods are wrapped too. They block in C++ without
-a Python frame of their own. For each wait the log keeps its object.
+a Python frame of their own. For each wait the log keeps what is waited for.
 
 A note holds names and numbers. It keeps no group, no tensor and no `Work` alive. On gloo the thread that drops the last
 reference to a group joins itself, and the process aborts.

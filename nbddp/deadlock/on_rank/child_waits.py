@@ -1,8 +1,8 @@
 """What processes that a program has started wait for: while one does, a file of its own says so, in its pool's folder.
 
 A process that was forked from a worker knows the folder; one that is started by spawn or forkserver is told
-(`capabilities.subprocesses.on_rank`). A file's name is its process, and it contains the start time. So a file of a
-killed process is not read for a later process with the same pid.
+(`capabilities.subprocesses.on_rank`). A file is named by its process, and contains that one's start time. So a file of
+a killed process is not read for a later process with the same pid.
 """
 
 from __future__ import annotations

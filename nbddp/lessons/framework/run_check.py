@@ -301,7 +301,7 @@ def failure_words(failed: WorkerFailed) -> str:
     """`rank 1 raised ValueError: text (line 3, in average)`: the innermost place in the learner's own code.
 
     The line is the same in every run. If several ranks fail, the first in time is by chance, and not named. gloo's own
-    messages hold addresses.
+    messages hold addresses, so the likely cause is told instead.
     """
     cause = failed.cause
     if cause.overrun:

@@ -117,7 +117,7 @@ def flat(model: torch.nn.Module) -> list[float]:
 def trained(function: Callable[..., Any], folder: str, size: int, again: int, fail: bool) -> Training | None:
     """One training by the learner's function on the first `size` ranks; None on the others.
 
-    again: 0 for a first attempt; another number gives other weights to begin with. fail: the last rank raises Failure
+    again: 0 for a first attempt; another number gives other weights to begin with. fail: the last rank raises RankDeath
     when it asks for the batch of step FAIL_AT.
     """
     import torch
