@@ -87,8 +87,9 @@ def size_of(folder: Path) -> int:
 
 def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(log_file.SETTING, "1MiB")
-    pool.run_cell(LOUD, screen=NullScreen())
     assert pool.agent is not None
+    before = size_of(pool.agent.home)  # logs that other tests have filled
+    pool.run_cell(LOUD, screen=NullScreen())
     assert pool.last_run is not None
     log = pool.last_run.outputs[1].log
     assert log.stat().st_size < 1.01 * (1 << 20)
@@ -97,7 +98,7 @@ def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: 
     assert lines[-1].startswith("11999 x")
     assert any("bytes omitted" in line for line in lines)
     assert size_of(pool.agent.bulk) < 2 * (2 * copies.HALF + (1 << 20)) + (1 << 20)
-    assert size_of(pool.agent.home) < 1 << 20, "the folder of pools is often in memory"
+    assert size_of(pool.agent.home) < before + (1 << 20), "the folder of pools is often in memory"
 
 
 def test_runs_of_some_time_ago_are_gone(pool: nbddp.Pool) -> None:
