@@ -19,7 +19,8 @@ def last_words(log: str, start: int = 0) -> str:
             lines = [line.rstrip() for line in file.read().splitlines()]
     except OSError:
         lines = []
-    told = [line for line in lines if line.startswith(ABORTS)]
+    last = {begins: line for line in lines for begins in ABORTS if line.startswith(begins)}
+    told = list(last.values())
     lines = lines[next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), 0) :]
     in_thread = ""
     for line in lines:

@@ -437,7 +437,10 @@ class NodeAgent:
             child = self.children.pop(pid, None)
             if child is not None:
                 for hear in self.ended:
-                    hear(child)
+                    try:
+                        hear(child)
+                    except Exception:  # a capability's; the agent lives on, and tells of the child's end
+                        traceback.print_exc()
                 self.tell_all(
                     ev="exit", kind=child.kind, rank=child.rank, uuid=child.uuid, pid=child.pid,
                     code=os.waitstatus_to_exitcode(status), peak_kib=system.peak_bytes(usage.ru_maxrss) >> 10,

@@ -2,7 +2,7 @@
 after the other, as NCCL does on its stream, not before the one before it has ended.
 
 Bandwidths are those of nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is size / time; the bus bandwidth of an
-all-reduce on n ranks is that times 2 (n - 1) / n: the speed that each link must have had.
+all-reduce on n ranks is that times 2 (n - 1) / n: that speed each link must have had.
 """
 
 from __future__ import annotations

@@ -202,13 +202,15 @@ class Execution:
                 foreign = self._stop_for(e)
         self._drain()
         gone = [rank for rank, ended in self.ended.items() if ended.status in outcome.GONE or ended.code is not None]
-        for hear in [*self.parts.ranks_gone] if gone else ():
-            hear(self, gone)
         try:
-            self.display.finish()
+            for hear in [*self.parts.ranks_gone] if gone else ():
+                hear(self, gone)
         finally:
-            if foreign is not None:
-                raise foreign
+            try:
+                self.display.finish()
+            finally:
+                if foreign is not None:
+                    raise foreign
 
     def _send(self) -> None:
         self.began = time.monotonic()

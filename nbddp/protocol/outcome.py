@@ -1,8 +1,8 @@
 """How a rank left a run: what its worker says of it (`Outcome`), and the verdict (`TABLE`). Pure.
 
-A row of the table joins the worker's report on the program, the end of its process, if any, and what we had done to the
-rank by then. Only a program that came to its end, or that exited with code 0 as torchrun counts success, has finished;
-an interrupt counts as ours only on a rank that we had interrupted.
+A row of the table joins the worker's report on the program, the end of its process, and what we had done by then. Only
+a program that came to its end, or that exited with code 0 as torchrun counts success, has finished; an interrupt counts
+as ours only on a rank that we had interrupted.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,6 +99,44 @@ def test_a_full_disk_does_not_end_the_agent_and_what_was_left_is_known(tmp_path:
     assert not node.held
     asked = {"run": 1, "ranks": [(rank, {"stdout": 0, "stderr": 0}) for rank in (2, 3)]}
     assert on_agent.written(node, peer, asked) == {"written": [(3, "stderr", 0, "terminate called")]}  # type: ignore[arg-type]
+
+
+def test_text_that_the_locale_cannot_write_does_not_end_the_agent(tmp_path: Path) -> None:
+    """No error of a capability does: it is in the agent's log."""
+    code = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from nbddp.agent.server import Child, NodeAgent
+from nbddp.capabilities.spool import on_agent
+home = Path(sys.argv[1])
+read, write = os.pipe()
+os.write(write, b"terminate called\\n  what():  5 \\xe2\\x82\\xac fehlen\\n")
+os.close(write)
+agent = NodeAgent(home, 0, 0)
+agent.ended.append(lambda child: 1 / 0)
+pid = os.fork() or os._exit(0)
+agent.children[pid] = Child("worker", pid, 0.0, rank=3, log=str(home / "log"))
+on_agent.hold(agent, SimpleNamespace(came=[read]), {"pid": pid, "streams": ["stderr"]})
+while pid in agent.children: agent._reap()
+"""
+    env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=env, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "ZeroDivisionError" in done.stderr
+    assert "terminate called\n  what():  5 \u20ac fehlen" in (tmp_path / "log").read_text("utf-8")
+
+
+def test_why_cpp_aborts_is_told_whole_though_its_text_came_in_two_pieces(pool: nbddp.Pool) -> None:
+    does = """import os, time
+if os.environ['RANK'] == '1':
+    os.write(2, b"terminate called after throwing an instance of '"); time.sleep(0.05)
+    os.write(2, b"std::runtime_error'\\n  what():  boom\\n"); os.abort()"""
+    with pytest.raises(nbddp.WorkerFailed, match="killed by SIGABRT") as failed:
+        pool.run_cell(does, screen=NullScreen())
+    assert "    terminate called after throwing an instance of 'std::runtime_error'\n" in failed.value.report
+    assert "      what():  boom\n" in failed.value.report
 
 
 def test_a_pipe_that_is_written_to_for_ever_is_read_no_further_than_a_pipe_holds() -> None:

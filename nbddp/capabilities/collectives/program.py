@@ -2,8 +2,8 @@
 longest. Words and tables, the same for a figure, a console and a test.
 
 Of a rank with GPUs the longest kernels and copies count with their durations, as in Holistic Trace Analysis' "Kernel
-Breakdown"; of one without, operations with their own time, without operations inside them ("host self duration" in
-TensorBoard's profiler plugin), and collectives with the time of their transfer.
+Breakdown"; of one without, collectives with the time of their transfer; and operations with their own time, without
+operations inside them ("host self duration" in TensorBoard's profiler plugin).
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class MemoryHistory:
 @dataclass(frozen=True)
 class Window:
     """A span of a history. before: in use at its start; peak: the most in use, `at` nanoseconds after the start;
-    points: (nanoseconds after the start, bytes); lines: bytes of each line at the peak, most first (of samples: how
-    much more was in use after it), and at BEFORE those from before; samples: how many lie in it; counted: those that
+    points: (nanoseconds after the start, bytes); lines: bytes of each line at the peak, most first, and at BEFORE those
+    from before; of samples: how much more was in use after the line; samples: how many lie in it; counted: those that
     lines count from."""
 
     before: int

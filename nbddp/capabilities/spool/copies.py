@@ -32,6 +32,14 @@ def missing(path: str, run: int, came: int, left: bytes = b"") -> tuple[int, str
     return max(0, start - came), text[max(0, came - start) :]
 
 
+def unfinished(path: str, most: int = 4096) -> bytes:
+    """The line without an end that a copy ends with."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read().rpartition(b"\n")[2]
+    return b""
+
+
 def _read(path: str, run: int) -> bytes:
     """What a file holds of this run."""
     with suppress(FileNotFoundError), open(path, "rb") as file:  # else it has just gone
@@ -49,6 +57,8 @@ class StreamCopy:
 
     def __init__(self, path: str, failed: Callable[[str, str], None]):
         self.path, self._failed = path, failed
+        for part in older(path):  # of the process before
+            os.unlink(part)
         self._file = os.open(path, FLAGS, 0o600)
         self._run, self._whole = -1, True
         self._start = self._characters = self._bytes = 0

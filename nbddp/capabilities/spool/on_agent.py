@@ -13,6 +13,7 @@ from nbddp.agent.server import Child, NodeAgent, Peer
 from nbddp.capabilities.spool import copies
 from nbddp.protocol.jsonl import Message
 
+ABORTS = tuple(map(str.encode, child_logs.ABORTS))
 LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have
 
 
@@ -29,14 +30,15 @@ class WrittenText:
 
     def ended(self, child: Child) -> None:
         """Read what is left in the pipes of a child that has ended. Why the C++ library has aborted goes to its log, as
-        what is read in time does."""
+        what is read in time does; the log may have the beginning of a line already, and others behind it."""
         for stream, pipe in self.pipes.pop(child.pid, []):
             self._held.discard(pipe)
             left = emptied(pipe)
+            begun = copies.unfinished(f"{self.bases[child.rank]}.{stream}") if left else b""
             self.left[child.rank][stream] = self.left[child.rank].get(stream, b"") + left
-            lines = left.decode("utf-8", "replace").splitlines(keepends=True)
-            with suppress(OSError), open(child.log, "a") as log:  # a full disk
-                log.writelines(line for line in lines if line.startswith(child_logs.ABORTS))
+            said = [line for line in (begun + left).splitlines() if line.startswith(ABORTS)]
+            with suppress(OSError), open(child.log, "ab") as log:  # a full disk
+                log.write(b"".join(b"\n" + line for line in said) + b"\n" * bool(said))
 
 
 def hold(agent: NodeAgent, peer: Peer, message: Message) -> Message:

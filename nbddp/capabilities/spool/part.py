@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbddp.agent.gather import AgentRequests
+from nbddp.errors import AgentFailed
+from nbddp.launch.topology import rank_words
 
 if TYPE_CHECKING:
     from nbddp.execution.execution import Execution
@@ -21,7 +23,10 @@ class SpoolPart:
             own = [(rank, run.outputs[rank].received) for rank in ranks if rank in node.workers]
             if own:
                 asked.post_if_alive(node.agent, "written", run=run.number, ranks=own)
-        for answer in asked.take():
+        for answer in asked.answers():
+            if isinstance(answer, AgentFailed):
+                run.display.screen.say(f"last output of {rank_words(ranks)} may be missing: {answer}")
+                continue
             for rank, stream, lost, text in answer.get("written", ()):
                 missing = f"\n… {lost} characters lost …\n" * bool(lost) + text
                 run.display.take(rank, "stream", {"name": stream, "text": missing})

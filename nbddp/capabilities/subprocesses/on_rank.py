@@ -1,9 +1,9 @@
 """Functions and classes of cells in processes that a cell starts by spawn or forkserver.
 
 Such a process gets its functions and classes by name, and reads a script once more to find them. There is none to read
-here, and the names may be of earlier cells. So a value that is sent (the target, a dataset, a collate_fn, the function
-for a pool) brings along, by value, the functions and classes that it needs. In the new process these are put into
-`__main__`, where the answers, which go by name, find them. Nothing of a cell runs twice.
+here, and the names may be of earlier cells. So each value that is sent (target, dataset, collate_fn, a pool's function)
+brings along, by value, the functions and classes that it needs. In the new process these are put into `__main__`, where
+the answers, which go by name, find them. Nothing of a cell runs twice.
 
 This module is imported in the new process too, and imports no more than it needs.
 """
