@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from nbddp.agent.controller import quiet_ports
+
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "salloc")
 HERE = os.geteuid() == 0 and all(shutil.which(program, path=PATH) for program in NEEDED)
@@ -53,7 +55,7 @@ def slurm(folder: Path, nodes: int = 2, names: bool = False) -> Iterator[Path]:
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
-    control, *ports = _free_ports(nodes + 1)
+    claim, (control, *ports) = quiet_ports(nodes + 1)
     nodes_named = [f"n{i + 1}" for i in range(nodes)]
     hosts = folder / "hosts"
     hosts.write_text(f"127.0.0.1 localhost {' '.join(nodes_named)} {host}\n")
@@ -79,7 +81,7 @@ def slurm(folder: Path, nodes: int = 2, names: bool = False) -> Iterator[Path]:
     commands = [munged, ["slurmctld", "-D", "-i", "-f", str(conf)],
                 *(["slurmd", "-D", "-f", str(conf), "-N", name] for name in nodes_named)]  # fmt: skip
     prefix = [*SEES_HOSTS, str(hosts)] if names else []
-    with ExitStack() as stack:
+    with ExitStack() as stack, claim:
         for command in commands:
             stack.enter_context(_running([*prefix, *command], env, folder / f"{command[0]}.out"))
             if command[0] == "munged":
@@ -120,9 +122,3 @@ def _until(done) -> None:  # type: ignore[no-untyped-def]
     while not done():
         assert time.monotonic() < end
         time.sleep(0.05)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(door.getsockname()[1]) for door in doors]
