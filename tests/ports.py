@@ -8,7 +8,16 @@ from contextlib import contextmanager
 
 import psutil
 
+from nbddp.agent.controller import quiet_ports
+
 connections = psutil.Process.net_connections if psutil.version_info >= (6,) else psutil.Process.connections
+
+
+def quiet_port(host: str = "127.0.0.1", count: int = 1) -> int:
+    """The first of so many ports in a row that are free at an address, and that the system gives no connection."""
+    claim, ports = quiet_ports(count, host)
+    claim.close()
+    return ports[0]
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.ports import quiet_port
+
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 MISSING = "there is no sshd (apt-get install openssh-server), or no ssh"
 HERE = bool(SSHD) and shutil.which("ssh") is not None
@@ -70,8 +72,7 @@ def configure_sshd(folder: Path, name: str, address: str, port: int) -> Path:
 def _listening(folder: Path, name: str, number: int) -> Iterator[tuple[str, int]]:
     assert SSHD is not None
     address = f"127.0.1.{number}"
-    with socket.create_server((address, 0)) as door:
-        port = door.getsockname()[1]
+    port = quiet_port(address)
     path = configure_sshd(folder, name, address, port)
     with open(folder / f"{name}.log", "wb") as log:
         process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(path)], stderr=log)

@@ -34,7 +34,7 @@ from nbddp.protocol.agent import KEY_BYTES, PROTOCOL
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.pool.faults import needs_recorder
-from tests.ports import connections
+from tests.ports import connections, quiet_port
 from tests.processes import still_running
 from tests.waiting import until
 
@@ -68,11 +68,6 @@ def far(hosts: Hosts, said: list[str]) -> Iterator[nbddp.Pool]:
     pool.ensure(pool.spec, said.append)
     with pool:
         yield pool
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return int(door.getsockname()[1])
 
 
 def agents(pool: nbddp.Pool) -> list[RemoteAgentClient]:
@@ -145,7 +140,7 @@ def test_steps_are_recorded_and_a_programs_own_store_serves_all_hosts(far: nbddp
     code = (
         f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
         "for _ in range(3):\n    model.zero_grad(); model(torch.randn(8, 64)).sum().backward()\n"
-        f"s = dist.TCPStore(os.environ['MASTER_ADDR'], {free_port()}, 4, os.environ['RANK'] == '0')\n"
+        f"s = dist.TCPStore(os.environ['MASTER_ADDR'], {quiet_port()}, 4, os.environ['RANK'] == '0')\n"
         "s.set(os.environ['RANK'], 'x'); s.get(str((int(os.environ['RANK']) + 1) % 4)); dist.barrier()"
     )
     far.run_cell(code, screen=NullScreen(), timeout=60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from nbddp.lessons.l11_launching.exercise import RIGHT, TASKS, judged
 from nbddp.lessons.l11_launching.figure import draw_launching
 from nbddp.lessons.l11_launching.simulation import GLOO, plan_launch
 from tests.lessons.answers import NOTEBOOKS, cells
+from tests.ports import quiet_port
 from tests.unit.test_launching import directives, words
 
 AWKWARD = (
@@ -61,12 +61,6 @@ def shell(text: str, cwd: Path, env: Mapping[str, str] | None = None) -> str:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return int(s.getsockname()[1])
 
 
 def ranks(folder: Path) -> dict[int, Any]:
@@ -123,7 +117,7 @@ def submit(text: str, folder: Path) -> None:
         (fakes / name).write_text(body)
         (fakes / name).chmod(0o755)
     asked = directives(text)
-    job_id = free_port() % 10000  # so that the port that follows from it may well be free
+    job_id = quiet_port() % 10000  # so that the port that follows from it may well be free
     env = {
         "PATH": f"{fakes}:{BIN}:{os.environ['PATH']}", "NODES": asked["nodes"], "TASKS": asked["ntasks-per-node"],
         "SLURM_JOB_ID": str(job_id), "SLURM_JOB_NODELIST": "two[1-2]", "SLURM_NODEID": "0", "SLURM_PROCID": "0",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen, Screen
 from tests import warm
 from tests.pool.faults import INIT, SET_UP, Impatient, Watching, needs_recorder
+from tests.ports import quiet_port
 
 PREPARE = SET_UP.format(fault="") + INIT
 
@@ -279,9 +279,7 @@ STARTED = {
 
 def spawning(pool: nbddp.Pool, by: str, folder: Path, how: dict[str, object], screen: Screen) -> None:
     """Run the program that starts processes, as a cell or as a script."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        program = SPAWNS.format(port=free.getsockname()[1], **how)
+    program = SPAWNS.format(port=quiet_port(), **how)
     if by == "cell":
         pool.run_cell(program, hang_after=0.5, timeout=60, screen=screen)
     else:

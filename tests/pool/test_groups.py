@@ -35,7 +35,7 @@ from tests.pool.faults import (
     check_after,
     needs_recorder,
 )
-from tests.ports import connections
+from tests.ports import connections, quiet_port
 
 PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
 
@@ -624,22 +624,9 @@ OWN_STORES = {
 }  # fmt: skip
 
 
-def port_for_two() -> int:
-    """A port that nobody listens at, and nor does anybody at the next."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 @pytest.mark.parametrize("program", OWN_STORES)
 def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: nbddp.Pool, program: str) -> None:
-    port = port_for_two()
+    port = quiet_port(count=2)
     with tempfile.TemporaryDirectory(prefix="nbddp") as folder:
         code = WAITING + program.replace("{port}", str(port)).replace("{folder}", folder)
         words = [w.format(port=port, next=port + 1, folder=folder).partition(": ") for w in OWN_STORES[program]]
@@ -679,7 +666,7 @@ try:
 except dist.DistNetworkError as e:
     assert '400ms' in str(e), e
 assert 0.3 < time.monotonic() - began < 5
-""".replace("PORT", str(port_for_two()))
+""".replace("PORT", str(quiet_port(count=2)))
     two.run_cell(WAITING + program, screen=NullScreen())
 
 
