@@ -170,7 +170,7 @@ class RankRecording:
     run: int = 0
     cell: int | None = None
     model: str = ""
-    steps: tuple[Step, ...] = field(default=(), repr=False)  # an answer travels with its repr
+    steps: tuple[Step, ...] = ()
 
 
 def fitted(step: Step) -> Step:

@@ -134,7 +134,15 @@ def _packed(value: Any, kind: type[_Pickler]) -> bytes:
 
 def pack_or_words(value: Any) -> bytes:
     """Bytes of (value, repr), or of a NotSent with the reason."""
-    text = describe(value)
+    return _pack_or_text(value, describe(value))
+
+
+def pack_answer(value: Any) -> bytes:
+    """The same for a value of nbddp's own, whose repr nobody reads: that of thousands of steps takes long."""
+    return _pack_or_text(value, "")
+
+
+def _pack_or_text(value: Any, text: str) -> bytes:
     try:
         return cloudpickle.dumps((pack(value), text))  # type: ignore[no-any-return]
     except KeyboardInterrupt:
@@ -144,7 +152,7 @@ def pack_or_words(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The value that `pack_or_words` packed, or a NotSent."""
+    """The value that `pack_or_words` or `pack_answer` packed, or a NotSent."""
     packed, text = cloudpickle.loads(data)
     if packed is None:
         return text

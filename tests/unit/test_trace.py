@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from nbddp.analysis.overlap import common, communication, exposed, hidden, hidde
 from nbddp.analysis.steps import Bucket, Recording, Span, Step, fitted
 from nbddp.analysis.wait_time import bus_factor, curves, spread, straggler, transfers, typical
 from nbddp.capabilities.timings import command
+from nbddp.capabilities.trace import command as trace_command
 from nbddp.errors import BadInput
+from nbddp.protocol import pickling
 from nbddp.protocol.codec import from_json
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
@@ -248,3 +251,22 @@ def test_what_a_stream_queues_begins_when_it_is_through_with_what_was_before() -
         found = transfers({r: step(r, queued) for r in range(2)})
         assert ([t.start for t in found], [t.moving for t in found]) == (starts, moving)
         assert [t.wait for t in found] == [{0: 1, 1: 0}, {0: 0, 1: 0}]
+
+
+def test_a_trace_that_could_not_travel_says_why() -> None:
+    unsent = pickling.pack_answer(threading.Lock())
+    with pytest.raises(BadInput, match=r"^no rank has a trace; rank 0: TypeError: cannot pickle"):
+        trace_command.trace(Untraced({0: [unsent]}))  # type: ignore[arg-type]
+
+
+class Untraced:
+    """A pool whose ranks answer so."""
+
+    def __init__(self, answers: dict[int, list[bytes]]):
+        self.workers, self._answers = answers, answers
+
+    def answers(self, op: str) -> dict[int, list[bytes]]:
+        return self._answers
+
+    def placed(self) -> Untraced:
+        return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -323,6 +324,15 @@ def test_values_that_cannot_travel_say_why() -> None:
     value = pickling.unpack(pickling.pack_or_words(Bad()))
     assert repr(value) == "<Bad whose repr raises ValueError>  (not sent: TypeError: stays here)"
     assert pickling.unpack(pickling.pack_or_words([1, lambda: 3]))[1]() == 3
+
+
+def test_an_answer_of_our_own_has_no_repr_made_of_it() -> None:
+    class Steps:
+        def __repr__(self) -> str:
+            raise AssertionError("nobody reads it")
+
+    assert type(pickling.unpack(pickling.pack_answer(Steps()))).__name__ == "Steps"
+    assert repr(pickling.unpack(pickling.pack_answer(threading.Lock()))).startswith("  (not sent: TypeError")
 
 
 def test_values_by_rank_are_a_sequence_with_a_readable_repr() -> None:

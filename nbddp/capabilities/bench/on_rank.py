@@ -90,12 +90,12 @@ def bench(
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         with worker.groups.sockets.watch():
             open_group(worker.groups.store("bench"), rank, world_size, devices[rank])
-        return [pickling.pack_or_words(None)]
+        return [pickling.pack_answer(None)]
     if part == "close":
         _open.clear()
-        return [pickling.pack_or_words(None)]
+        return [pickling.pack_answer(None)]
     found = measure(collective, size, repeat, warmup)
-    return [pickling.pack_or_words(found)]
+    return [pickling.pack_answer(found)]
 
 
 def open_group(store: Any, rank: int, size: int, device: int | None) -> None:

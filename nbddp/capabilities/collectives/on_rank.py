@@ -106,4 +106,4 @@ def _uses_gpu() -> bool:
 
 def together(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """The collectives of the last run that called some; None without any."""
-    return [pickling.pack_or_words(collect(worker.parts["timings"]))]
+    return [pickling.pack_answer(collect(worker.parts["timings"]))]

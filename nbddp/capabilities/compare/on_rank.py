@@ -33,10 +33,10 @@ def compare(
     """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
     held = worker.shell.user_ns
     if part == "look":
-        return [pickling.pack_or_words(look(held, n)) for n in names]
+        return [pickling.pack_answer(look(held, n)) for n in names]
     if part == "read":
         return read(held, spans)
-    return [pickling.pack_or_words(measure(held, spans, buffers))]
+    return [pickling.pack_answer(measure(held, spans, buffers))]
 
 
 def look(namespace: Mapping[str, object], name: str) -> HeldValue | None:

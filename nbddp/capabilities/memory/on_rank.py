@@ -232,4 +232,4 @@ def part(worker: RankWorker) -> Memory:
 
 def memory(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """Where this rank's memory is; None without a module or optimizer."""
-    return [pickling.pack_or_words(worker.parts["memory"].collect(worker.shell.user_ns, worker.parts["timings"]))]
+    return [pickling.pack_answer(worker.parts["memory"].collect(worker.shell.user_ns, worker.parts["timings"]))]

@@ -92,4 +92,4 @@ def _placement(thing: Any) -> str:
 
 def named_memory(worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
     """What names hold, in bytes."""
-    return [pickling.pack_or_words(sizes(worker.shell.user_ns, names))]
+    return [pickling.pack_answer(sizes(worker.shell.user_ns, names))]

@@ -215,4 +215,4 @@ def _counted() -> str:
 def allocations(worker: RankWorker, buffers: Sequence[Any], *, part: str, step: int | None = None) -> list[bytes]:
     """Which steps the recording of the last recorded cell has, or one of them."""
     own = worker.parts["allocations"]
-    return [pickling.pack_or_words(own.summary() if part == "steps" else own.of_step(step))]
+    return [pickling.pack_answer(own.summary() if part == "steps" else own.of_step(step))]

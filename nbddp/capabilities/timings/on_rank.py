@@ -524,7 +524,7 @@ def part(worker: RankWorker) -> Recorder:
 
 def timings(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """What the recorder has of the last run with DDP steps."""
-    return [pickling.pack_or_words(worker.parts["timings"].collect())]
+    return [pickling.pack_answer(worker.parts["timings"].collect())]
 
 
 def pace(worker: RankWorker, run: int, since: int) -> Any:

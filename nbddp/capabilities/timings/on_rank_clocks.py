@@ -50,4 +50,4 @@ def clocks(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """How far the other ranks' clocks are from rank 0's."""
     with worker.groups.sockets.watch():
         found = measure(worker.groups.store("clocks"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    return [pickling.pack_or_words(found)]
+    return [pickling.pack_answer(found)]

@@ -12,6 +12,7 @@ from nbddp.capabilities.trace.merge import Merged, RankTrace, merge
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
 from nbddp.notebook.commands import Asked
+from nbddp.protocol.pickling import NotSent
 
 
 def trace(ranks: IdleRanks) -> Merged:
@@ -19,10 +20,11 @@ def trace(ranks: IdleRanks) -> Merged:
 
     Ranks that have been replaced since are listed in `missing`.
     """
-    found: dict[int, RankTrace | str] = unpacked(ranks.answers("trace"))  # the trace, or why there is none
+    found: dict[int, RankTrace | str | NotSent] = unpacked(ranks.answers("trace"))  # the trace, or why there is none
     places = ranks.placed().workers
     traces = {r: replace(t, node=places[r].node) for r, t in found.items() if isinstance(t, RankTrace)}
-    why = {r: t for r, t in found.items() if t and isinstance(t, str)}
+    lacking = {r: t for r, t in found.items() if t and not isinstance(t, RankTrace)}
+    why = {r: t.why if isinstance(t, NotSent) else t for r, t in lacking.items()}
     if not traces and why:
         raise BadInput(f"no rank has a trace; rank {min(why)}: {why[min(why)]}")
     if not traces:

@@ -48,7 +48,7 @@ class RankTrace:
     the profiler's clock is ahead of the recorder's, in nanoseconds. pid: of the process that was traced. waits: (begin,
     end, thread, name) of waits for collectives, in nanoseconds of the recorder's clock."""
 
-    events: Sequence[Event] = field(repr=False)  # an answer travels with its repr
+    events: Sequence[Event]
     base: int
     shift: int
     pid: int

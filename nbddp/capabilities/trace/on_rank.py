@@ -166,4 +166,4 @@ def part(worker: RankWorker) -> Tracer:
 def trace(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
     """The trace of the last cell that was traced, or why it left none."""
     tracer = worker.parts["trace"]
-    return [pickling.pack_or_words(tracer.last or tracer.why)]
+    return [pickling.pack_answer(tracer.last or tracer.why)]
