@@ -23,6 +23,16 @@ CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<cell>$|^<ipython-input")  # the
 SEED = 1000  # a rank's own seed is SEED + rank: ranks that must agree have to make themselves agree
 
 
+def gradients(module: Any) -> dict[str, list[float] | None]:
+    """By parameter, as flat lists; None for one that has no gradient."""
+    return {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in module.named_parameters()}
+
+
+def all_gradients(module: Any) -> dict[str, list[float]]:
+    """The same of a module whose parameters all have one."""
+    return {n: p.grad.flatten().tolist() for n, p in module.named_parameters()}
+
+
 def tabulate(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[tuple[str, Any]]:
     """The outcome for each case: ("value", plain data), ("unwritten", None) or ("raised", "ValueError: text").
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
+from nbddp.lessons.framework.on_rank import all_gradients, gradients
 
 SHARD = 4  # samples of each rank
 RATE = 0.5  # learning rate between the two steps
@@ -104,7 +105,7 @@ def _steps(function: Callable[..., Any], hooks: bool, model: Any) -> list[Gradie
         _backward(model, x[mine], y[mine])
         if not hooks:
             function(model)
-        steps.append({"yours": _gradients(model)})
+        steps.append({"yours": gradients(model)})
         optimizer.step()
     return steps
 
@@ -119,7 +120,7 @@ def _right_steps(model: Any, rank: int, size: int) -> list[Gradients]:
         own = _own(model, x[mine], y[mine])
         optimizer.zero_grad()
         _backward(model, x, y)
-        steps.append({"own": own, "reference": _known(model)})
+        steps.append({"own": own, "reference": all_gradients(model)})
         optimizer.step()
     return steps
 
@@ -131,7 +132,7 @@ def _apart(function: Callable[..., Any], hooks: bool, model: Any) -> Gradients:
     _backward(model, x[mine], y[mine])
     if not hooks:
         function(model)
-    return {"yours": _gradients(model), "after": _parameters(model)}
+    return {"yours": gradients(model), "after": _parameters(model)}
 
 
 def _own_apart(model: Any, rank: int, size: int) -> Gradients:
@@ -144,21 +145,13 @@ def _own(model: Any, x: Any, y: Any) -> Known:
     twin = _model()
     twin.load_state_dict(model.state_dict())
     _backward(twin, x, y)
-    return _known(twin)
+    return all_gradients(twin)
 
 
 def _backward(model: Any, x: Any, y: Any) -> None:
     from torch.nn.functional import mse_loss
 
     mse_loss(model(x), y).backward()
-
-
-def _gradients(model: Any) -> Layers:
-    return {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in model.named_parameters()}
-
-
-def _known(model: Any) -> Known:
-    return {n: p.grad.flatten().tolist() for n, p in model.named_parameters()}
 
 
 def _parameters(model: Any) -> Known:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from nbddp.capabilities.timings import on_rank as timings_on_rank
 from nbddp.capabilities.timings.on_rank_marks import passed
 from nbddp.lessons.framework.async_work import Misused
+from nbddp.lessons.framework.on_rank import all_gradients, gradients
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ def _watched(function: Callable[..., Any], net: Any, micro_batches: Any, loss_of
     function(ddp, micro_batches, _counted(loss_of, kept))
     own = dict(ddp.module.named_parameters())
     return {
-        "gradients": {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in own.items()},
+        "gradients": gradients(ddp.module),
         "called": len(called),
         "entered": len(entered),
         "exchanged": [bool(s.buckets) for s in steps if passed(s.entered) >= begun],
@@ -146,7 +147,7 @@ def _alone(parameters: Mapping[str, torch.Tensor], pairs: Sequence[tuple[Any, An
     net.load_state_dict(parameters)
     inputs, targets = (torch.cat(some) for some in zip(*pairs, strict=True))
     weighted(net(inputs), targets).backward()
-    return _known(net)
+    return all_gradients(net)
 
 
 def weighted(outputs: Any, targets: Any) -> Any:
@@ -201,11 +202,7 @@ def _part(words: Any, following: Any) -> Part:
     net = _language()
     _loss_sum(net(words), following).backward()
     tokens = int((following != PADDING).sum())
-    return {"tokens": tokens, "positions": following.numel(), "gradient": _known(net)}
-
-
-def _known(net: Any) -> Known:
-    return {n: p.grad.flatten().tolist() for n, p in net.named_parameters()}
+    return {"tokens": tokens, "positions": following.numel(), "gradient": all_gradients(net)}
 
 
 def _count_entries(ddp: Any, called: list[int], entered: list[int]) -> None:

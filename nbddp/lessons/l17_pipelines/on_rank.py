@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
+from nbddp.lessons.framework.on_rank import all_gradients, gradients
 from nbddp.lessons.framework.worlds import world_of
 from nbddp.lessons.l04_collectives.on_rank import Heard, left_standing, listening
 from nbddp.lessons.l17_pipelines.simulation import SCHEDULES
@@ -79,7 +80,7 @@ def alone(stages: int, micro_batches: int) -> Alone:
     loss = weighted(value, torch.cat(targets))
     loss.backward()
     last = _of_one(stages, inputs[-1], targets[-1])
-    return {"loss": loss.item(), "gradients": [_known(s) for s in every], "last": last}
+    return {"loss": loss.item(), "gradients": [all_gradients(s) for s in every], "last": last}
 
 
 def _of_one(stages: int, inputs: torch.Tensor, targets: torch.Tensor) -> list[Known]:
@@ -88,7 +89,7 @@ def _of_one(stages: int, inputs: torch.Tensor, targets: torch.Tensor) -> list[Kn
     for stage in every:
         value = stage(value)
     weighted(value, targets).backward()
-    return [_known(s) for s in every]
+    return [all_gradients(s) for s in every]
 
 
 def worked_out(cases: Sequence[tuple[str, int, int]]) -> list[Alone]:
@@ -113,8 +114,7 @@ def step_taken(function: Callable[..., Any], schedule: str, stages: int, micro_b
         first, last = rank == 0, rank == stages - 1
         with listening(NEIGHBOURS) as heard, left_standing(), waited():
             loss = function(steps, stage, inputs if first else None, targets if last else None, weighted, SHAPE)
-        gradients = {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in stage.named_parameters()}
-        return {"loss": plain(loss), "gradients": gradients, "did": did, **heard}
+        return {"loss": plain(loss), "gradients": gradients(stage), "did": did, **heard}
 
 
 def watched(stage: torch.nn.Module, did: list[tuple[str, int]]) -> None:
@@ -128,7 +128,3 @@ def watched(stage: torch.nn.Module, did: list[tuple[str, int]]) -> None:
             output.register_hook(lambda gradient: did.append(("B", i)))
 
     stage.register_forward_hook(after)
-
-
-def _known(stage: torch.nn.Module) -> Known:
-    return {n: p.grad.flatten().tolist() for n, p in stage.named_parameters()}
