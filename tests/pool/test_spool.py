@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
+from nbddp.agent.gather import AgentRequests
 from nbddp.agent.server import Child, NodeAgent
-from nbddp.capabilities.spool import copies, on_agent
+from nbddp.capabilities.spool import copies, on_agent, part
+from nbddp.errors import AgentFailed
 from nbddp.output.screens import NullScreen
+from nbddp.protocol.jsonl import Message
 from tests.pool.test_bounded import LOUD
 from tests.screens import Hearing
 
@@ -107,6 +110,7 @@ def test_text_that_the_locale_cannot_write_does_not_end_the_agent(tmp_path: Path
 import os, sys
 from pathlib import Path
 from types import SimpleNamespace
+from nbddp.agent.gather import AgentRequests
 from nbddp.agent.server import Child, NodeAgent
 from nbddp.capabilities.spool import on_agent
 home = Path(sys.argv[1])
@@ -137,6 +141,20 @@ if os.environ['RANK'] == '1':
         pool.run_cell(does, screen=NullScreen())
     assert "    terminate called after throwing an instance of 'std::runtime_error'\n" in failed.value.report
     assert "      what():  boom\n" in failed.value.report
+
+
+def test_an_agent_that_cannot_say_what_a_rank_wrote_takes_no_report_away(
+    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(AgentRequests):
+        def answers(self, timeout: float = 30.0) -> list[Message | AgentFailed]:
+            return [AgentFailed("its disk is gone")]
+
+    monkeypatch.setattr(part, "AgentRequests", Failing)
+    screen = Hearing()
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 died: killed by SIGKILL"):
+        pool.run_cell(KILLED.format("pass"), screen=screen)
+    assert "last output of rank 1 may be missing: its disk is gone" in screen.said
 
 
 def test_a_pipe_that_is_written_to_for_ever_is_read_no_further_than_a_pipe_holds() -> None:

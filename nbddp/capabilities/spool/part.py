@@ -18,14 +18,15 @@ class SpoolPart:
         self._pool = pool
 
     def ranks_gone(self, run: Execution, ranks: list[int]) -> None:
-        asked = AgentRequests()
+        asked, of = AgentRequests(), list[list[int]]()  # the ranks that each request is about
         for node in self._pool.group.nodes:
             own = [(rank, run.outputs[rank].received) for rank in ranks if rank in node.workers]
             if own:
                 asked.post_if_alive(node.agent, "written", run=run.number, ranks=own)
-        for answer in asked.answers():
+                of.append([rank for rank, _ in own])
+        for its, answer in zip(of, asked.answers(), strict=True):
             if isinstance(answer, AgentFailed):
-                run.display.screen.say(f"last output of {rank_words(ranks)} may be missing: {answer}")
+                run.display.screen.say(f"last output of {rank_words(its)} may be missing: {answer}")
                 continue
             for rank, stream, lost, text in answer.get("written", ()):
                 missing = f"\n… {lost} characters lost …\n" * bool(lost) + text
