@@ -13,7 +13,6 @@ import nbddp
 from nbddp.execution.execution import Execution
 from nbddp.notebook import commands, pool_commands
 from nbddp.output.screens import NullScreen
-from tests.unit.test_output import Shown
 from tests.waiting import until
 
 
@@ -22,18 +21,6 @@ def whole(pool: nbddp.Pool, run: Execution, rank: int) -> str:
     log = run.outputs[rank].log
     text: str = pool.parts.of("background").log_text(run, rank, log.read_text() if log.exists() else "")
     return text
-
-
-@pytest.fixture
-def shows(pool: nbddp.Pool) -> Callable[..., list[str]]:
-    """Runs a cell; the rows of its block, and what is said after it."""
-
-    def run(code: str, cell: int = 1) -> list[str]:
-        screen = Shown()
-        pool.run_cell(f"import os, sys, time\n{code}", cell=cell, screen=screen)
-        return screen.rows
-
-    return run
 
 
 # A file for each rank: what a process of rank 1's prints before rank 1 has begun the next cell came between cells.

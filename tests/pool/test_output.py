@@ -21,7 +21,7 @@ from nbddp.output.screens import NullScreen
 from nbddp.worker.output import PRINT_SECONDS
 from tests import warm
 from tests.kernels import Kernel
-from tests.unit.test_output import Shown, output, say
+from tests.unit.test_output import output, say
 
 # -- a line, as a terminal has it -------------------------------------------------------------------
 
@@ -157,18 +157,6 @@ def test_a_long_line_with_a_return_is_short_in_the_notebook_and_whole_in_the_log
     assert len(first) < 17_000
     assert second == "          │ b"
     assert len(four.run("%ddp log --rank 2").text()) == 340_000 + len("\rend\na\rb\n")
-
-
-@pytest.fixture
-def shows(pool: nbddp.Pool) -> Callable[..., list[str]]:
-    """Runs a cell; the rows of its block, and what is said after it."""
-
-    def run(code: str, cell: int = 1) -> list[str]:
-        screen = Shown()
-        pool.run_cell(f"import os, sys, time\n{code}", cell=cell, screen=screen)
-        return screen.rows
-
-    return run
 
 
 def test_lines_of_both_streams_come_in_the_order_in_which_they_were_printed(shows: Callable[..., list[str]]) -> None:
