@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -130,3 +133,10 @@ def test_a_terminal_shows_and_ends_what_earlier_kernels_have_left(
     assert said("stop", "12") == ["Slurm job 12 released"]
     assert said("stop") == ["Slurm job 12 released", "Slurm job 34 released"]
     assert terminal.main(["status", "56"]) == 2
+
+
+def test_a_terminal_without_a_character_shows_another_in_its_place() -> None:
+    env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-m", "nbddp", "start", "--help"], env=env, capture_output=True, check=True)
+    assert b"NCCL_DEBUG, ?" in done.stdout
+    assert done.stderr == b""

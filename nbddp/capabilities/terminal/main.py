@@ -7,6 +7,7 @@ processes by name.
 from __future__ import annotations
 
 import functools
+import io
 import os
 import signal
 import sys
@@ -37,6 +38,9 @@ def detached() -> list[DetachedResource]:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0; 1 if the pool failed; 2 for bad input; 130 after Ctrl-C; 141 if
     the reader of the output has ended (`| head`); for a script torchrun's exit status, which is 1 for any failure."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # the locale may lack a character
     try:
         status = _carry_out(words)
         sys.stdout.flush()
