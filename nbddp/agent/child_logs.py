@@ -31,11 +31,6 @@ def last_words(log: str, start: int = 0) -> str:
     return "\n".join(told[:LAST_WORDS] or [line for line in lines if line][-3:])
 
 
-def size(log: str) -> int:
-    """Bytes of a log; 0 if there is none yet."""
-    return os.path.getsize(log) if os.path.exists(log) else 0
-
-
 def cut_log(path: str, most: int = MOST) -> bool:
     """Leave of a log that is too long its beginning and its end. Its writers append, so they are not disturbed; what
     they write at this very moment may be lost."""

@@ -223,12 +223,14 @@ class PoolNode:
     # -- what they wrote --------------------------------------------------------------------------
 
     def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
-        return {log: child_logs.size(log) for log in logs}
+        return {log: os.path.getsize(log) if os.path.exists(log) else 0 for log in logs}
 
     def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
         """What earlier cells wrote is none of the next run's last words, as soon as `asked` is answered."""
-        for worker in [self.workers[r] for r in ranks if r in self.workers]:
-            worker.log_from = child_logs.size(worker.log)
+        workers = [self.workers[r] for r in ranks if r in self.workers]
+        sizes = self._sizes([worker.log for worker in workers])
+        for worker in workers:
+            worker.log_from = sizes[worker.log]
 
     def last_words(self, rank: int) -> str:
         worker = self.workers[rank]

@@ -172,7 +172,7 @@ class RemoteAgent(NodeAgent):
     def _do_begin_logs(self, peer: Peer, message: Message) -> Message:
         """A run begins on these ranks."""
         workers = [c for c in self.children.values() if c.kind == WORKER and c.rank in message["ranks"]]
-        self._log_from |= {c.pid: child_logs.size(c.log) for c in workers}
+        self._log_from |= {c.pid: os.path.getsize(c.log) if os.path.exists(c.log) else 0 for c in workers}
         return {}
 
     def _do_clock(self, peer: Peer, message: Message) -> Message:
