@@ -11,6 +11,7 @@ context that is broken says so at once.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
@@ -38,14 +39,34 @@ def with_backend(args: tuple[Any, ...], kwargs: Keywords) -> tuple[tuple[Any, ..
 
 
 def nccl_version() -> tuple[int, ...]:
-    """Of the NCCL that this torch was built with; empty where it was built without."""
+    """Of the NCCL that is loaded, which may be newer than the one torch was built with; empty where there is none."""
     import torch
 
+    found: Any
     try:
-        found: Any = torch.cuda.nccl.version()
+        return version_of_code(loaded_nccl())
+    except (OSError, AttributeError):  # a torch that has NCCL inside itself, or that has none
+        pass
+    try:
+        found = torch.cuda.nccl.version()
     except (AttributeError, RuntimeError):
         return ()
     return tuple(found) if isinstance(found, tuple) else ()
+
+
+def loaded_nccl() -> int:
+    """The version code that this process's NCCL library tells. Raises OSError if none is loaded."""
+    library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    code = ctypes.c_int()
+    if library.ncclGetVersion(ctypes.byref(code)):
+        raise OSError("ncclGetVersion failed")
+    return code.value
+
+
+def version_of_code(code: int) -> tuple[int, int, int]:
+    """23007 is 2.30.7; up to 2.8 it was 2708 for 2.7.8 (`NCCL_VERSION` in nccl.h)."""
+    major = 10000 if code >= 10000 else 1000
+    return code // major, code % major // 100, code % 100
 
 
 def backend(asked: str | None, version: tuple[int, ...]) -> str | None:

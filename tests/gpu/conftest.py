@@ -24,8 +24,8 @@ REPORT = Path(__file__).with_name("report.md")
 ROW = "gpu row"
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "1"}
 VERSION = """
-import torch
-torch.cuda.nccl.version() if torch.cuda.is_available() else ()
+from nbddp.worker.gpus import nccl_version
+nccl_version()
 """
 
 

@@ -13,7 +13,6 @@ import pytest
 import nbddp
 from nbddp.agent import devices
 from nbddp.output.screens import NullScreen
-from nbddp.protocol import pickling
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
@@ -245,5 +244,4 @@ def test_a_value_of_the_gpu_comes_as_a_copy_on_the_cpu(one: nbddp.Pool, row: Row
     one.run_cell("import torch; t = torch.arange(4, device='cuda')", screen=NullScreen())
     found = one.pull(["t"])["t"][0]
     assert (found.device.type, found.tolist()) == ("cpu", [0, 1, 2, 3])
-    assert pickling.unpack(pickling.pack(found)).tolist() == [0, 1, 2, 3]
     row("cpu")

@@ -28,6 +28,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 ROOT = str(Path(__file__).parents[2])  # the package
+PACKAGES = ("site-packages", "dist-packages")
 NO_ARGUMENTS: tuple[tuple[()]] = ((),)
 FACTS = operator.attrgetter("f_code", "f_lineno", "f_lasti")
 PLACE, NAMES = operator.attrgetter("f_code", "f_lasti"), operator.attrgetter("f_locals")
@@ -130,12 +131,23 @@ def is_user(filename: str, names: dict[str, str]) -> bool:
     """True for cells and the user's own modules: not the standard library, not installed packages."""
     if filename in names:
         return True
-    if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
+    if filename.startswith("<") or any(name in filename for name in PACKAGES):
         return False
     return not filename.startswith(_library())
 
 
 @functools.cache
 def _library() -> tuple[str, ...]:
-    roots = {os.path.dirname(os.__file__), sys.prefix + "/lib", ROOT}
-    return tuple(sorted(roots))
+    """Folders, and files, of the standard library, of nbddp, and of packages that stand elsewhere on the path."""
+    roots = {f"{folder}/" for folder in (os.path.dirname(os.__file__), sys.prefix + "/lib", ROOT)}
+    elsewhere = [p for p in map(os.path.abspath, sys.path) if os.path.isdir(p) and not p.endswith(PACKAGES)]
+    return tuple(sorted(roots.union(*map(_installed, elsewhere))))
+
+
+def _installed(folder: str) -> set[str]:
+    """What pip has installed in a folder (`pip install --target`): it may hold the user's own modules as well."""
+    found = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        tops = {line.partition(",")[0].partition("/")[::2] for line in record.read_text().splitlines()}
+        found |= {f"{folder}/{top}{'/' if below else ''}" for top, below in tops if below or top.endswith(".py")}
+    return found

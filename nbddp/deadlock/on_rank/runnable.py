@@ -89,7 +89,11 @@ def before_first_run() -> None:
 def acts(of_all: threads.Stacks, ident: int, is_torch: threads.Asks, is_user: threads.Asks) -> list[str]:
     """What may act besides the thread `ident`. of_all: the frames of all threads but the one that asks."""
     main = threading.main_thread().ident
-    found = [*_python_threads(of_all, {ident, main}, lambda f: is_torch(f) or is_user(f)), *_native_threads(of_all)]
+
+    def is_programs(f: SeenFrame) -> bool:
+        return is_torch(f) or (is_user(f) and not f.file.startswith(MACHINERY))
+
+    found = [*_python_threads(of_all, {ident, main}, is_programs), *_native_threads(of_all)]
     if ident != main:  # the main thread waits in Python for `ident`
         found += handlers()
     return [*found, *_rpc()]
