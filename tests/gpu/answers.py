@@ -29,6 +29,7 @@ def child(job: Any, a: Any) -> None:
     """One child's life. It never returns to the parent's code."""
     code = 1
     try:
+        os.setsid()
         out = os.open(job.words, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         os.dup2(out, 1)
         os.dup2(out, 2)
@@ -62,6 +63,8 @@ class Cases:
             dist.init_process_group("nccl")
         kinds = {"questions": self.question, "programs": self.program, "sequences": sequence, "operators": operator}
         ask = kinds.get(self.job.group, self.wrong)
+        if self.job.group == "memory":
+            ask = self.memory
         if self.job.group == "trainings":
             ask = lambda text: train(text, self.a.steps, bool(self.a.simulate))  # noqa: E731
         for name, text in self.job.cases.items():
@@ -106,6 +109,13 @@ class Cases:
 
         runpy.run_path(path, run_name="__main__")
         return {}
+
+    def memory(self, text: str) -> Said:
+        """A wrong program on a GPU that holds nothing of the case before."""
+        torch.cuda.init()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        empty()
+        return self.wrong(text)
 
     def wrong(self, text: str) -> Said:
         """A wrong program's answer, if it has one."""

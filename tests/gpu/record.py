@@ -7,6 +7,7 @@ Messages of wrong programs, answers of `torch.cuda`, counters of memory, peaks o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import json
 import os
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,8 @@ CHANGES_ALL += (
     "eigh",
     "lstsq",
 )
-GROUPED = 14
 BESIDE = ("two_devices", "devices", "host", "numbers", "types", "shapes", "streams", "alone", "ranks", "two_ranks")
-TOGETHER = ("questions", "operators", "sequences")
+TOGETHER = ("questions", "operators", "sequences", "memory")
 Said = dict[str, Any]
 
 
@@ -111,10 +111,10 @@ def phases() -> list[tuple[str, dict[str, str], bool]]:
 
 def jobs(group: str, cases: dict[str, str]) -> Iterator[Job]:
     """The children a group needs: single ones for what would change later cases."""
-    single = group in ("alone", "memory", "two_ranks", "programs", "trainings")
+    single = group in ("alone", "two_ranks", "programs", "trainings")
     own = {n: c for n, c in cases.items() if single or (group not in TOGETHER and any(w in n + c for w in CHANGES_ALL))}
     rest = [(n, c) for n, c in cases.items() if n not in own]
-    size = len(rest) if group in TOGETHER else GROUPED
+    size = len(rest) if group in TOGETHER else 5 if group == "ranks" else 14
     for i in range(0, len(rest), size or 1):
         yield Job(group, dict(rest[i : i + size]))
     for n, c in own.items():
@@ -194,6 +194,7 @@ class Recorder:
     def ended(self, job: Job) -> bool:
         """Whether the child is gone; one that is silent for too long is killed."""
         if os.waitpid(job.pid, os.WNOHANG)[0]:
+            end(job.pid, os.killpg)
             return True
         size = job.parts.stat().st_size if job.parts.exists() else 0
         now = time.monotonic()
@@ -201,7 +202,7 @@ class Recorder:
             job.size, job.looked = size, now
         limit = self.a.each * (3 if job.group == "trainings" else 1)
         if now - job.looked > limit or self.elapsed() > self.a.seconds + 2 * self.a.each:
-            os.kill(job.pid, signal.SIGKILL)
+            end(job.pid, os.killpg, os.kill)
             os.waitpid(job.pid, 0)
             return True
         return False
@@ -240,6 +241,13 @@ class Recorder:
         part = self.a.out.with_suffix(".part")
         part.write_text(json.dumps(whole, indent=1, sort_keys=False))
         part.replace(self.a.out)
+
+
+def end(child: int, *calls: Callable[[int, int], None]) -> None:
+    """Ends a child and what it started: each child leads a session of its own."""
+    for call in calls:
+        with contextlib.suppress(ProcessLookupError):
+            call(child, signal.SIGKILL)
 
 
 def machine(a: argparse.Namespace) -> Said:

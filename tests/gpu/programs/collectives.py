@@ -4,6 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
 
 CPU = os.environ.get("TWIN") == "cpu"
 dist.init_process_group("gloo" if CPU else "nccl")
@@ -66,8 +67,6 @@ y = torch.ones(2, device=dev)
 dist.all_reduce(y, group=sub)
 out.append(y.tolist())
 dist.barrier()
-import torch.distributed._functional_collectives as fc
-
 out.append(fc.all_reduce(torch.ones(2, device=dev), "sum", dist.group.WORLD).tolist())
 print("RESULT", r, out, dist.get_backend() in ("nccl", "gloo"))
 dist.destroy_process_group()
