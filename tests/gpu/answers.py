@@ -63,7 +63,7 @@ class Cases:
             dist.init_process_group("nccl")
         kinds = {"questions": self.question, "programs": self.program, "sequences": sequence, "operators": operator}
         ask = kinds.get(self.job.group, self.wrong)
-        if self.job.group == "memory":
+        if self.job.group in ("memory", "limited"):
             ask = self.memory
         if self.job.group == "trainings":
             ask = lambda text: train(text, self.a.steps, bool(self.a.simulate))  # noqa: E731
@@ -113,7 +113,8 @@ class Cases:
     def memory(self, text: str) -> Said:
         """A wrong program on a GPU that holds nothing of the case before."""
         torch.cuda.init()
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        if self.job.group == "limited":
+            torch.cuda.set_per_process_memory_fraction(1.0)
         empty()
         return self.wrong(text)
 

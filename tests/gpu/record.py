@@ -53,7 +53,7 @@ CHANGES_ALL += (
     "lstsq",
 )
 BESIDE = ("two_devices", "devices", "host", "numbers", "types", "shapes", "streams", "alone", "ranks", "two_ranks")
-TOGETHER = ("questions", "operators", "sequences", "memory")
+TOGETHER = ("questions", "operators", "sequences", "memory", "limited")
 Said = dict[str, Any]
 
 
@@ -104,7 +104,10 @@ def phases() -> list[tuple[str, dict[str, str], bool]]:
     rows = [("questions", asked.table("questions"), True)]
     rows += [(name, asked.table(name), False) for name in ("operators", *BESIDE)]
     rows.append(("programs", {path.name: str(path) for path in sorted(PROGRAMS.glob("*.py"))}, False))
-    rows += [(name, asked.table(name), True) for name in ("memory", "sequences")]
+    memory = asked.table("memory")
+    limited = {n: c for n, c in memory.items() if "_fraction" in c}  # the error's words differ once a limit was set
+    rows.append(("memory", {n: c for n, c in memory.items() if n not in limited}, True))
+    rows += [("limited", limited, True), ("sequences", asked.table("sequences"), True)]
     rows.append(("trainings", {name: name for name in models.TRAININGS}, True))
     return rows
 
