@@ -10,6 +10,7 @@ import pytest
 
 import nbddp
 from nbddp.analysis.wait_time import transfers
+from nbddp.capabilities.trace.merge import RankTrace
 from nbddp.output.screens import NullScreen
 from nbddp.protocol import pickling
 
@@ -101,16 +102,16 @@ dist.destroy_process_group()
 """
 
 
-def kernels_of(trace: dict[str, Any]) -> list[tuple[float, float]]:
+def kernels_of(trace: RankTrace) -> list[tuple[float, float]]:
     """Begin and end of NCCL's all-reduce kernels, nanoseconds of the recorder's clock."""
-    rows = [e for e in trace["events"] if e.get("cat") == "kernel" and "nccl" in e["name"] and "AllReduce" in e["name"]]
-    at = [trace["base"] + e["ts"] * 1000 - trace["shift"] for e in rows]
+    rows = [e for e in trace.events if e.get("cat") == "kernel" and "nccl" in e["name"] and "AllReduce" in e["name"]]
+    at = [trace.base + e["ts"] * 1000 - trace.shift for e in rows]
     return sorted((t, t + e["dur"] * 1000) for t, e in zip(at, rows, strict=True))
 
 
 def test_a_buckets_end_is_that_of_nccls_kernel(pair: nbddp.Pool, row: Row) -> None:
     pair.run_cell(TRAIN.format(steps=100), trace=True, screen=NullScreen())
-    traces = {r: pickling.unpack(b[0]) for r, b in pair.answers("trace").items()}
+    traces: dict[int, RankTrace] = {r: pickling.unpack(b[0]) for r, b in pair.answers("trace").items()}
     recording, apart = pair.timings(), []
     for rank, steps in recording.steps.items():
         ends = [end for _, end in kernels_of(traces[rank])]
