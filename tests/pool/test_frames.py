@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import ipykernel
 import pytest
+import tornado
+import zmq
 
 from nbddp.deadlock.on_rank import frames, threads
 from nbddp.deadlock.on_rank import position as worker_position
@@ -183,3 +189,41 @@ def test_own_frames_and_a_joined_thread_are_read_too() -> None:
     thread.start()
     thread.join()
     assert seen[-1] == thread.ident
+
+
+def test_what_pip_has_installed_anywhere_is_not_the_users(tmp_path: Path) -> None:
+    """`pip install --target` puts packages beside what may be the user's own modules."""
+    (tmp_path / "made-1.0.dist-info").mkdir()
+    record = "made/__init__.py,,\nmade/sub/a.py,,\nsingle.py,,\n../bin/made,,\nmade-1.0.dist-info/RECORD,,\n"
+    (tmp_path / "made-1.0.dist-info" / "RECORD").write_text(record)
+    installed = frames._installed(str(tmp_path))
+    files = ["made/sub/a.py", "single.py", "made_by_me/a.py", "train.py", "singles.py"]
+    assert [str(tmp_path / f).startswith(tuple(installed)) for f in files] == [True, True, False, False, False]
+    assert frames.is_user(f"{frames.ROOT}-course/train.py", {}), "a folder whose name begins like the package's"
+
+
+HANGS = """
+import nbddp, ipykernel, tornado, zmq
+from nbddp.output.screens import NullScreen
+with nbddp.Pool(nproc=2) as pool:
+    try:
+        pool.run_cell(
+            "import torch.distributed as dist; dist.init_process_group('gloo')\\n"
+            "if dist.get_rank() == 0: dist.barrier()", screen=NullScreen(), hang_after=0.5, timeout=20)
+    except nbddp.RunFailed as e:
+        print(ipykernel.__file__, type(e).__name__, e, sep="|")
+"""
+
+
+def test_a_deadlock_is_named_wherever_the_machinery_is_installed(tmp_path: Path) -> None:
+    """Its threads had frames of files in a folder on PYTHONPATH, and were taken for the program's."""
+    for module in (ipykernel, tornado, zmq):
+        folder = Path(str(module.__file__)).parent
+        (tmp_path / folder.name).symlink_to(folder)
+    path = os.pathsep.join([str(tmp_path), str(Path(frames.ROOT).parent)])
+    ran = subprocess.run([sys.executable, "-c", HANGS], env={**os.environ, "PYTHONPATH": path}, capture_output=True,
+                         text=True, timeout=90)  # fmt: skip
+    place, kind, words = ran.stdout.strip().split("|")
+    assert place.startswith(str(tmp_path))
+    assert kind == "RunHung"
+    assert "rank 1 has finished the cell without calling it" in words

@@ -32,6 +32,11 @@ def test_a_newer_nccl_is_told_to_allow_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert gpus.backend(None, (2, 30, 1)) == gpus.GLOO
 
 
+@pytest.mark.parametrize(("code", "version"), [(2708, (2, 7, 8)), (22809, (2, 28, 9)), (23007, (2, 30, 7))])
+def test_nccls_version_code(code: int, version: tuple[int, ...]) -> None:
+    assert gpus.version_of_code(code) == version
+
+
 INIT = """
 import torch, torch.distributed as dist
 from nbddp.worker import gpus
