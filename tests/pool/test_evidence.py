@@ -285,7 +285,7 @@ def spawning(pool: nbddp.Pool, by: str, folder: Path, how: dict[str, object], sc
     else:
         script = folder / "starts.py"
         script.write_text(program)
-        pool.run_script(str(script), hang_after=0.5, timeout=60, screen=screen)
+        pool.run_script(str(script), hang_after=0.5, timeout=60, shutdown_timeout=1, screen=screen)
 
 
 @pytest.mark.parametrize("by", ["cell", "script"])
