@@ -186,10 +186,10 @@ def test_what_a_notebook_keeps_of_its_figures_is_neither_a_figure_nor_much(four:
         assert "image/png" in shown.displays[-1], line
     assert four.run(HELD).text() == "0 0\n"
     before = kernel.memory_full_info().uss
-    for line in often * 2:
+    for line in often:
         assert four.run(f"%ddp {line}").ok
     assert four.run(HELD).text() == "0 0\n"
-    assert int(four.run(FIGURES).text()) - shown_before == 13
+    assert int(four.run(FIGURES).text()) - shown_before == 10
     assert kernel.memory_full_info().uss - before < 16 << 20
 
 

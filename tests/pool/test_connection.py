@@ -259,8 +259,9 @@ LOSSES: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_names(
-    pool: nbddp.Pool, loss: str, capsys: pytest.CaptureFixture[str]
+    pool: nbddp.Pool, loss: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "BEAT_TIME", 0.1)
     pids = {w.pid for w in pool.workers.values()}
     LOSSES[loss](pool.group.wire.client)
     assert list(pool.run_cell("kept", want_value=True, timeout=60)) == [7, 7]
@@ -319,6 +320,7 @@ def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
     free, link = threading.Event(), pool.group.wire.connection
     client = link.client
     ipyparallel.call_in_thread(client, free.wait)  # type: ignore[arg-type]
+    monkeypatch.setattr(connection, "BEAT_TIME", 0.1)
     try:
         link.check()
         assert link.client is client, "a thread that is at work is left alone"

@@ -519,24 +519,6 @@ def test_ipcluster_starts_and_stops_a_pool_of_its_own() -> None:
     _until(lambda: not still_running(family), 10)
 
 
-def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
-    k = Kernel(cwd=str(tmp_path))
-    k.run("%load_ext nbddp")
-    k.run("%%ddp --nproc 2 -o pids\nimport os; os.getpid()")
-    worker_pids = [int(p) for p in k.run("print(*pids)").text().split()]
-    agent_pid = psutil.Process(worker_pids[0]).ppid()
-    family = psutil.Process(agent_pid).children(recursive=True)
-    home = (
-        k.run("from nbddp.notebook.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])")
-        .text()
-        .strip()
-    )
-    psutil.Process(k.pid).kill()
-    _until(lambda: not still_running(family), 10)
-    _until(lambda: not Path(home).exists(), 10)
-    k.close()
-
-
 FORKS = """
 import os, sys, nbddp
 pool = nbddp.Pool(nproc=1)
