@@ -21,7 +21,7 @@ import pytest
 
 from nbddp.agent import hardware
 from nbddp.agent.process_id import ProcessId
-from nbddp.capabilities.hosts import remote_agent
+from nbddp.capabilities.hosts import remote_agent, remote_client
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.remote_agent import RemoteAgent
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
@@ -93,7 +93,10 @@ def test_a_far_agent_that_is_killed_is_told(far: RemoteAgentClient) -> None:
         far.request("status")
 
 
-def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: RemoteAgentClient) -> None:
+def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(
+    far: RemoteAgentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_client, "SILENT", 3.0)
     far.wait_warm()
     identity = ProcessId(far.hello.pid, far.hello.started)
     os.kill(identity.pid, signal.SIGSTOP)
@@ -105,7 +108,7 @@ def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: RemoteAgent
     threading.Thread(target=say_much, daemon=True).start()
     try:
         until(lambda: not far.alive, 12)
-        assert far.last_words() == "nodea has been silent for 8 s"
+        assert far.last_words() == "nodea has been silent for 3 s"
     finally:
         os.kill(identity.pid, signal.SIGCONT)
     until(lambda: not identity.alive())
