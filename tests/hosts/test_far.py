@@ -83,7 +83,7 @@ def test_a_far_agent_warms_up_serves_and_ends_with_its_owner(far: RemoteAgentCli
 
 
 def test_a_far_agent_that_is_killed_is_told(far: RemoteAgentClient) -> None:
-    far.wait_warm()
+    far.wait_until(lambda: far._hello is not None, 30)
     heard: list[dict[str, Any]] = []
     far.on_event(heard.append)
     os.kill(far.hello.pid, signal.SIGKILL)

@@ -163,7 +163,7 @@ def test_at_a_prompt_all_that_moves_is_seen_and_nothing_of_it_stays(opened: Any,
     assert "world size 2 = 1 node × 2 processes; on CPU" in rows(started)
     check_bar(terminal.cell("bar"))
     assert {f"rank {r} Out │ depth: 3" for r in (0, 1)} <= set(rows(terminal.cell("slider")))
-    hang = terminal.cell("hang", "--hang-after 4")
+    hang = terminal.cell("hang", "--hang-after 2")
     assert re.search(rf"running: rank 0 \([^)]*{DEADLOCK}", " ".join(hang.split())), hang
     assert not [row for row in rows(hang) if row.startswith("running:")], "where silent ranks are is gone"
     assert "deadlock" in hang
