@@ -480,9 +480,11 @@ def test_deadlock_is_shown_as_a_table_and_stacks_tell_more(four: Kernel) -> None
 
 
 @needs_recorder
-def test_live_status_says_who_is_waited_for(four: Kernel) -> None:
-    cell = four.send(f"%%ddp\n{MEET}if rank == 1:\n    time.sleep(4)\ndist.barrier(); dist.destroy_process_group()")
+def test_live_status_says_who_is_waited_for(four: Kernel, tmp_path: Path) -> None:
+    comes = f"while rank == 1 and not os.path.exists({str(tmp_path / 'seen')!r}): time.sleep(0.05)\n"
+    cell = four.send(f"%%ddp\n{MEET}{comes}dist.barrier(); dist.destroy_process_group()")
     _wait_for_live(four, "waiting in barrier #1 for rank 1)")
+    (tmp_path / "seen").touch()
     assert four.collect(cell).ok
 
 

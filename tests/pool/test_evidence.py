@@ -311,10 +311,10 @@ def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:
     """It has a time limit of its own, so nothing ends it before; the live view says who waits, and who has left."""
     watching = Watching()
     code = "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
-    wait = "if rank: store.wait(['key'], datetime.timedelta(seconds=5))"
+    wait = "if rank: store.wait(['key'], datetime.timedelta(seconds=3))"
     with pytest.raises(WorkerFailed, match="rank 1 raised DistStoreError") as caught:
-        two.run_cell(PREPARE + code + wait, hang_after=1, timeout=30, screen=watching)
-    assert watching.saw("in store.wait(['key'])); nothing has moved for 2 s; rank 0 has finished the cell"), (
+        two.run_cell(PREPARE + code + wait, hang_after=0.3, timeout=30, screen=watching)
+    assert watching.saw("in store.wait(['key'])); nothing has moved for 1 s; rank 0 has finished the cell"), (
         watching.shown
     )
     told = "No rank set the key in time; rank 0 has left the cell without setting it."
