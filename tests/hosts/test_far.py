@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from nbddp.capabilities.hosts.transports import SshTransport
 from nbddp.errors import AgentFailed
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HERE, reason=MISSING)
 ROOT = places.ROOT
@@ -43,13 +44,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def ssh_of(hosts: Hosts, *, setup: str = "") -> SshTransport:
     path = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
     return SshTransport(str(hosts.config), sys.executable, f"{setup}\n{path}".strip())
-
-
-def until(done: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture

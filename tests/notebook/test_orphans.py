@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 from nbddp.agent import runtime_dir
 from tests.kernels import Kernel
 from tests.processes import still_running
+from tests.waiting import until
 
 BUSY = (
     "%%ddp\nimport torch, torch.distributed as dist, os, time\ndist.init_process_group('gloo')\nkept = 5\n"
@@ -44,13 +44,6 @@ class Slow(torch.utils.data.Dataset):
     def __getitem__(self, i): told(f"loader{i}")
 kept = iter(torch.utils.data.DataLoader(Slow(), num_workers=2))'''
 AGENT = "from nbddp.notebook.magics import _loaded\nagent = [m.pool.agent for m in _loaded.values()][0]\n"
-
-
-def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.02)
 
 
 class Pool:
@@ -117,7 +110,7 @@ def test_kernel_killed_and_restarted_while_a_cell_runs(pool: Pool) -> None:
     pool.kernel.manager.restart_kernel(now=True)
     pool.kernel.client.wait_for_ready(timeout=60)
     until(lambda: not still_running(pool.family), 3)
-    until(lambda: not pool.home.exists())
+    until(lambda: not pool.home.exists(), 10)
     assert pool.kernel.run("%load_ext nbddp").ok
     assert pool.kernel.run("%%ddp --nproc 2\nprint('new')").text() == "ranks 0–1 │ new\n"
 

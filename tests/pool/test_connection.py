@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from nbddp.pool.rpc import RankRpc
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.run_spec import Question
 from tests.lessons.answers import pool_of
+from tests.waiting import until
 
 LAST = [b"x"] * 11  # of a burst; libzmq aborts if a socket that has read half a message leaves its sender
 STREAMS = ("iopub", "notification", "query", "control", "mux")
@@ -41,13 +41,6 @@ def kept(pool: nbddp.Pool) -> None:
     """A cell runs, and the names are there. The limit is a day's work for it: a hang fails here, not in the runner."""
     found = pool.run_cell("kept", want_value=True, screen=NullScreen(), timeout=60)
     assert list(found) == [7, 7]
-
-
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -324,7 +317,7 @@ def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
     try:
         link.check()
         assert link.client is client, "a thread that is at work is left alone"
-        monkeypatch.setattr(connection, "SILENT_LOOKS", 4)
+        monkeypatch.setattr(connection, "SILENT_LOOKS", 2)
         with pytest.raises(nbddp.WorkerFailed, match="lost before this rank was reached; run the cell again"):
             pool.run_cell("kept = 8", screen=NullScreen(), timeout=60)
     finally:
