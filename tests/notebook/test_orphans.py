@@ -106,6 +106,7 @@ def test_what_ranks_have_started_ends_with_the_pool_whoever_is_killed(
 
 
 def test_kernel_killed_and_restarted_while_a_cell_runs(pool: Pool) -> None:
+    """And then shut down, as when its notebook is closed."""
     pool.busy()
     pool.kernel.manager.restart_kernel(now=True)
     pool.kernel.client.wait_for_ready(timeout=60)
@@ -113,12 +114,10 @@ def test_kernel_killed_and_restarted_while_a_cell_runs(pool: Pool) -> None:
     until(lambda: not pool.home.exists(), 10)
     assert pool.kernel.run("%load_ext nbddp").ok
     assert pool.kernel.run("%%ddp --nproc 2\nprint('new')").text() == "ranks 0–1 │ new\n"
-
-
-def test_notebook_closed(pool: Pool) -> None:
-    pool.kernel.manager.shutdown_kernel(now=False)
-    until(lambda: not still_running(pool.family), 3)
-    assert not pool.home.exists()
+    again = Pool(pool.kernel)
+    again.kernel.manager.shutdown_kernel(now=False)
+    until(lambda: not still_running(again.family), 3)
+    assert not again.home.exists()
 
 
 @pytest.mark.every(2)

@@ -299,6 +299,7 @@ def test_where_started_processes_wait_is_said(one: nbddp.Pool, name: str, by: st
     with pytest.raises((RunStopped, RunTimedOut)):
         spawning(one, by, tmp_path, how, screen)
     assert screen.said, screen.shown[-1]
+    assert time.monotonic() - screen.said < 20, "a script that is stopped has one second to end"
 
 
 @pytest.mark.every(2)
