@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,8 +26,9 @@ pytest.register_assert_rewrite("tests.pool.faults")
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 MATRIX = "fault matrix"
-# hundreds of processes would compile nbddp anew
+# hundreds of processes would compile nbddp anew, and each of pytest's all tests
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # a shell that runs the tests in the background has the kernels that they start ignore Stop
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)

@@ -23,6 +23,7 @@ from nbddp.output.screens import NullScreen
 from tests.hosts.netns_hosts import Network, network, why_not
 from tests.kernels import loaded
 from tests.pool.faults import needs_recorder
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 TOLD = 10.0  # seconds until a silent host is reported
@@ -80,13 +81,6 @@ def pool(net: Network) -> Iterator[nbddp.Pool]:
         made.run_cell("kept = 7", screen=NullScreen())
         yield made
     net.mend()
-
-
-def until(done: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.05)
 
 
 def nothing_left(net: Network, *names: str) -> Callable[[], bool]:

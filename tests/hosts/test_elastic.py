@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from nbddp.output.screens import NullScreen
 from tests import places, warm
 from tests.hosts import slurm_hosts, ssh_hosts
 from tests.hosts.ssh_hosts import Hosts
+from tests.waiting import until
 
 ROOT = places.ROOT
 ssh = pytest.mark.skipif(not ssh_hosts.HERE, reason=ssh_hosts.MISSING)
@@ -59,13 +59,6 @@ class Told(NullScreen):
 
     def say(self, text: str) -> None:
         self.said.append(text)
-
-
-def until(done: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 
 from nbddp.agent import hardware
 from nbddp.agent.process_id import ProcessId
-from nbddp.capabilities.hosts import remote_agent
+from nbddp.capabilities.hosts import remote_agent, remote_client
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.remote_agent import RemoteAgent
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
@@ -29,6 +29,7 @@ from nbddp.capabilities.hosts.transports import SshTransport
 from nbddp.errors import AgentFailed
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HERE, reason=MISSING)
 ROOT = places.ROOT
@@ -43,13 +44,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 def ssh_of(hosts: Hosts, *, setup: str = "") -> SshTransport:
     path = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
     return SshTransport(str(hosts.config), sys.executable, f"{setup}\n{path}".strip())
-
-
-def until(done: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -83,7 +77,7 @@ def test_a_far_agent_warms_up_serves_and_ends_with_its_owner(far: RemoteAgentCli
 
 
 def test_a_far_agent_that_is_killed_is_told(far: RemoteAgentClient) -> None:
-    far.wait_warm()
+    far.wait_until(lambda: far._hello is not None, 30)
     heard: list[dict[str, Any]] = []
     far.on_event(heard.append)
     os.kill(far.hello.pid, signal.SIGKILL)
@@ -93,7 +87,10 @@ def test_a_far_agent_that_is_killed_is_told(far: RemoteAgentClient) -> None:
         far.request("status")
 
 
-def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: RemoteAgentClient) -> None:
+def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(
+    far: RemoteAgentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_client, "SILENT", 3.0)
     far.wait_warm()
     identity = ProcessId(far.hello.pid, far.hello.started)
     os.kill(identity.pid, signal.SIGSTOP)
@@ -105,7 +102,7 @@ def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: RemoteAgent
     threading.Thread(target=say_much, daemon=True).start()
     try:
         until(lambda: not far.alive, 12)
-        assert far.last_words() == "nodea has been silent for 8 s"
+        assert far.last_words() == "nodea has been silent for 3 s"
     finally:
         os.kill(identity.pid, signal.SIGCONT)
     until(lambda: not identity.alive())

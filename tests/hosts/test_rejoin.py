@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from nbddp.output.screens import NullScreen
 from nbddp.protocol.jsonl import encode
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
+from tests.waiting import until
 
 ROOT = places.ROOT
 real = pytest.mark.skipif(not HERE, reason=MISSING)
@@ -49,13 +50,6 @@ class Told(NullScreen):
 
     def say(self, text: str) -> None:
         self.said.append(text)
-
-
-def until(done: Callable[[], object], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

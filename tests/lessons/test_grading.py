@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
@@ -16,8 +15,7 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +34,7 @@ from nbddp.teach import check, grade
 from tests import places
 from tests.lessons.answers import NOTEBOOKS
 from tests.unit.test_grading import RIGHT
+from tests.waiting import until
 
 ROOT = places.ROOT
 LESSON = "02-ranks-and-devices.ipynb"
@@ -624,16 +623,6 @@ def test_ctrl_c_keeps_what_is_known_and_resume_goes_on(tmp_path: Path) -> None:
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "cannot be " in refused.stderr
     assert (tmp_path / "marks.csv").read_text() == "learner,marks\nada,10\n", "nothing has begun"
-
-
-def until(done: Callable[[], bool], seconds: float = 90.0) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            if done():
-                return
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("room", [0, 10], ids=["for nothing", "for a part of a row"])

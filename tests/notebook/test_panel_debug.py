@@ -167,8 +167,8 @@ def test_all_ranks_stop_answer_side_by_side_and_step_together(panel: Kernel) -> 
 
 def test_ranks_that_wait_for_a_stopped_one_are_not_called_stuck(panel: Kernel) -> None:
     """Four times as long as a deadlock may last."""
-    assert panel.run("driven(1, [(4.0, None, 'p rank'), (0, None, 'c')])").ok
-    done = panel.run(CELL.format(breakpoint="if rank == 0: breakpoint()"))
+    assert panel.run("driven(1, [(2.0, None, 'p rank'), (0, None, 'c')])").ok
+    done = panel.run(CELL.format(breakpoint="if rank == 0: breakpoint()").replace("--hang-after 1", "--hang-after 0.5"))
     assert done.ok, done.error
     states = asked(panel, "states")
     assert [state for state, _ in states[0]] == ["stopped", "waiting"]

@@ -83,7 +83,7 @@ SLEEPS = """
 import os, signal, sys, time
 if "saves" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(0)))
-print("up", flush=True)
+print(os.getppid(), "up", flush=True)
 time.sleep(100)
 """
 
@@ -291,10 +291,12 @@ def launch(folder: Path, *words: str, cold: bool = False) -> subprocess.Popen[st
     return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def until_up(process: subprocess.Popen[str], ranks: int) -> None:
+def until_up(process: subprocess.Popen[str], ranks: int) -> list[str]:
+    """The lines in which so many processes said that they run."""
     assert process.stdout is not None
-    for _ in range(ranks):
-        assert process.stdout.readline().endswith("up\n")
+    lines = [process.stdout.readline() for _ in range(ranks)]
+    assert all(line.endswith("up\n") for line in lines)
+    return lines
 
 
 @pytest.mark.every(2)
@@ -306,9 +308,9 @@ def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
     tmp_path: Path, number: int, word: str, line: str
 ) -> None:
     (tmp_path / "sleeps.py").write_text(SLEEPS)
-    process = launch(tmp_path, "run", "-n", "2", "sleeps.py", word, cold=True)
-    until_up(process, 2)
-    children = psutil.Process(process.pid).children(recursive=True)
+    process = launch(tmp_path, "run", "-n", "2", "sleeps.py", word)
+    agent = psutil.Process(int(until_up(process, 2)[0].split()[-2]))
+    children = [agent, *agent.children(recursive=True)]
     assert len(children) >= 3
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -328,14 +330,14 @@ def child(i):
     finally:
         say(f"child {i} saved")
 if __name__ == "__main__":
-    mp.spawn(child, nprocs=2)
+    mp.start_processes(child, nprocs=2, start_method="fork")  # mp.spawn, without two more imports of torch
 """
 
 
 def test_a_signal_reaches_what_a_script_has_started_as_under_torchrun(tmp_path: Path) -> None:
     """mp.spawn waits for its children, which would hear of nothing before they are killed, 30 s later."""
     (tmp_path / "spawns.py").write_text(SPAWNS)
-    process = launch(tmp_path, "torchrun", "--nproc-per-node", "1", "spawns.py", cold=True)
+    process = launch(tmp_path, "torchrun", "--nproc-per-node", "1", "spawns.py")
     until_up(process, 2)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)

@@ -23,8 +23,8 @@ from nbddp.errors import RunTimedOut
 from nbddp.output import screens
 from nbddp.output.live_region import Region, fit
 from nbddp.output.screens import can_draw, size_of
+from tests import warm
 from tests.kernels import FROM_BREAKPOINT
-from tests.lessons.answers import NOTEBOOKS
 
 PATIENCE = 60.0  # seconds that something may take on busy cores
 SIZE = (40, 90)  # lines and columns
@@ -71,15 +71,11 @@ def rows(said: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
+    """That of a program in a terminal, for whose agent a fork of the template waits."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    path = os.pathsep.join([str(NOTEBOOKS.parent), *filter(None, [env.get("PYTHONPATH")])])
-    return env | {
-        "TERM": "xterm",
-        "IPYTHONDIR": str(folder / "ipython"),
-        "PYTHONPATH": path,
-        "COLUMNS": "",
-        "LINES": "",
-    }
+    env |= {"TERM": "xterm", "IPYTHONDIR": str(folder / "ipython"), "COLUMNS": "", "LINES": ""}
+    warm.ready(env, folder=str(folder))
+    return env
 
 
 class Terminal:
@@ -167,7 +163,7 @@ def test_at_a_prompt_all_that_moves_is_seen_and_nothing_of_it_stays(opened: Any,
     assert "world size 2 = 1 node × 2 processes; on CPU" in rows(started)
     check_bar(terminal.cell("bar"))
     assert {f"rank {r} Out │ depth: 3" for r in (0, 1)} <= set(rows(terminal.cell("slider")))
-    hang = terminal.cell("hang", "--hang-after 4")
+    hang = terminal.cell("hang", "--hang-after 2")
     assert re.search(rf"running: rank 0 \([^)]*{DEADLOCK}", " ".join(hang.split())), hang
     assert not [row for row in rows(hang) if row.startswith("running:")], "where silent ranks are is gone"
     assert "deadlock" in hang

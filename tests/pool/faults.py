@@ -180,7 +180,7 @@ def run_faulty(pool: nbddp.Pool, call: str, fault: str) -> Outcome:
     began = time.monotonic()
     error = None
     try:
-        pool.run_cell(SET_UP.format(fault=fault) + CALLS[call], screen=StopWhenReady(), hang_after=0.5)
+        pool.run_cell(SET_UP.format(fault=fault) + CALLS[call], screen=StopWhenReady(), hang_after=0.3)
     except nbddp.RunFailed as e:
         error = e
     seconds = time.monotonic() - began

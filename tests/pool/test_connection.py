@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from nbddp.pool.rpc import RankRpc
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.run_spec import Question
 from tests.lessons.answers import pool_of
+from tests.waiting import until
 
 LAST = [b"x"] * 11  # of a burst; libzmq aborts if a socket that has read half a message leaves its sender
 STREAMS = ("iopub", "notification", "query", "control", "mux")
@@ -41,13 +41,6 @@ def kept(pool: nbddp.Pool) -> None:
     """A cell runs, and the names are there. The limit is a day's work for it: a hang fails here, not in the runner."""
     found = pool.run_cell("kept", want_value=True, screen=NullScreen(), timeout=60)
     assert list(found) == [7, 7]
-
-
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -259,8 +252,9 @@ LOSSES: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_names(
-    pool: nbddp.Pool, loss: str, capsys: pytest.CaptureFixture[str]
+    pool: nbddp.Pool, loss: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "BEAT_TIME", 0.1)
     pids = {w.pid for w in pool.workers.values()}
     LOSSES[loss](pool.group.wire.client)
     assert list(pool.run_cell("kept", want_value=True, timeout=60)) == [7, 7]
@@ -319,10 +313,11 @@ def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
     free, link = threading.Event(), pool.group.wire.connection
     client = link.client
     ipyparallel.call_in_thread(client, free.wait)  # type: ignore[arg-type]
+    monkeypatch.setattr(connection, "BEAT_TIME", 0.1)
     try:
         link.check()
         assert link.client is client, "a thread that is at work is left alone"
-        monkeypatch.setattr(connection, "SILENT_LOOKS", 4)
+        monkeypatch.setattr(connection, "SILENT_LOOKS", 2)
         with pytest.raises(nbddp.WorkerFailed, match="lost before this rank was reached; run the cell again"):
             pool.run_cell("kept = 8", screen=NullScreen(), timeout=60)
     finally:

@@ -151,7 +151,7 @@ def detail(pool: nbddp.Pool) -> nbddp.Pool:
 )  # fmt: skip
 def test_a_deadlock_under_detail_is_named(detail: nbddp.Pool, program: str, words: str) -> None:
     with pytest.raises(RunHung) as e:
-        detail.run_cell(INIT + program, hang_after=0.5, screen=NullScreen())
+        detail.run_cell(INIT + program, hang_after=0.3, screen=NullScreen())
     assert words in re.sub(r"collective #\d+", "collective #N", str(e.value))
     assert {s.rank for s in e.value.states} == {0, 1, 2}
     assert "freed, names are kept" in e.value.report
@@ -159,7 +159,7 @@ def test_a_deadlock_under_detail_is_named(detail: nbddp.Pool, program: str, word
 
 def test_under_detail_a_rank_that_is_late_is_waited_for(detail: nbddp.Pool) -> None:
     late = INIT + "time.sleep(2 * (rank == 0))\nfor _ in range(20): dist.all_reduce(x)\nint(x[0]) > 0"
-    assert list(detail.run_cell(late, hang_after=0.5, want_value=True, screen=NullScreen())) == [True] * 3
+    assert list(detail.run_cell(late, hang_after=0.3, want_value=True, screen=NullScreen())) == [True] * 3
 
 
 def test_under_detail_torchs_own_word_on_a_mismatch_is_reported(detail: nbddp.Pool) -> None:

@@ -185,7 +185,7 @@ def test_deadlock_is_named_and_freed(two: nbddp.Pool, name: str) -> None:
     if "finalize_backward" in code and not LAZY:
         pytest.skip(NO_LAZY)
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + code, hang_after=0.5, timeout=30, screen=NullScreen())
+        two.run_cell(PREPARE + code, hang_after=0.3, timeout=30, screen=NullScreen())
     assert str(caught.value) == f"deadlock: {words}"
     assert words in caught.value.report
     assert advice in caught.value.report
@@ -194,11 +194,11 @@ def test_deadlock_is_named_and_freed(two: nbddp.Pool, name: str) -> None:
 
 
 SLOW = {
-    "sleeps": "time.sleep(1.5)",
-    "computes": "end = time.monotonic() + 1.5\n"
+    "sleeps": "time.sleep(1.0)",
+    "computes": "end = time.monotonic() + 1.0\n"
     "while time.monotonic() < end: torch.ones(200, 200) @ torch.ones(200, 200)",
-    "waits for a child": "import subprocess; subprocess.run(['sleep', '1.5'])",
-    "holds the interpreter": "import ctypes; ctypes.PyDLL(None).usleep(1_500_000)",
+    "waits for a child": "import subprocess; subprocess.run(['sleep', '1.0'])",
+    "holds the interpreter": "import ctypes; ctypes.PyDLL(None).usleep(1_000_000)",
 }
 
 
@@ -292,7 +292,7 @@ def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Poo
 def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: nbddp.Pool) -> None:
     two.run_cell(PREPARE, screen=NullScreen())
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell("dist.all_reduce(torch.ones(1))", ranks=[0], hang_after=0.5, screen=NullScreen())
+        two.run_cell("dist.all_reduce(torch.ones(1))", ranks=[0], hang_after=0.3, screen=NullScreen())
     assert str(caught.value).endswith("rank 0 waits in all_reduce #1 (line 1); rank 1 takes no part in this run")
     check_after(two, ())
 
@@ -308,7 +308,7 @@ def test_place_in_the_users_own_module_is_told(two: nbddp.Pool, tmp_path: Path) 
     (tmp_path / "trainer.py").write_text("import torch, torch.distributed as dist\ndef fit():\n    dist.barrier()\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport trainer\nif rank == 0: trainer.fit()"
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + code, hang_after=0.5, screen=NullScreen())
+        two.run_cell(PREPARE + code, hang_after=0.3, screen=NullScreen())
     words = "rank 0 waits in barrier #1 (trainer.py line 3, in fit); rank 1 has finished the cell without calling it"
     assert str(caught.value) == f"deadlock: {words}"
     check_after(two, ())
@@ -318,7 +318,7 @@ def test_key_that_may_come_from_outside_is_waited_for(two: nbddp.Pool, tmp_path:
     from torch.distributed import FileStore
 
     path = str(tmp_path / "store")
-    coming = threading.Timer(1.5, lambda: FileStore(path, -1).set("it", "came"))
+    coming = threading.Timer(0.8, lambda: FileStore(path, -1).set("it", "came"))
     coming.start()
     code = f"from torch.distributed import FileStore\nFileStore({path!r}, -1).get('it').decode()"
     assert list(two.run_cell(code, hang_after=0.3, want_value=True, screen=NullScreen())) == ["came"] * 2
@@ -371,7 +371,7 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
         "if os.environ['RANK'] == '1': dist.init_process_group('gloo', init_method=store, rank=1, world_size=3)"
     )
     with pytest.raises(nbddp.RunTimedOut) as caught:
-        two.run_cell(code, hang_after=0.5, timeout=2, screen=NullScreen())
+        two.run_cell(code, hang_after=0.3, timeout=1, screen=NullScreen())
     state = caught.value.states[1]
     assert (state.status, "kept" in state.lost) == ("replaced", True)
     assert set(state.imports) >= {"os", "tempfile", "dist"}
@@ -452,7 +452,7 @@ def test_death_is_told_with_signal_memory_last_words_and_log(two: nbddp.Pool, ho
 
 def test_last_line_of_a_killed_rank_is_not_lost(two: nbddp.Pool) -> None:
     """A process that is killed right after a print takes messages with it that have not left it."""
-    for number in range(20):
+    for number in range(8):
         with pytest.raises(nbddp.WorkerFailed):
             two.run_cell(
                 f"import os, sys\nprint('last', {number}); print('word', {number}, file=sys.stderr)\n"
@@ -582,7 +582,7 @@ def test_check_leaves_a_right_program_alone_and_goes_away(pools: dict[int, nbddp
 def test_check_sees_a_missing_call_as_a_deadlock(two: nbddp.Pool) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell(
-            PREPARE + "if rank: dist.all_reduce(torch.ones(4))", check=True, hang_after=0.5, screen=NullScreen()
+            PREPARE + "if rank: dist.all_reduce(torch.ones(4))", check=True, hang_after=0.3, screen=NullScreen()
         )
     assert "rank 1 waits in all_reduce #1 (line 24); rank 0 has finished" in str(caught.value)
     check_after(two, ())

@@ -227,7 +227,7 @@ FROM_ANY = {
 @pytest.mark.parametrize("how", FROM_ANY)
 def test_receive_from_any_source_is_freed(two: nbddp.Pool, how: str) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + FROM_ANY[how], hang_after=0.5, screen=NullScreen())
+        two.run_cell(PREPARE + FROM_ANY[how], hang_after=0.3, screen=NullScreen())
     assert {s.status for s in caught.value.states} <= {"interrupted", "finished"}
     assert "freed, names are kept" in caught.value.report
     check_after(two, ())
@@ -333,7 +333,7 @@ if rank == 0:  # alone: a peer that is freed first would free this one
     release.abort_nccl = frees_and_never_returns
     dist.recv(torch.ones(4), 1)"""
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + code, hang_after=0.5, screen=NullScreen())
+        two.run_cell(PREPARE + code, hang_after=0.3, screen=NullScreen())
     assert [s.status for s in caught.value.states] == ["replaced", "finished"]
     check_after(two, (0,))
 
@@ -347,7 +347,7 @@ def abort_groups(destroy=dist.destroy_process_group):
 release.has_nccl, seams.abort_groups = dist.is_initialized, abort_groups
 dist.recv(torch.ones(4), 1 - rank)"""
     with pytest.raises(nbddp.RunHung) as caught:
-        two.run_cell(PREPARE + code, hang_after=0.5, screen=NullScreen())
+        two.run_cell(PREPARE + code, hang_after=0.3, screen=NullScreen())
     two.run_cell("release.has_nccl, seams.abort_groups = was", screen=NullScreen())
     assert two.last_run is not None
     assert [s.status for s in caught.value.states] == ["interrupted", "interrupted"]

@@ -74,7 +74,7 @@ def stands(pool: nbddp.Pool, rank: int) -> list[str]:
     return [*from_json(Whereabouts, answer).acts]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
     """And nothing of it stands when it is over, so that the next is judged as well."""

@@ -42,6 +42,7 @@ from tests.kernels import Kernel
 from tests.ports import connections
 from tests.processes import still_running
 from tests.versions import hidden
+from tests.waiting import until
 
 
 def rank_times(factor: int) -> int:
@@ -287,7 +288,7 @@ def test_a_pool_that_has_ended_by_itself_is_told_and_the_next_is_of_its_size() -
 
 def _kill(pool: nbddp.Pool, pid: int) -> None:
     psutil.Process(pid).kill()
-    _until(lambda: not pool.running, 20)
+    until(lambda: not pool.running, 20)
 
 
 def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> None:
@@ -386,7 +387,7 @@ def test_a_workers_state_is_one_of_a_ranks_and_has_words_where_a_cell_runs(tmp_p
 
     def go_on() -> None:
         try:
-            _until(lambda: states() == [(RankStatus.RUNNING, "running Cell In[3]")])
+            until(lambda: states() == [(RankStatus.RUNNING, "running Cell In[3]")])
         finally:
             go.touch()
 
@@ -421,7 +422,7 @@ def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) ->
     )
     name = pool.text().strip()
     cell = new_kernel.send("%%ddp\nimport time\ntime.sleep(60)")
-    _until(lambda: "running Cell" in terminal("status", name).stdout + terminal("status").stdout)
+    until(lambda: "running Cell" in terminal("status", name).stdout + terminal("status").stdout)
     assert terminal("topology", name).stdout.startswith("world size 2 = 1 node × 2 processes; on CPU")
     restarted = terminal("restart", name)
     assert "2 workers ended" in restarted.stdout, restarted.stderr
@@ -507,7 +508,7 @@ def test_ipcluster_sees_the_pool_and_counts_its_workers() -> None:
 def test_ipcluster_starts_and_stops_a_pool_of_its_own() -> None:
     command = [sys.executable, "-m", "ipyparallel.cluster", "start", "--controller", "nbddp", "--engines", "nbddp"]
     with subprocess.Popen([*command, "-n", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        _until(lambda: " 2 Agent" in " ".join(ipcluster("list").split()))
+        until(lambda: " 2 Agent" in " ".join(ipcluster("list").split()))
         client = ipyparallel.Client()
         client.wait_for_engines(2)
         assert client[:].apply_sync(lambda: __import__("os").environ["RANK"]) == ["0", "1"]
@@ -516,25 +517,7 @@ def test_ipcluster_starts_and_stops_a_pool_of_its_own() -> None:
         client.close()
         ipcluster("stop")
         process.wait(20)
-    _until(lambda: not still_running(family), 10)
-
-
-def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
-    k = Kernel(cwd=str(tmp_path))
-    k.run("%load_ext nbddp")
-    k.run("%%ddp --nproc 2 -o pids\nimport os; os.getpid()")
-    worker_pids = [int(p) for p in k.run("print(*pids)").text().split()]
-    agent_pid = psutil.Process(worker_pids[0]).ppid()
-    family = psutil.Process(agent_pid).children(recursive=True)
-    home = (
-        k.run("from nbddp.notebook.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])")
-        .text()
-        .strip()
-    )
-    psutil.Process(k.pid).kill()
-    _until(lambda: not still_running(family), 10)
-    _until(lambda: not Path(home).exists(), 10)
-    k.close()
+    until(lambda: not still_running(family), 10)
 
 
 FORKS = """
@@ -578,8 +561,8 @@ def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_starte
             agent, home, bulk = psutil.Process(pool.agent.hello.pid), pool.agent.home, pool.agent.bulk
             family = family_of(agent)
             agent.kill()
-            _until(lambda: not still_running(family), 5)  # noqa: B023
-            _until(lambda: not home.exists() and not bulk.exists(), 5)  # noqa: B023
+            until(lambda: not still_running(family), 5)  # noqa: B023
+            until(lambda: not home.exists() and not bulk.exists(), 5)  # noqa: B023
 
 
 @pytest.mark.parametrize("whom", ["controller", "rank"])
@@ -592,9 +575,9 @@ def test_what_a_rank_has_started_ends_with_it_whoever_is_killed(whom: str) -> No
         controller = next(c["pid"] for c in pool.agent.request("status")["children"] if c["kind"] == "controller")
         ended = family if whom == "controller" else [rank, *rank.children(recursive=True)]
         (psutil.Process(controller) if whom == "controller" else rank).kill()
-        _until(lambda: not still_running(ended), 5)
+        until(lambda: not still_running(ended), 5)
         if whom == "controller":
-            _until(lambda: not home.exists(), 5)
+            until(lambda: not home.exists(), 5)
 
 
 def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -623,13 +606,6 @@ def test_two_pools_do_not_touch_each_other() -> None:
         assert list(two.pull(["x"])["x"]) == [2, 2]
         one.stop()
         assert list(two.run(rank_times, 1)) == [0, 1]
-
-
-def _until(done: object, timeout: float = 30.0) -> None:
-    end = time.monotonic() + timeout
-    while not done():  # type: ignore[operator]
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.05)
 
 
 def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from nbddp.worker import rank_guard
 from tests import places
 from tests.pool.intruder import AT_THE_STORE, Intruder
 from tests.ports import connections, held_port
+from tests.waiting import until
 
 ROOT = places.ROOT
 OTHER = 54321  # a user without an account
@@ -93,14 +94,6 @@ def during(pool: nbddp.Pool, code: str) -> Iterator[dict[str, Any]]:
         yield found
     finally:
         thread.join()
-
-
-def until(done: Callable[[], Any], seconds: float = 20.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := done()):
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.005)
-    return found
 
 
 # -- the run's store ----------------------------------------------------------------------------------

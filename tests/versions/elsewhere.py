@@ -43,7 +43,7 @@ LOST = {  # file::name of tests of what macOS does not give, and why
     "test_memory.py::test_memory_in_a_notebook": PEAK,
     "test_memory.py::test_peak_is_the_last_cells": PEAK,
     "test_faults.py::test_stacks_in_a_terminal_while_the_cell_runs_and_after_it": STACK,
-    "test_orphans.py::test_kernel_restarted_while_a_cell_runs": SAYS,
+    "test_orphans.py::test_kernel_killed_and_restarted_while_a_cell_runs": SAYS,
     "test_release.py::test_a_connection_that_is_being_made_is_shut_too": PROC,
     "test_release.py::test_a_socket_that_somebody_looks_at_is_shut_all_the_same": PROC,
     "test_release.py::test_nor_does_a_copy_under_a_lower_number_hide_it": PROC,

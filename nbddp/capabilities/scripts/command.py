@@ -13,7 +13,7 @@ from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec, Parser
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.protocol.request import HANG_AFTER, Request
+from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
 
 if TYPE_CHECKING:
     from nbddp.capabilities.scripts.logs import LogOptions
@@ -31,6 +31,7 @@ def run_script(
     max_restarts: int = 0,
     hang_after: float | None = HANG_AFTER,
     timeout: float | None = None,
+    shutdown_timeout: float = SHUTDOWN,
     screen: Screen | None = None,
 ) -> None:
     """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
@@ -44,7 +45,7 @@ def run_script(
     pool.ensure(replace(LaunchSpec() if pool.running else pool.spec, fresh=not keep))
     request = Request(
         op=SCRIPT, program=program, argv=words, logs=logs, max_restarts=max_restarts, hang_after=hang_after,
-        timeout=timeout,
+        timeout=timeout, shutdown_timeout=shutdown_timeout,
     )  # fmt: skip
     pool.carry_out(request, screen)
 
