@@ -6,12 +6,12 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, cast
 
 from nbddp.capabilities.lint import report, sources
-from nbddp.capabilities.lint.linting import Outcome, chosen, lint, rule_named
+from nbddp.capabilities.lint.linting import LintResult, chosen, lint, rule_named
 from nbddp.capabilities.lint.rules import RULES
-from nbddp.capabilities.lint.sources import Cell, Source
+from nbddp.capabilities.lint.sources import Cell, ProgramText
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser
 from nbddp.notebook.commands import Asked, CommandLine
@@ -19,6 +19,17 @@ from nbddp.notebook.commands import Asked, CommandLine
 NOTEBOOK = "%ddp lint"
 CELLS = re.compile(r"In\[([^\[\]]*)\]")
 TEXT, JSON, SARIF = "text", "json", "sarif"
+
+
+class LintArguments(TypedDict):
+    """What a line has, as `arguments` reads it."""
+
+    files: list[str]
+    format: str
+    select: list[str]
+    ignore: list[str]
+    explain: str | None
+    list_rules: bool
 
 
 def arguments(parser: Parser) -> None:
@@ -36,10 +47,10 @@ def arguments(parser: Parser) -> None:
 
 
 @dataclass(frozen=True)
-class Findings:
+class ShownFindings:
     """What a cell shows: HTML in a notebook, else text."""
 
-    outcome: Outcome
+    outcome: LintResult
 
     def __repr__(self) -> str:
         return report.as_text(self.outcome)
@@ -48,11 +59,12 @@ class Findings:
         return report.as_html(self.outcome)
 
 
-def in_notebook(asked: Asked, line: CommandLine) -> Findings | None:
-    args = line.args
+def in_notebook(asked: Asked, line: CommandLine) -> ShownFindings | None:
+    args = cast(LintArguments, line.args)
     if _told_of_rules(args):
         return None
-    found, unread = [], []
+    found: list[ProgramText] = []
+    unread: list[str] = []
     if args["files"]:
         for name in args["files"]:
             cells = CELLS.fullmatch(name)
@@ -70,7 +82,7 @@ def in_notebook(asked: Asked, line: CommandLine) -> Findings | None:
         found = sources.of_cells(ran)
     outcome = _linted(args, found, unread)
     if args["format"] == TEXT:
-        return Findings(outcome)
+        return ShownFindings(outcome)
     print(_written(args["format"], outcome))
     return None
 
@@ -90,12 +102,12 @@ def _cells(asked: Asked, name: str, numbers: str) -> list[Cell]:
 
 def in_terminal(line: CommandLine) -> int:
     """Exit status: 0; 1 with findings; 2 if something cannot be read."""
-    args = line.args
+    args = cast(LintArguments, line.args)
     if _told_of_rules(args):
         return 0
     if not args["files"]:
         raise BadInput("there is no file; name scripts, notebooks or folders, or - for stdin")
-    found: list[Source] = []
+    found: list[ProgramText] = []
     unread: list[str] = []
     for name in args["files"]:
         if name == "-":
@@ -109,7 +121,7 @@ def in_terminal(line: CommandLine) -> int:
     return 2 if outcome.unread else int(bool(outcome.findings))
 
 
-def _told_of_rules(args: dict[str, Any]) -> bool:
+def _told_of_rules(args: LintArguments) -> bool:
     if args["explain"]:
         print(report.explained(rule_named(args["explain"])))
     elif args["list_rules"]:
@@ -117,7 +129,7 @@ def _told_of_rules(args: dict[str, Any]) -> bool:
     return bool(args["explain"] or args["list_rules"])
 
 
-def _read(name: str, found: list[Source], unread: list[str]) -> None:
+def _read(name: str, found: list[ProgramText], unread: list[str]) -> None:
     """A file, or those of a folder: what cannot be read there is not in the way of the others."""
     files = sources.files_of(name)
     for path in files:
@@ -127,12 +139,14 @@ def _read(name: str, found: list[Source], unread: list[str]) -> None:
             unread.append(str(e))
 
 
-def _linted(args: dict[str, Any], found: Sequence[Source], unread: Sequence[str]) -> Outcome:
-    select, ignore = ([one for text in args[key] for one in text.split(",") if one] for key in ("select", "ignore"))
+def _linted(args: LintArguments, found: Sequence[ProgramText], unread: Sequence[str]) -> LintResult:
+    select, ignore = (
+        [one for text in texts for one in text.split(",") if one] for texts in (args["select"], args["ignore"])
+    )
     return lint(found, chosen(select, ignore), unread)
 
 
-def _written(form: str, outcome: Outcome) -> str:
+def _written(form: str, outcome: LintResult) -> str:
     if form == SARIF:
         from nbddp import __version__
 

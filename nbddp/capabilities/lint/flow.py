@@ -11,9 +11,10 @@ import builtins
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Node = TypeVar("Node", bound=ast.AST)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -72,10 +73,14 @@ class Flow:
         self.order: dict[ast.AST, int] = {}
         self.last: dict[ast.AST, int] = {}
         self.stars: list[str] = []
-        self.attributes: dict[str, list[ast.expr]] = defaultdict(list)
+        self.attributes: dict[str, list[Binding]] = defaultdict(list)
         self._count = 0
         self._walk(tree, Scope(tree, None))
-        for node in self.nodes(ast.stmt, ast.comprehension, ast.NamedExpr):
+        for imported in self.nodes(ast.Import):
+            self._bind_import(imported)
+        for imported_from in self.nodes(ast.ImportFrom):
+            self._bind_from(imported_from)
+        for node in self.nodes(ast.stmt, ast.comprehension, ast.NamedExpr, ast.withitem):
             self._bind(node)
         for function in self.nodes(*FUNCTIONS):
             self._bind_parameters(function)
@@ -105,7 +110,7 @@ class Flow:
             if inner is not around:
                 self.inner[one] = inner
 
-    def nodes(self, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
+    def nodes(self, *kinds: type[Node]) -> Iterator[Node]:
         """Nodes of these kinds, in the order of the program."""
         return (node for node in self.order if isinstance(node, kinds))
 
@@ -136,7 +141,7 @@ class Flow:
 
     def loops(self, node: ast.AST) -> list[ast.AST]:
         """The loops around a node in its function, the innermost first; not those whose iterable or `else` it is in."""
-        found = []
+        found: list[ast.AST] = []
         for up, child in self.above(node):
             if isinstance(up, FUNCTIONS):
                 break
@@ -158,12 +163,6 @@ class Flow:
         match node:
             case ast.Global(names=names) | ast.Nonlocal(names=names):
                 self.scope[node].outer.update(names)
-            case ast.Import():
-                for one in node.names:
-                    self._add(node, one.asname or one.name.split(".")[0], "import", self.last[node],
-                              target=one.name if one.asname else one.name.split(".")[0])  # fmt: skip
-            case ast.ImportFrom():
-                self._bind_from(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 self._add(node, node.name, "definition", self.order[node])
             case ast.Assign():
@@ -175,11 +174,13 @@ class Flow:
                 self._bind_target(node, node.target, node.value, "update", self.last[node])
             case ast.For() | ast.AsyncFor() | ast.comprehension():
                 self._bind_target(node, node.target, node.iter, "element", self.last[node.iter])
-            case ast.With() | ast.AsyncWith():
-                for item in node.items:
-                    if item.optional_vars is not None:
-                        at = self.last[item.context_expr]
-                        self._bind_target(node, item.optional_vars, item.context_expr, "other", at)
+            case ast.withitem(optional_vars=ast.expr() as target):
+                self._bind_target(self.parent[node], target, node.context_expr, "other", self.last[node.context_expr])
+
+    def _bind_import(self, node: ast.Import) -> None:
+        for one in node.names:
+            first = one.name.split(".")[0]
+            self._add(node, one.asname or first, "import", self.last[node], target=one.name if one.asname else first)
 
     def _bind_from(self, node: ast.ImportFrom) -> None:
         module = "." * node.level + (node.module or "")
@@ -195,7 +196,8 @@ class Flow:
             case ast.Name():
                 self._add(node, target.id, how, at, value)
             case ast.Attribute():
-                self.attributes[self.path_of(target)].append(value)
+                path = self.path_of(target)
+                self.attributes[path].append(Binding(path, how, self.statement_of(node), at, value))
             case ast.Starred():
                 self._bind_target(node, target.value, value, "other", at)
             case ast.Tuple() | ast.List():
@@ -267,7 +269,7 @@ class Flow:
 
     def _apart(self, binding: Binding, use: ast.AST) -> bool:
         """Whether they are in two branches of one `if`, or the binding's branch leaves before the use."""
-        ups = {up: child for up, child in self.above(use)}
+        ups = dict(self.above(use))
         if isinstance(binding.node, ast.comprehension):
             return not self.inside(use, self.parent[binding.node])
         for up, child in self.above(binding.node):
@@ -301,23 +303,31 @@ class Flow:
                 for one in known:
                     yield from self._of_binding(one)
             case ast.Attribute():
-                values = self.attributes.get(self.path_of(expr), [])
-                if not values:
-                    yield expr
-                for value in values:
-                    yield from self.origins(value)
-            case ast.IfExp():
-                yield from self.origins(expr.body)
-                yield from self.origins(expr.orelse)
-            case ast.BoolOp(values=values):
-                for value in values:
-                    yield from self.origins(value)
-            case ast.NamedExpr() | ast.Await():
-                yield from self.origins(expr.value)
+                for value in self._of_attribute(expr):
+                    yield from self.origins(value) if value is not expr else (expr,)
             case ast.Call():
                 yield from self._of_call(expr, None)
             case _:
-                yield expr
+                parts = _alternatives(expr)
+                for value in parts:
+                    yield from self.origins(value)
+                if not parts:
+                    yield expr
+
+    def _of_attribute(self, use: ast.Attribute) -> Iterator[ast.expr]:
+        """Values that this program gives an attribute; with itself where another may be left, as in `args.rank`."""
+        path = self.path_of(use)
+        known, at, scope = self.attributes.get(path, []), self.order[use], self.scope[use]
+        here = [b for b in known if self.scope[b.node] is scope and b.at < at and self._dominates(b, use)]
+        if here:
+            known = [b for b in known if self.scope[b.node] is not scope or b.at >= here[-1].at]
+        elif not path.startswith("<") or not known:
+            yield use
+        for one in known:
+            if one.how == "value" and one.value is not None:
+                yield one.value
+            else:
+                yield use
 
     def _of_binding(self, one: Binding) -> Iterator[Leaf]:
         if one.how == "value" and one.value is not None:
@@ -412,7 +422,6 @@ class Flow:
                     if one.how == "definition":
                         found[one.node].append((call, -1))
         for node in self.nodes(ast.Name):
-            assert isinstance(node, ast.Name)
             if node not in callees and isinstance(node.ctx, ast.Load):
                 self._escaped.update(b.node for b in self.bindings(node) if b.how == "definition")
         return found
@@ -440,6 +449,18 @@ def _common(targets: Iterable[str]) -> str:
     """The torch one of several, as in `try: from apex … except ImportError: from torch …`."""
     found = [one for one in targets if one.startswith("torch.")]
     return found[0] if len(found) == 1 else ""
+
+
+def _alternatives(expr: ast.expr) -> list[ast.expr]:
+    """Expressions one of which is the value of this one."""
+    match expr:
+        case ast.IfExp(body=body, orelse=other):
+            return [body, other]
+        case ast.BoolOp(values=values):
+            return values
+        case ast.NamedExpr(value=value) | ast.Await(value=value):
+            return [value]
+    return []
 
 
 def _branch(node: ast.If, child: ast.AST) -> str:
@@ -495,8 +516,8 @@ def argument_of(function: ast.AST, name: str, call: ast.Call, skipped: int) -> a
         return passed.elts[at] if isinstance(passed, ast.Tuple) and 0 <= at < len(passed.elts) else None
     if open_ended(call):
         return None
-    at = names.index(name) - skipped if name in names else None
-    given = keyword(call, name, at if at is None or at >= 0 else None)
+    position = names.index(name) - skipped if name in names else -1
+    given = keyword(call, name, position if position >= 0 else None)
     if given is not None or name not in names:
         return given
     defaults = dict(zip(reversed(names), reversed(args.defaults), strict=False))

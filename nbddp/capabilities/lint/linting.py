@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nbddp.capabilities.lint.meaning import Meaning
 from nbddp.capabilities.lint.rule import Hit, Rule
 from nbddp.capabilities.lint.rules import RULES
-from nbddp.capabilities.lint.sources import Place, Source
+from nbddp.capabilities.lint.sources import Place, ProgramText
 from nbddp.errors import BadInput
 from nbddp.launch.options import nearest
 
@@ -29,7 +29,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LintResult:
     """What was found in so many programs, how many findings a comment silences, and what could not be read."""
 
     findings: Sequence[Finding]
@@ -54,7 +54,7 @@ def rule_named(name: str) -> Rule:
     raise BadInput(f"there is no rule {name!r}; {advice}")
 
 
-def lint(sources: Iterable[Source], rules: Collection[Rule], unread: Sequence[str] = ()) -> Outcome:
+def lint(sources: Iterable[ProgramText], rules: Collection[Rule], unread: Sequence[str] = ()) -> LintResult:
     """Findings in the order of the files and lines. What is not Python is unread."""
     found: list[Finding] = []
     silenced, missed, programs = 0, list(unread), 0
@@ -68,10 +68,10 @@ def lint(sources: Iterable[Source], rules: Collection[Rule], unread: Sequence[st
         own, quiet = _of_program(source, tree, rules)
         found += own
         silenced += quiet
-    return Outcome(found, silenced, missed, programs)
+    return LintResult(found, silenced, missed, programs)
 
 
-def _of_program(source: Source, tree: ast.Module, rules: Collection[Rule]) -> tuple[list[Finding], int]:
+def _of_program(source: ProgramText, tree: ast.Module, rules: Collection[Rule]) -> tuple[list[Finding], int]:
     program = Meaning(tree, source.kind == "ranks", source.kind != "script", frozenset(source.some_ranks))
     hits = {(hit.node, rule.name): hit for rule in rules for hit in rule.check(program)}
     found, quiet = [], 0

@@ -42,6 +42,7 @@ CLASSES = {
     "torch.utils.data.DistributedSampler": SAMPLER,
     "torch.utils.data.DataLoader": LOADER,
 }
+OF_GROUP = {f"{DIST}.get_rank": RANK, f"{DIST}.get_node_local_rank": LOCAL, f"{DIST}.get_world_size": WORLD}
 VARIABLES = {
     "RANK": RANK, "SLURM_PROCID": RANK, "OMPI_COMM_WORLD_RANK": RANK, "PMI_RANK": RANK,
     "LOCAL_RANK": LOCAL, "SLURM_LOCALID": LOCAL, "OMPI_COMM_WORLD_LOCAL_RANK": LOCAL, "MPI_LOCALRANKID": LOCAL,
@@ -78,7 +79,9 @@ class Meaning(Flow):
     statements that some ranks alone run.
     """
 
-    def __init__(self, tree: ast.Module, cells: bool = False, notebook: bool = False, some_ranks: frozenset[int] = frozenset()):
+    def __init__(
+        self, tree: ast.Module, cells: bool = False, notebook: bool = False, some_ranks: frozenset[int] = frozenset()
+    ):
         self.cells, self.notebook, self.some_ranks = cells, notebook or cells, some_ranks
         self._kinds: dict[ast.expr, frozenset[str]] = {}
         super().__init__(tree)
@@ -208,12 +211,8 @@ class Meaning(Flow):
             return one(SCHEDULER)
         if name.startswith("torch.optim.") and name.count(".") == 2:
             return one(OPTIMIZER)
-        if name == f"{DIST}.get_rank" and not call.args and not call.keywords:
-            return one(RANK)
-        if name == f"{DIST}.get_node_local_rank":
-            return one(LOCAL)
-        if name == f"{DIST}.get_world_size" and not call.args and not call.keywords:
-            return one(WORLD)
+        if name in OF_GROUP:
+            return one("?" if call.args or call.keywords else OF_GROUP[name])
         if name in ("os.environ.get", "os.getenv") and call.args and isinstance(call.args[0], ast.Constant):
             return one(VARIABLES.get(str(call.args[0].value), "?"))
         if isinstance(call.func, ast.Name) and call.func.id in ("int", "str") and len(call.args) == 1:
@@ -256,12 +255,11 @@ class Meaning(Flow):
         found = self.origins(test)
         values = [one for one in found if not (isinstance(one, ast.Constant) and isinstance(one.value, bool))]
         return bool(values) and all(
-            isinstance(one, ast.expr) and one is not test and self.on_some_ranks(one, true, depth + 1)
-            for one in values
+            isinstance(one, ast.expr) and one is not test and self.on_some_ranks(one, true, depth + 1) for one in values
         )
 
     def _asks_for_one(self, test: ast.expr, true: bool) -> bool:
-        """`not distributed`, `world_size == 1`: false where there are several ranks. Or, if not `true`, the opposite."""
+        """`not distributed`, `world_size == 1`: false where there are several ranks; if not `true`, the opposite."""
         text = ast.unparse(test)
         one = text.startswith("not ") or "== 1" in text or "< 2" in text
         return bool(TWO.search(text.lower())) and one is true
@@ -342,7 +340,9 @@ class Meaning(Flow):
 
     def _plain_with(self, node: ast.With | ast.AsyncWith) -> bool:
         """Whether what stands behind `with` surely sends all ranks into its body."""
-        texts = [self.dotted(_callee(item.context_expr)) or ast.unparse(_callee(item.context_expr)) for item in node.items]
+        texts = [
+            self.dotted(_callee(item.context_expr)) or ast.unparse(_callee(item.context_expr)) for item in node.items
+        ]
         return all(text == "open" or text.startswith("torch.") or text.endswith((".no_sync", ".join", "tqdm"))
                    for text in texts)  # fmt: skip
 

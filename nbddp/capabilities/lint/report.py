@@ -6,13 +6,13 @@ import json
 import textwrap
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from nbddp.capabilities.lint.linting import Finding, Outcome
+from nbddp.capabilities.lint.linting import Finding, LintResult
 from nbddp.capabilities.lint.rule import MARK, Rule
 from nbddp.capabilities.lint.rules import RULES
 from nbddp.figures.html import LOOK
 from nbddp.launch.topology import counted
+from nbddp.protocol.codec import Json
 
 WIDTH = 110
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -25,7 +25,7 @@ def where(one: Finding) -> str:
     return ":".join([*names, str(one.place.line), str(one.column)])
 
 
-def summary(outcome: Outcome) -> list[str]:
+def summary(outcome: LintResult) -> list[str]:
     count = len(outcome.findings)
     lines = [counted(count, "finding") if count else f"no findings in {counted(outcome.programs, 'program')}"]
     if outcome.silenced:
@@ -33,7 +33,7 @@ def summary(outcome: Outcome) -> list[str]:
     return [*lines, *outcome.unread]
 
 
-def as_text(outcome: Outcome) -> str:
+def as_text(outcome: LintResult) -> str:
     """Three rows for each finding: place and sentence, its line, its cure."""
     rows = []
     for one in outcome.findings:
@@ -45,7 +45,7 @@ def as_text(outcome: Outcome) -> str:
     return "\n".join([*rows, *summary(outcome)])
 
 
-def as_html(outcome: Outcome) -> str:
+def as_html(outcome: LintResult) -> str:
     """The same with the source line, and what each rule is about behind a line that opens it."""
     parts = []
     for one in outcome.findings:
@@ -60,7 +60,7 @@ def as_html(outcome: Outcome) -> str:
     return "".join(parts) + "".join(f"<div>{escape(line)}</div>" for line in summary(outcome))
 
 
-def as_json(outcome: Outcome) -> str:
+def as_json(outcome: LintResult) -> str:
     found = [
         {
             "file": one.place.file, "cell": one.place.cell or None, "line": one.place.line, "column": one.column,
@@ -73,11 +73,12 @@ def as_json(outcome: Outcome) -> str:
     return json.dumps(whole, indent=2, ensure_ascii=False)
 
 
-def as_sarif(outcome: Outcome, version: str) -> str:
+def as_sarif(outcome: LintResult, version: str) -> str:
     """SARIF 2.1.0. A line of a cell is no line of the notebook's file, so it is in the message."""
     rules = list(dict.fromkeys(one.rule.name for one in outcome.findings))
     driver = {
-        "name": "nbddp lint", "version": version, "informationUri": DOCS, "rules": [_rule(RULES[name]) for name in rules],
+        "name": "nbddp lint", "version": version, "informationUri": DOCS,
+        "rules": [_rule(RULES[name]) for name in rules],
     }  # fmt: skip
     unread = [{"level": "error", "message": {"text": text}} for text in outcome.unread]
     run = {
@@ -88,7 +89,7 @@ def as_sarif(outcome: Outcome, version: str) -> str:
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False)
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _rule(rule: Rule) -> Json:
     return {
         "id": rule.name, "shortDescription": {"text": rule.title}, "fullDescription": {"text": rule.why},
         "help": {"text": f"Cure: {rule.cure}"}, "helpUri": f"{DOCS}#{rule.name}",
@@ -96,9 +97,9 @@ def _rule(rule: Rule) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _result(one: Finding, index: int) -> dict[str, Any]:
-    place: dict[str, Any] = {"artifactLocation": {"uri": one.place.file.replace("\\", "/") or "stdin"}}
-    location: dict[str, Any] = {"physicalLocation": place}
+def _result(one: Finding, index: int) -> Json:
+    place: Json = {"artifactLocation": {"uri": one.place.file.replace("\\", "/") or "stdin"}}
+    location: Json = {"physicalLocation": place}
     text = f"{one.message}. Cure: {one.rule.cure}"
     if one.place.cell:
         location["logicalLocations"] = [{"name": one.place.cell, "kind": "member"}]

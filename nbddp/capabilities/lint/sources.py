@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
+import tokenize
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +37,7 @@ class Place:
 
 
 @dataclass
-class Source:
+class ProgramText:
     """A program. kind: `script`, `ranks` for `%%ddp` cells, `kernel` for other cells. some_ranks: the rows of cells
     that some ranks run."""
 
@@ -47,7 +49,7 @@ class Source:
     def add(self, file: str, cell: str, text: str, first: int = 1, some_ranks: bool = False) -> None:
         """first: the line of the cell, or of the file, at which the text begins."""
         own = text.split("\n")
-        rows = python_rows(own) if cell and self.kind != "script" else own
+        rows = own if self.kind == "script" else python_rows(own)
         for i, row in enumerate(rows):
             self.rows.append(row)
             self.places.append(Place(file, cell, first + i, own[i]))
@@ -56,48 +58,66 @@ class Source:
 
     def tree(self) -> ast.Module:
         """Raises BadInput where this is not Python."""
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
         try:
             return ast.parse("\n".join(self.rows) + "\n")
         except SyntaxError as e:
             at = min(max((e.lineno or 1) - 1, 0), len(self.places) - 1) if self.places else -1
             where = described(self.places[at]) if at >= 0 else "it"
-            raise BadInput(f"{where} is not Python: {e.msg}") from None
+            raise BadInput(f"{where}: Python {version} cannot read it: {e.msg}") from None
         except (ValueError, RecursionError, MemoryError) as e:
             where = self.places[0].file if self.places else "it"
-            raise BadInput(f"{where} is not Python: {e}") from None
+            raise BadInput(f"{where}: Python {version} cannot read it: {e}") from None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """label: `cell 3` or `In[3]`."""
+    """label: `cell 3` or `In[3]`; empty for one of a script. first: its first line there."""
 
     label: str
     text: str
+    first: int = 1
 
 
 def described(place: Place) -> str:
     return ", ".join([*(part for part in (place.file, place.cell) if part), f"line {place.line}"])
 
 
-def of_script(text: str, name: str) -> list[Source]:
-    source = Source("script")
-    source.add(name, "", text.replace("\r\n", "\n").replace("\f", " "))
+def of_script(text: str, name: str) -> list[ProgramText]:
+    """One program; or the cells of a notebook as text, whose `# %%ddp` rows are magics."""
+    text = text.replace("\r\n", "\n").replace("\f", " ")
+    if re.search(r"^# %%ddp\b", text, re.MULTILINE):
+        return of_cells(_marked_cells(text), name)
+    source = ProgramText("script")
+    source.add(name, "", text)
     return [source]
 
 
-def of_cells(cells: Iterable[Cell], name: str = "") -> list[Source]:
+def _marked_cells(text: str) -> Iterable[Cell]:
+    """The code between `# %%` rows, with magics that are no comments any more."""
+    rows = text.split("\n")
+    starts = [i for i, row in enumerate(rows) if re.match(r"# %%($|\s)", row)]
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        if "[markdown]" not in rows[start] and "[raw]" not in rows[start]:
+            own = [re.sub(r"^# (%|!)", r"\1", row) for row in rows[start + 1 : end]]
+            yield Cell("", "\n".join(own), start + 2)
+
+
+def of_cells(cells: Iterable[Cell], name: str = "") -> list[ProgramText]:
     """The `%%ddp` cells as one program, the others as another, and each script that a cell writes."""
-    ranks, kernel, scripts = Source("ranks"), Source("kernel"), []
+    ranks, kernel, scripts = ProgramText("ranks"), ProgramText("kernel"), []
     for cell in cells:
         own = parted(cell.text)
         written = WRITES.match(cell.text.lstrip())
         if own is not None:
-            ranks.add(name, cell.label, own.body, own.top + 2, bool(SOME.search(own.line)))
+            ranks.add(name, cell.label, own.body, cell.first + own.top + 1, bool(SOME.search(own.line)))
         elif written:
-            scripts.append(Source("script"))
-            scripts[-1].add(f"{name}:{written[2]}" if name else written[2], cell.label, cell.text.partition("\n")[2], 2)
+            scripts.append(ProgramText("script"))
+            scripts[-1].add(
+                f"{name}:{written[2]}" if name else written[2], cell.label, cell.text.partition("\n")[2], cell.first + 1
+            )
         elif not _is_other_language(cell.text):
-            kernel.add(name, cell.label, cell.text)
+            kernel.add(name, cell.label, cell.text, cell.first)
     return [source for source in (ranks, kernel, *scripts) if source.rows]
 
 
@@ -133,7 +153,7 @@ def _dedented(rows: list[str]) -> list[str]:
     return [row.removeprefix(indent) for row in rows] if indent else rows
 
 
-def of_notebook(text: str, name: str) -> list[Source]:
+def of_notebook(text: str, name: str) -> list[ProgramText]:
     try:
         notebook: Json = json.loads(text)
     except ValueError:
@@ -161,10 +181,12 @@ def files_of(name: str) -> list[Path]:
     return [path]
 
 
-def of_file(path: Path, name: str) -> list[Source]:
+def of_file(path: Path, name: str) -> list[ProgramText]:
     """Raises BadInput if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as e:
+        if path.suffix == ".ipynb":
+            return of_notebook(path.read_text(encoding="utf-8-sig"), name)
+        with tokenize.open(path) as file:
+            return of_script(file.read(), name)
+    except (OSError, UnicodeDecodeError, SyntaxError) as e:
         raise BadInput(f"{name} cannot be read: {getattr(e, 'strerror', None) or 'it is not UTF-8'}") from None
-    return of_notebook(text, name) if path.suffix == ".ipynb" else of_script(text, name)

@@ -76,7 +76,6 @@ def no_set_epoch(p: Meaning) -> Iterator[Hit]:
         yield from _same_epoch(p)
         return
     for batches in p.nodes(ast.For):
-        assert isinstance(batches, ast.For)
         loader = _loader(p, batches.iter)
         outer = _epochs(p, batches) if p.may(loader, LOADER) else None
         if outer is None or not _repeats(outer) or not any(p.inside(b, batches) for b in _backwards(p, batches)):
@@ -101,9 +100,9 @@ def _same_epoch(p: Meaning) -> Iterator[Hit]:
 def shuffle_beside_sampler(p: Meaning) -> Iterator[Hit]:
     for call in p.named("torch.utils.data.DataLoader"):
         shuffle, sampler = keyword(call, "shuffle", 2), keyword(call, "sampler", 3)
-        if isinstance(shuffle, ast.Constant) and shuffle.value is True and sampler is not None:
-            if p.must(sampler, SAMPLER):
-                yield Hit(shuffle)
+        shuffles = isinstance(shuffle, ast.Constant) and shuffle.value is True
+        if shuffle is not None and shuffles and sampler is not None and p.must(sampler, SAMPLER):
+            yield Hit(shuffle)
 
 
 def local_rank_as_rank(p: Meaning) -> Iterator[Hit]:
@@ -125,9 +124,9 @@ def sampler_of_one_rank(p: Meaning) -> Iterator[Hit]:
         return
     for call in p.named(SAMPLERS):
         rank = keyword(call, "rank", 2)
-        if isinstance(rank, ast.Constant) and type(rank.value) is int and p.on_all_ranks(call):
-            if any(_uses(p, loader, call) for loader in p.named("torch.utils.data.DataLoader")):
-                yield Hit(rank, {"rank": str(rank.value)})
+        used = any(_uses(p, loader, call) for loader in p.named("torch.utils.data.DataLoader"))
+        if used and isinstance(rank, ast.Constant) and type(rank.value) is int and p.on_all_ranks(call):
+            yield Hit(rank, {"rank": str(rank.value)})
 
 
 def _uses(p: Meaning, loader: ast.Call, sampler: ast.Call) -> bool:
@@ -155,7 +154,6 @@ def _is_whole(p: Meaning, dataset: ast.expr) -> bool:
 
 def _trains(p: Meaning, loader: ast.Call) -> bool:
     for loop in p.nodes(ast.For):
-        assert isinstance(loop, ast.For)
         if [*p.origins(_loader(p, loop.iter))] == [loader]:
             function = p.function_of(loop) or p.tree
             if any(p.inside(b, loop) for b in backward_calls(p, function)):
@@ -171,9 +169,9 @@ def shuffle_then_slice(p: Meaning) -> Iterator[Hit]:
         by_rank = bool(seeds) and _mentions_rank(p, seeds[-1])
         unseeded = not any("seed" in word for word in p.words)
         sliced = [s for s in p.nodes(ast.Subscript) if isinstance(s, ast.Subscript) and _of_rank(p, s, name)]
-        if (by_rank or unseeded) and any(p.order[one] > p.order[call] for one in sliced):
-            if p.function_of(call) is p.function_of(sliced[-1]) and p.guard(call) is None:
-                yield Hit(call, {"list": name})
+        below = [s for s in sliced if p.order[s] > p.order[call] and p.function_of(s) is p.function_of(call)]
+        if (by_rank or unseeded) and below and p.guard(call) is None:
+            yield Hit(call, {"list": name})
 
 
 def _mentions_rank(p: Meaning, node: ast.AST) -> bool:
@@ -211,7 +209,8 @@ RULES = (
         name="shuffle-beside-sampler", level=ERROR, title="shuffle=True beside a sampler",
         what="a DataLoader takes either shuffle=True or a sampler, and raises ValueError for both",
         why="The sampler decides the order. It shuffles by itself.",
-        cure="leave out shuffle=True; DistributedSampler(dataset, shuffle=True) is the default", seen="torch's documentation",
+        cure="leave out shuffle=True; DistributedSampler(dataset, shuffle=True) is the default",
+        seen="torch's documentation",
         check=shuffle_beside_sampler,
         wrong=f"{HEAD}sampler = DistributedSampler(dataset)\n"
         f"loader = DataLoader(dataset, batch_size=4, shuffle=True, sampler=sampler)  # <-\n{END}",
@@ -252,7 +251,7 @@ RULES = (
         ) + f"{LOAD}for epoch in range(3):\n    sampler.set_epoch(epoch)\n{TRAIN}{END}",
     ),
     Rule(
-        name="shuffle-then-slice", level=ERROR, title="a list shuffled by each rank's own generator, then sliced by rank",
+        name="shuffle-then-slice", level=ERROR, title="a list shuffled in each rank's own order, then sliced by rank",
         what="each rank shuffles {list} in another order and takes its slice of that, so slices overlap",
         why="Slices by rank are disjoint only if all ranks slice the same list. Some samples come twice, others never.",
         cure="random.Random(0).shuffle(files): the same seed on all ranks", seen="pull requests of training libraries",

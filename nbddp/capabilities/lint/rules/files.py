@@ -28,9 +28,12 @@ def prefix_in_checkpoint(p: Meaning) -> Iterator[Hit]:
     for call in p.named("torch.save"):
         saved = keyword(call, "obj", 0)
         for node in ast.walk(saved) if saved is not None else ():
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "state_dict":
-                if p.must(node.func.value, DDP):
-                    yield Hit(node, {"call": ast.unparse(node)})
+            if isinstance(node, ast.Call) and _is_state_of_ddp(p, node.func):
+                yield Hit(node, {"call": ast.unparse(node)})
+
+
+def _is_state_of_ddp(p: Meaning, called: ast.expr) -> bool:
+    return isinstance(called, ast.Attribute) and called.attr == "state_dict" and p.must(called.value, DDP)
 
 
 def download_on_all_ranks(p: Meaning) -> Iterator[Hit]:
@@ -38,9 +41,9 @@ def download_on_all_ranks(p: Meaning) -> Iterator[Hit]:
         return
     for call in p.calls:
         download = keyword(call, "download")
-        if isinstance(download, ast.Constant) and download.value is True:
-            if p.name_of(call).startswith(("torchvision.datasets.", "torchaudio.datasets.")) and p.on_all_ranks(call):
-                yield Hit(call, {"dataset": ast.unparse(call.func)})
+        known = p.name_of(call).startswith(("torchvision.datasets.", "torchaudio.datasets."))
+        if known and isinstance(download, ast.Constant) and download.value is True and p.on_all_ranks(call):
+            yield Hit(call, {"dataset": ast.unparse(call.func)})
 
 
 MNIST = "from torchvision import datasets\n\n"

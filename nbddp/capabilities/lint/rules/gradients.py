@@ -66,7 +66,9 @@ def _steps(function: ast.AST) -> bool:
 
 
 def _past(p: Meaning, call: ast.Call) -> bool:
-    """`ddp.module(x)`, or a method of it that computes."""
+    """`ddp.module(x)`, or a method of it that computes with data."""
+    if not call.args and not call.keywords:
+        return False
     if p.may(call.func, INNER) and not p.may(call.func, DDP):
         return True
     func = call.func
@@ -83,17 +85,22 @@ def _unwrapped(p: Meaning) -> Iterator[Hit]:
         assigned, module = p.parent.get(wrap), keyword(wrap, "module", 0)
         if not (isinstance(assigned, ast.Assign) and isinstance(module, ast.Name)):
             continue
-        if not isinstance(assigned.targets[0], ast.Name) or assigned.targets[0].id == module.id:
+        name = ast.unparse(assigned.targets[0])
+        if name != module.id and not _goes_on(p, name):
+            for call in _calls_below(p, wrap, module):
+                if differentiated(p, owner(p, wrap), lambda node, own=call: node is own):  # type: ignore[misc]
+                    yield Hit(call, {"call": ast.unparse(call.func)})
+
+
+def _calls_below(p: Meaning, wrap: ast.Call, module: ast.Name) -> Iterator[ast.Call]:
+    """Calls of the module that DDP got, with gradient, below the wrapping in its function."""
+    bound, function = p.bindings(module), owner(p, wrap)
+    for call in p.calls:
+        func = call.func
+        if not (isinstance(func, ast.Name) and func.id == module.id and p.order[call] > p.order[wrap]):
             continue
-        if _goes_on(p, assigned.targets[0].id):
-            continue
-        function, bound = owner(p, wrap), p.bindings(module)
-        for call in p.calls:
-            if isinstance(call.func, ast.Name) and call.func.id == module.id and p.order[call] > p.order[wrap]:
-                same = p.bindings(call.func) == bound and owner(p, call) is function
-                if same and not without_gradient(p, call):
-                    if differentiated(p, function, lambda node, own=call: node is own):  # type: ignore[misc]
-                        yield Hit(call, {"call": ast.unparse(call.func)})
+        if p.bindings(func) == bound and owner(p, call) is function and not without_gradient(p, call):
+            yield call
 
 
 def _goes_on(p: Meaning, name: str) -> bool:
@@ -104,7 +111,6 @@ def _goes_on(p: Meaning, name: str) -> bool:
 
 def no_sync_after_forward(p: Meaning) -> Iterator[Hit]:
     for node in p.nodes(ast.Assign):
-        assert isinstance(node, ast.Assign)
         target = node.targets[0]
         if not (isinstance(target, ast.Attribute) and target.attr == FLAG and p.may(target.value, DDP)):
             continue
@@ -135,7 +141,6 @@ def _has_forward(p: Meaning, statement: ast.AST) -> bool:
 
 def no_sync_without_forward(p: Meaning) -> Iterator[Hit]:
     for node in p.nodes(ast.With):
-        assert isinstance(node, ast.With)
         calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
         entered = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "no_sync"]
         if not entered or not p.must(entered[0].func.value, DDP):  # type: ignore[attr-defined]
@@ -149,7 +154,6 @@ def no_sync_without_forward(p: Meaning) -> Iterator[Hit]:
 
 def parameters_after_wrap(p: Meaning) -> Iterator[Hit]:
     for node in p.nodes(ast.Assign):
-        assert isinstance(node, ast.Assign)
         target = node.targets[0]
         if not isinstance(target, ast.Attribute) or not _has_parameters(p, node.value):
             continue
@@ -186,7 +190,6 @@ def averaged_twice(p: Meaning) -> Iterator[Hit]:
     if {"no_sync", FLAG} & p.words:
         return
     for loop in p.nodes(ast.For):
-        assert isinstance(loop, ast.For)
         source, name = loop.iter, ast.unparse(loop.target)
         if not (isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute)):
             continue
@@ -249,16 +252,12 @@ def _made_by_model(p: Meaning, function: ast.AST, name: str) -> bool:
 
 
 def step_of_some_ranks(p: Meaning) -> Iterator[Hit]:
-    steps = [c for c in p.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "step"
-             and p.may(c.func.value, OPTIMIZER, SCHEDULER)]  # fmt: skip
-    for call in steps:
-        assert isinstance(call.func, ast.Attribute)
-        owned = ast.unparse(call.func.value)
-        guard = p.guard(call)
-        others = [c for c in steps if c is not call and ast.unparse(c.func.value) == owned]  # type: ignore[attr-defined]
-        if guard is not None and not others and p.must(call.func.value, OPTIMIZER, SCHEDULER):
-            if _moves_ddp(p, call.func.value):
-                yield Hit(call, {"call": ast.unparse(call), "guard": ast.unparse(guard)})
+    steps = [(c, c.func.value) for c in p.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "step"]
+    for call, stepped in steps:
+        same = [one for _, one in steps if ast.unparse(one) == ast.unparse(stepped)]
+        guard = p.guard(call) if len(same) == 1 and p.must(stepped, OPTIMIZER, SCHEDULER) else None
+        if guard is not None and _moves_ddp(p, stepped):
+            yield Hit(call, {"call": ast.unparse(call), "guard": ast.unparse(guard)})
 
 
 def _moves_ddp(p: Meaning, optimizer: ast.expr) -> bool:
@@ -299,15 +298,14 @@ def rank_in_optimizer(p: Meaning) -> Iterator[Hit]:
 
 def scheduler_world_times(p: Meaning) -> Iterator[Hit]:
     for loop in p.nodes(ast.For):
-        assert isinstance(loop, ast.For)
         times = loop.iter
-        if isinstance(times, ast.Call) and ast.unparse(times.func) == "range" and len(times.args) == 1:
-            if p.must(times.args[0], WORLD):
-                for one in loop.body:
-                    called = one.value if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) else None
-                    if called is not None and isinstance(called.func, ast.Attribute) and called.func.attr == "step":
-                        if p.must(called.func.value, SCHEDULER):
-                            yield Hit(called, {"call": ast.unparse(called)})
+        if not (isinstance(times, ast.Call) and ast.unparse(times.func) == "range" and len(times.args) == 1):
+            continue
+        for one in loop.body if p.must(times.args[0], WORLD) else ():
+            match one:
+                case ast.Expr(value=ast.Call(func=ast.Attribute(attr="step", value=owned)) as called):
+                    if p.must(owned, SCHEDULER):
+                        yield Hit(called, {"call": ast.unparse(called)})
 
 
 def reduced_before_backward(p: Meaning) -> Iterator[Hit]:
@@ -319,9 +317,9 @@ def reduced_before_backward(p: Meaning) -> Iterator[Hit]:
         name, below = call.args[0].id, block[block.index(statement) + 1 :] if statement in block else []
         divided = [i for i, one in enumerate(below) if _divides_by_world(p, one, name)]
         backward = [i for i, one in enumerate(below) if ast.unparse(one) == f"{name}.backward()"]
-        if divided and backward and divided[0] < backward[0]:
-            if any(differentiated_at(p, owner(p, call), p.is_model_call, set())):
-                yield Hit(call, {"loss": name})
+        ordered = bool(divided and backward) and divided[0] < backward[0]
+        if ordered and differentiated(p, owner(p, call), p.is_model_call):
+            yield Hit(call, {"loss": name})
 
 
 def _divides_by_world(p: Meaning, statement: ast.stmt, name: str) -> bool:
@@ -419,7 +417,7 @@ REPORTED = """\
     shown = loss.detach()
     dist.all_reduce(shown)
 """
-SCHEDULER_ = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)\n"
+STEPS_LESS = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)\n"
 LOADED = 'state = torch.load("model.pt")\n'
 REDUCE_AGAIN = """\
     model(x).sum().backward()
@@ -528,8 +526,8 @@ RULES = (
         why="Each rank has its own scheduler, which counts its own steps.",
         cure="one step of the scheduler for one of the optimizer", seen="issue threads of training libraries",
         check=scheduler_world_times,
-        wrong=f"{HEAD}{SCHEDULER_}for _ in range(dist.get_world_size()):\n    scheduler.step()  # <-\n{END}",
-        right=f"{HEAD}{SCHEDULER_}scheduler.step()\n{END}",
+        wrong=f"{HEAD}{STEPS_LESS}for _ in range(dist.get_world_size()):\n    scheduler.step()  # <-\n{END}",
+        right=f"{HEAD}{STEPS_LESS}scheduler.step()\n{END}",
     ),
     Rule(
         name="reduced-before-backward", level=ERROR, title="a loss averaged over the ranks before backward",
@@ -553,7 +551,7 @@ RULES = (
         what="static_graph=True finds unused parameters itself; find_unused_parameters=True has no effect beside it",
         why="torch warns of it at each start.", cure="leave out find_unused_parameters=True", seen="torch's source",
         check=find_unused_with_static_graph,
-        wrong=HEAD.replace("Linear(1, 1))", "Linear(1, 1), static_graph=True, find_unused_parameters=True)  # <-") + END,
-        right=HEAD.replace("Linear(1, 1))", "Linear(1, 1), static_graph=True)") + END,
+        wrong=HEAD.replace("1))\nopt", "1), static_graph=True, find_unused_parameters=True)  # <-\nopt") + END,
+        right=HEAD.replace("1))\nopt", "1), static_graph=True)\nopt") + END,
     ),
 )  # fmt: skip

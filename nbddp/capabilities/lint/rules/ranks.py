@@ -150,6 +150,7 @@ def print_on_all_ranks(p: Meaning) -> Iterator[Hit]:
             yield Hit(call)
 
 
+IMPORT = "import torch.distributed as dist\n\n"
 MAIN = """\
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -187,8 +188,8 @@ RULES = (
         what="{call} needs the process group, which init_process_group makes only below",
         why="torch raises ValueError: the default process group has not been initialized.",
         cure="call dist.init_process_group() first", seen="torch's documentation", check=before_init,
-        wrong=f'import torch.distributed as dist\n\nrank = dist.get_rank()  # <-\ndist.init_process_group("gloo")\n{END}',
-        right=f'import torch.distributed as dist\n\ndist.init_process_group("gloo")\nrank = dist.get_rank()\n{END}',
+        wrong=f'{IMPORT}rank = dist.get_rank()  # <-\ndist.init_process_group("gloo")\n{END}',
+        right=f'{IMPORT}dist.init_process_group("gloo")\nrank = dist.get_rank()\n{END}',
     ),
     Rule(
         name="device-of-global-rank", level=WARNING, title="a device numbered by the global rank",
@@ -221,8 +222,8 @@ RULES = (
         what="nothing in this program calls destroy_process_group",
         why="With NCCL, torch 2.4 and later warn at exit that resources may leak. Exit can hang while work is pending.",
         cure="dist.destroy_process_group() at the end", seen="torch's documentation", check=init_without_destroy,
-        wrong='import torch.distributed as dist\n\ndist.init_process_group("gloo")  # <-\ndist.barrier()\n',
-        right=f'import torch.distributed as dist\n\ndist.init_process_group("gloo")\ndist.barrier()\n{END}',
+        wrong=f'{IMPORT}dist.init_process_group("gloo")  # <-\ndist.barrier()\n',
+        right=f'{IMPORT}dist.init_process_group("gloo")\ndist.barrier()\n{END}',
     ),
     Rule(
         name="print-on-all-ranks", level=NOTE, title="a print in the training loop, on every rank",
@@ -235,4 +236,3 @@ RULES = (
         f'    if dist.get_rank() == 0:\n        print("loss", loss.item())\n{END}',
     ),
 )  # fmt: skip
-
