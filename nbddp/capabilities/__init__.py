@@ -470,7 +470,7 @@ ROWS = (
             Command(
                 name="lint", after="export",
                 help="mistakes that the source of a DDP program shows, of scripts, notebooks and cells that ran",
-                grammar="nbddp.capabilities.lint.command:arguments",
+                grammar="nbddp.capabilities.lint.command:arguments", parse="nbddp.capabilities.lint.command:parse",
                 notebook="nbddp.capabilities.lint.command:in_notebook",
                 terminal="nbddp.capabilities.lint.command:in_terminal",
             ),

@@ -13,8 +13,9 @@ from nbddp.capabilities.lint.linting import LintResult, chosen, lint, rule_named
 from nbddp.capabilities.lint.rules import RULES
 from nbddp.capabilities.lint.sources import Cell, ProgramText
 from nbddp.errors import BadInput
-from nbddp.launch.options import Parser
+from nbddp.launch.options import Parser, taken
 from nbddp.notebook.commands import Asked, CommandLine
+from nbddp.protocol.capability import Command
 
 NOTEBOOK = "%ddp lint"
 CELLS = re.compile(r"In\[([^\[\]]*)\]")
@@ -34,7 +35,7 @@ class LintArguments(TypedDict):
 
 def arguments(parser: Parser) -> None:
     notebook = parser.prog == NOTEBOOK
-    parser.offers = {"files": (".py", ".ipynb"), "select": tuple(RULES), "ignore": tuple(RULES)}
+    parser.offers = {"files": (".py", ".ipynb"), **dict.fromkeys(("select", "ignore", "explain"), tuple(RULES))}
     cells = ", or cells that ran, such as In[3] or In[3-5] (default: all %%%%ddp cells that ran)"
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE",
@@ -42,8 +43,21 @@ def arguments(parser: Parser) -> None:
     add("--format", choices=(TEXT, JSON, SARIF), default=TEXT, help="how findings are printed (default text)")
     add("--select", action="append", default=[], metavar="RULE", help="only this rule; repeatable, or with commas")
     add("--ignore", action="append", default=[], metavar="RULE", help="without this rule; repeatable, or with commas")
-    add("--explain", choices=tuple(RULES), metavar="RULE", help="say what a rule is about, with examples")
+    add("--explain", metavar="RULE", help="say what a rule is about, with examples")
     add("--list-rules", action="store_true", help="list the rules")
+
+
+def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine:
+    """Files and options in any order: argparse takes files from one place alone."""
+    files: list[str] = []
+    options: list[str] = []
+    left = list(words)
+    while left:
+        is_option = left[0].startswith("-") and left[0] != "-"
+        count = taken(parser, left) if is_option else 1
+        (options if is_option else files).extend(left[:count])
+        left = left[count:]
+    return CommandLine(command, vars(parser.parse_strictly([*options, *files])))
 
 
 @dataclass(frozen=True)

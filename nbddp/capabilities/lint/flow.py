@@ -68,6 +68,7 @@ class Flow:
     def __init__(self, tree: ast.Module):
         self.tree = tree
         self.parent: dict[ast.AST, ast.AST] = {}
+        self.field: dict[ast.AST, str] = {}  # of its parent
         self.scope: dict[ast.AST, Scope] = {}
         self.inner: dict[ast.AST, Scope] = {}  # what a function or class makes
         self.order: dict[ast.AST, int] = {}
@@ -104,8 +105,8 @@ class Flow:
             self.scope[one] = around
             inner = Scope(one, around) if isinstance(one, (*FUNCTIONS, ast.ClassDef)) else around
             stack.append((one, around, True))
-            for child in reversed(list(ast.iter_child_nodes(one))):
-                self.parent[child] = one
+            for name, child in reversed(list(_children(one))):
+                self.parent[child], self.field[child] = one, name
                 stack.append((child, inner, False))
             if inner is not around:
                 self.inner[one] = inner
@@ -133,11 +134,8 @@ class Flow:
 
     def block_of(self, statement: ast.AST) -> list[ast.stmt]:
         """The list of statements that one is in."""
-        owner = self.parent.get(statement)
-        for _, value in ast.iter_fields(owner) if owner is not None else ():
-            if isinstance(value, list) and any(one is statement for one in value):
-                return value
-        return []
+        found = getattr(self.parent.get(statement), self.field.get(statement, ""), None)
+        return found if isinstance(found, list) and isinstance(statement, ast.stmt) else []
 
     def loops(self, node: ast.AST) -> list[ast.AST]:
         """The loops around a node in its function, the innermost first; not those whose iterable or `else` it is in."""
@@ -145,7 +143,7 @@ class Flow:
         for up, child in self.above(node):
             if isinstance(up, FUNCTIONS):
                 break
-            if isinstance(up, LOOPS) and any(child is one for one in up.body):
+            if isinstance(up, LOOPS) and self.field[child] == "body":
                 found.append(up)
         return found
 
@@ -264,8 +262,10 @@ class Flow:
             return self.inside(use, node) and not self.inside(use, node.iter)
         if not isinstance(node, ast.stmt):
             node = self.statement_of(node)
-        block = self.block_of(node)
-        return any(child is one for _, child in self.above(use) for one in block)
+        owner, field = self.parent[node], self.field[node]
+        if not self.inside(use, owner):
+            return False
+        return any(up is owner and self.field[child] == field for up, child in self.above(use))
 
     def _apart(self, binding: Binding, use: ast.AST) -> bool:
         """Whether they are in two branches of one `if`, or the binding's branch leaves before the use."""
@@ -274,7 +274,7 @@ class Flow:
             return not self.inside(use, self.parent[binding.node])
         for up, child in self.above(binding.node):
             if up in ups:
-                return isinstance(up, ast.If) and _branch(up, child) != _branch(up, ups[up])
+                return isinstance(up, ast.If) and self.field[child] != self.field[ups[up]]
             block = self.block_of(child)
             if block and isinstance(block[-1], (ast.Return, ast.Raise)) and not self.inside(use, up):
                 return True
@@ -463,10 +463,12 @@ def _alternatives(expr: ast.expr) -> list[ast.expr]:
     return []
 
 
-def _branch(node: ast.If, child: ast.AST) -> str:
-    if any(child is one for one in node.body):
-        return "body"
-    return "else" if any(child is one for one in node.orelse) else "test"
+def _children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """With the names of their fields."""
+    for name, value in ast.iter_fields(node):
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, ast.AST):
+                yield name, one
 
 
 def parameters(function: Function) -> list[ast.arg]:

@@ -287,8 +287,7 @@ class Meaning(Flow):
         found = []
         for up, child in self.above(node):
             if isinstance(up, (ast.If, ast.While, ast.IfExp)) and child is not up.test:
-                body = up.body if isinstance(up.body, list) else [up.body]
-                found.append((up.test, any(child is each for each in body)))
+                found.append((up.test, self.field[child] == "body"))
             elif isinstance(up, ast.BoolOp):
                 at = next(i for i, value in enumerate(up.values) if value is child)
                 found += [(value, isinstance(up.op, ast.And)) for value in up.values[:at]]

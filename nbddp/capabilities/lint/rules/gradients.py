@@ -187,8 +187,10 @@ def _is_wrapped(p: Meaning, base: ast.expr, node: ast.AST) -> bool:
 
 
 def averaged_twice(p: Meaning) -> Iterator[Hit]:
-    if {"no_sync", FLAG} & p.words:
+    if {"no_sync", FLAG} & p.words or not any(p.is_model_call(call) for call in p.calls):
         return
+    if any(_past(p, call) for call in p.calls):
+        return  # what goes past DDP has to be averaged by hand
     for loop in p.nodes(ast.For):
         source, name = loop.iter, ast.unparse(loop.target)
         if not (isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute)):
