@@ -157,7 +157,7 @@ import torch.multiprocessing as mp
 
 
 def main(rank, world_size):
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, init_method="tcp://localhost:29500")
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, init_method="tcp://localhost:29400")
     dist.destroy_process_group()
 
 
