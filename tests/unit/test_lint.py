@@ -130,6 +130,7 @@ FOLLOWED = {  # what is found through names, functions, classes and other spelli
     "        model(x).sum().backward()\nloader, _ = loaders()\nfor e in range(3):\n    train(loader)\n",
     "forward-past-ddp": "class T:\n    def __init__(self, net):\n        self.model = DDP(net)\n        self.raw = self.model.module"
     "\n    def step(self, x):\n        loss = self.raw(x).sum()\n        loss.backward()\n        self.optimizer.step()\n",
+    "sampler-of-one-rank": f"{WRAP}sampler = DistributedSampler(data, 2, 0)\nloader = DataLoader(data, 4, False, sampler)\n",
     "collective-of-some-ranks": "from torch.distributed import barrier, get_rank as number\ndef is_first():\n"
     "    return number() == 0\nfirst = is_first()\nif first:\n    barrier()\n",
     "device-of-global-rank": "def rank():\n    return int(os.getenv('RANK', '0'))\nr = rank()\ntorch.cuda.set_device(r)\n",
@@ -139,6 +140,13 @@ FOLLOWED = {  # what is found through names, functions, classes and other spelli
     "model = DistributedDataParallel(torch.compile(net))\nfor x in xs:\n    with ctx:\n        loss = model(x)\n"
     "    if many:\n        model.require_backward_grad_sync = last\n    loss.backward()\n",
 }
+
+
+def test_a_module_that_is_unwrapped_where_it_is_wrapped_goes_past_ddp() -> None:
+    text = "def step(model, x):\n    raw = model.module if isinstance(model, DDP) else model\n    loss = raw(x).sum()\n"
+    train = f"{WRAP}{text}    loss.backward()\n    optimizer.step()\nstep(model, 1)\n"
+    assert "forward-past-ddp" in rules(train)
+    assert "forward-past-ddp" not in rules(train.replace("raw(x)", "model(x)"))
 
 
 @pytest.mark.parametrize("rule", FOLLOWED)
@@ -188,7 +196,9 @@ def test_a_notebook_as_text_is_its_cells() -> None:
 
 def test_the_lessons_are_silent() -> None:
     programs = [
-        s for path in sources.files_of(str(places.ROOT / "notebooks" / "solutions")) for s in sources.of_file(path, path.name)
+        s
+        for path in sources.files_of(str(places.ROOT / "notebooks" / "solutions"))
+        for s in sources.of_file(path, path.name)
     ]
     result = lint(programs, chosen())
     assert len(programs) > 18

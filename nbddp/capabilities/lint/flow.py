@@ -452,8 +452,10 @@ def _common(targets: Iterable[str]) -> str:
 
 
 def _alternatives(expr: ast.expr) -> list[ast.expr]:
-    """Expressions one of which is the value of this one."""
+    """Expressions one of which is the value of this one. `model.module if … else model` is the module of a wrapper."""
     match expr:
+        case ast.IfExp(body=ast.Attribute(attr="module", value=model) as body, orelse=other):
+            return [body] if ast.dump(model) == ast.dump(other) else [body, other]
         case ast.IfExp(body=body, orelse=other):
             return [body, other]
         case ast.BoolOp(values=values):

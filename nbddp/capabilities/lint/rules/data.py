@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from nbddp.capabilities.lint.flow import keyword, open_ended
@@ -12,6 +13,7 @@ from nbddp.capabilities.lint.rules.examples import END, HEAD, LOAD, TRAIN
 from nbddp.capabilities.lint.taint import backward_calls, differentiated
 
 AROUND = {"enumerate", "tqdm", "iter", "zip", "tqdm.tqdm", "tqdm.auto.tqdm", "trange", "islice", "itertools.islice"}
+TRAINS = re.compile(r"backward|optimize_parameters|(train|training|optimizer?)_step|train_on_batch")
 HARMLESS = AROUND | {"len", "next", "print", "range", "isinstance", "type", "id", "hasattr"}
 SAMPLERS = "torch.utils.data.DistributedSampler"
 
@@ -78,15 +80,19 @@ def no_set_epoch(p: Meaning) -> Iterator[Hit]:
     for batches in p.nodes(ast.For):
         loader = _loader(p, batches.iter)
         outer = _epochs(p, batches) if p.may(loader, LOADER) else None
-        if outer is None or not _repeats(outer) or not any(p.inside(b, batches) for b in _backwards(p, batches)):
+        if outer is None or not _repeats(outer) or not _is_training(p, batches):
             continue
         sampler = _shuffling(p, loader)
         if sampler is not None and not p.inside(sampler, outer) and not _handed_on(p, outer):
             yield Hit(outer, {"loader": ast.unparse(loader)})
 
 
-def _backwards(p: Meaning, loop: ast.AST) -> list[ast.Call]:
-    return backward_calls(p, p.function_of(loop) or p.tree)
+def _is_training(p: Meaning, loop: ast.For) -> bool:
+    """Whether the loop differentiates, or calls a method that says that it makes a step."""
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and TRAINS.fullmatch(node.func.attr)
+        for node in ast.walk(loop)
+    )
 
 
 def _same_epoch(p: Meaning) -> Iterator[Hit]:
