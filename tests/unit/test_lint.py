@@ -112,6 +112,37 @@ HEALTHY = {
     "if dist.get_rank() == 0:\n    o.step()\n",
     "an initialized group": "if not dist.is_initialized():\n    dist.init_process_group()\ndist.destroy_process_group()\n",
     "a generator": "import random\nrank = dist.get_rank()\nrandom.seed(0)\nrandom.shuffle(files)\nmine = files[rank::2]\n",
+    "past DDP for a loss of its outputs": f"{WRAP}def outputs(m, x):\n    return m(x)\nloss = model.module.loss(outputs(model, x), y)\n"
+    "loss.backward()\noptimizer.step()\n",
+    "past DDP beside a forward elsewhere": f"from tools import run\n{WRAP}y = run(model, x)\nloss = model.module.head(y)\n"
+    "loss.backward()\noptimizer.step()\n",
+    "past DDP without data": f"{WRAP}loss = model.module.penalty()\nloss.backward()\noptimizer.step()\n",
+    "past DDP in no_sync": f"{WRAP}with model.no_sync():\n    loss = model.module(x)\nloss.backward()\noptimizer.step()\n",
+    "both halves in no_sync": f"{WRAP}with model.no_sync():\n    loss = model(x)\nwith model.no_sync():\n    loss.backward()\n",
+    "a flag that is always True": f"{WRAP}loss = model(x)\nmodel.require_backward_grad_sync = True\nloss.backward()\n",
+    "a loss added after wrapping": f"{WRAP}model.module.criterion = torch.nn.CrossEntropyLoss()\n",
+    "wrapped again": f"{WRAP}net = model.module\nnet.head = torch.nn.Linear(1, 1)\nmodel = DDP(net)\n",
+    "a norm of gradients": f"{WRAP}model(x).sum().backward()\nfor p in model.parameters():\n    n = p.grad.norm()\n"
+    "    dist.all_reduce(n)\n    dist.all_reduce(p.grad.clone())\n",
+    "gathered, the own one put back by a new list": f"{WRAP}z = model(x)\nzs = []\ndist.all_gather(zs, z)\n"
+    "zs = [z if i == r else one for i, one in enumerate(zs)]\ntorch.cat(zs).sum().backward()\n",
+    "loaded by one rank that tests": f"{WRAP}if dist.get_rank() == 0:\n    model.module.load_state_dict(best)\n    test(model)\n",
+    "a step of another model of this name": "def probe():\n    net = torch.nn.Linear(1, 1)\n"
+    "    o = torch.optim.SGD(net.parameters(), 0.1)\n    if dist.get_rank() == 0:\n        o.step()\n"
+    "def main():\n    net = torch.nn.Linear(1, 1)\n    model = DDP(net)\nprobe()\nmain()\n",
+    "the others go on to a helper": "def helper():\n    dist.broadcast(x, 0)\ndef main():\n    if dist.get_rank() == 0:\n"
+    "        dist.broadcast(x, 0)\n        return\n    helper()\nmain()\n",
+    "a function of the others": "def first():\n    if rank == 0:\n        dist.barrier()\ndef others():\n    dist.barrier()\n"
+    "rank = dist.get_rank()\nfirst()\nif rank:\n    others()\n",
+    "a group that was destroyed": "from tools import begin\nbegin()\nrank = dist.get_rank()\ndist.destroy_process_group()\n"
+    "dist.init_process_group()\n",
+    "a sampler of one rank for a test": f"{WRAP}sampler = DistributedSampler(data, num_replicas=1, rank=0)\n"
+    "loader = DataLoader(data, sampler=sampler)\nfor x in loader:\n    model(x)\n",
+    "shuffled once and sent": "import random\nrandom.shuffle(files)\ndist.broadcast_object_list(files, src=0)\n"
+    "mine = files[dist.get_rank()::2]\n",
+    "a split by a restored generator": f"{WRAP}torch.set_rng_state(state)\ntorch.utils.data.random_split(data, [1, 2])\n",
+    "a folder of the rank": f"{WRAP}os.chdir(str(dist.get_rank()))\ntorch.save(x, 'a.pt')\n",
+    "a download of the rank": f"from torchvision import datasets\n{WRAP}datasets.MNIST(f'd{{dist.get_rank()}}', download=True)\n",
     "print by rank": f"{WRAP}for x in xs:\n    model(x).backward()\n    print(dist.get_rank(), x)\n",
     "a print of another module": f"from tools import print\n{WRAP}for x in xs:\n    model(x).backward()\n    print(x)\n",
     "a comment": f"{WRAP}torch.save(model.module.state_dict(), 'a.pt')  # nbddp: ok, one rank\n",
@@ -130,7 +161,8 @@ FOLLOWED = {  # what is found through names, functions, classes and other spelli
     "        model(x).sum().backward()\nloader, _ = loaders()\nfor e in range(3):\n    train(loader)\n",
     "forward-past-ddp": "class T:\n    def __init__(self, net):\n        self.model = DDP(net)\n        self.raw = self.model.module"
     "\n    def step(self, x):\n        loss = self.raw(x).sum()\n        loss.backward()\n        self.optimizer.step()\n",
-    "sampler-of-one-rank": f"{WRAP}sampler = DistributedSampler(data, 2, 0)\nloader = DataLoader(data, 4, False, sampler)\n",
+    "sampler-of-one-rank": f"{WRAP}sampler = DistributedSampler(data, 2, 0)\nloader = DataLoader(data, 4, False, sampler)\n"
+    "for x in loader:\n    model(x).sum().backward()\n",
     "collective-of-some-ranks": "from torch.distributed import barrier, get_rank as number\ndef is_first():\n"
     "    return number() == 0\nfirst = is_first()\nif first:\n    barrier()\n",
     "device-of-global-rank": "def rank():\n    return int(os.getenv('RANK', '0'))\nr = rank()\ntorch.cuda.set_device(r)\n",

@@ -110,6 +110,11 @@ class Meaning(Flow):
                         if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))}  # fmt: skip
 
     @cached_property
+    def texts(self) -> set[str]:
+        found = (node.value for node in self.nodes(ast.Constant))
+        return {value for value in found if isinstance(value, str)}
+
+    @cached_property
     def closed(self) -> bool:
         """Whether nothing is imported but well-known libraries: what is not in this file is nowhere."""
         for node in self.nodes(ast.Import, ast.ImportFrom):
@@ -301,9 +306,9 @@ class Meaning(Flow):
         for one in self.block_of(child) if isinstance(child, ast.stmt) else ():
             if one is child:
                 break
-            if isinstance(one, ast.If) and _leaves(one.body):
+            if isinstance(one, ast.If) and leaves(one.body):
                 yield one.test, False
-            elif isinstance(one, ast.If) and one.orelse and _leaves(one.orelse):
+            elif isinstance(one, ast.If) and one.orelse and leaves(one.orelse):
                 yield one.test, True
 
     def guard(self, node: ast.AST) -> ast.expr | None:
@@ -455,7 +460,7 @@ def _words(expr: ast.AST) -> set[str]:
     return found
 
 
-def _leaves(block: list[ast.stmt]) -> bool:
+def leaves(block: list[ast.stmt]) -> bool:
     last = block[-1]
     if isinstance(last, LEAVES):
         return True

@@ -12,7 +12,7 @@ from nbddp.capabilities.lint.rule import ERROR, WARNING, Hit, Rule
 from nbddp.capabilities.lint.rules.examples import END, HEAD, LOAD, TRAIN
 from nbddp.capabilities.lint.taint import backward_calls, differentiated
 
-AROUND = {"enumerate", "tqdm", "iter", "zip", "tqdm.tqdm", "tqdm.auto.tqdm", "trange", "islice", "itertools.islice"}
+AROUND = {"enumerate", "tqdm", "iter", "zip", "tqdm.tqdm", "tqdm.auto.tqdm", "trange"}
 TRAINS = re.compile(r"backward|optimize_parameters|(train|training|optimizer?)_step|train_on_batch")
 HARMLESS = AROUND | {"len", "next", "print", "range", "isinstance", "type", "id", "hasattr"}
 SAMPLERS = "torch.utils.data.DistributedSampler"
@@ -74,7 +74,7 @@ def _handed_on(p: Meaning, loop: ast.AST) -> bool:
 
 
 def no_set_epoch(p: Meaning) -> Iterator[Hit]:
-    if "set_epoch" in p.words:
+    if "set_epoch" in p.words | p.texts:
         yield from _same_epoch(p)
         return
     for batches in p.nodes(ast.For):
@@ -130,7 +130,7 @@ def sampler_of_one_rank(p: Meaning) -> Iterator[Hit]:
         return
     for call in p.named(SAMPLERS):
         rank = keyword(call, "rank", 2)
-        used = any(_uses(p, loader, call) for loader in p.named("torch.utils.data.DataLoader"))
+        used = any(_uses(p, one, call) and _trains(p, one) for one in p.named("torch.utils.data.DataLoader"))
         if used and isinstance(rank, ast.Constant) and type(rank.value) is int and p.on_all_ranks(call):
             yield Hit(rank, {"rank": str(rank.value)})
 
@@ -162,13 +162,15 @@ def _trains(p: Meaning, loader: ast.Call) -> bool:
     for loop in p.nodes(ast.For):
         if [*p.origins(_loader(p, loop.iter))] == [loader]:
             function = p.function_of(loop) or p.tree
-            if any(p.inside(b, loop) for b in backward_calls(p, function)):
+            left = any(isinstance(node, ast.Break) for node in ast.walk(loop))
+            if not left and any(p.inside(b, loop) for b in backward_calls(p, function)):
                 return differentiated(p, function, p.is_model_call)
     return False
 
 
 def shuffle_then_slice(p: Meaning) -> Iterator[Hit]:
-    for call in p.named("random.shuffle", "numpy.random.shuffle") if p.closed else ():
+    alone = p.closed and not any(word.startswith(("broadcast", "scatter")) for word in p.words)
+    for call in p.named("random.shuffle", "numpy.random.shuffle") if alone else ():
         name = ast.unparse(call.args[0]) if call.args else ""
         module = p.name_of(call).rpartition(".")[0]
         seeds = [one for one in p.named(f"{module}.seed") if p.order[one] < p.order[call]]
@@ -194,7 +196,9 @@ def _of_rank(p: Meaning, subscript: ast.Subscript, name: str) -> bool:
 
 
 def split_differs(p: Meaning) -> Iterator[Hit]:
-    if not p.closed or any("seed" in word for word in p.words) or not (p.wraps or p.named(SAMPLERS)):
+    if not p.closed or not (p.wraps or p.named(SAMPLERS)):
+        return
+    if any("seed" in word or "rng_state" in word or word.startswith("broadcast") for word in p.words):
         return
     for call in p.named("torch.utils.data.random_split"):
         if keyword(call, "generator", 2) is None and not open_ended(call) and p.on_all_ranks(call):
@@ -240,8 +244,8 @@ RULES = (
         cure="leave rank out: the default is dist.get_rank()", seen="pull requests of training libraries",
         check=sampler_of_one_rank,
         wrong=f"{HEAD}sampler = DistributedSampler(dataset, num_replicas=2, rank=0)  # <-\n"
-        f"loader = DataLoader(dataset, batch_size=4, sampler=sampler)\n{END}",
-        right=f"{HEAD}{LOAD}{END}",
+        f"loader = DataLoader(dataset, batch_size=4, sampler=sampler)\nif True:\n{TRAIN}{END}",
+        right=f"{HEAD}{LOAD}if True:\n{TRAIN}{END}",
     ),
     Rule(
         name="loader-without-sampler", level=WARNING, title="a training loader without a sampler",

@@ -12,7 +12,7 @@ from nbddp.capabilities.lint.rules.examples import END, HEAD
 
 
 def save_on_all_ranks(p: Meaning) -> Iterator[Hit]:
-    for call in p.named("torch.save") if p.distributed else ():
+    for call in p.named("torch.save") if p.distributed and "chdir" not in p.words else ():
         path = keyword(call, "f", 1)
         if path is not None and p.on_all_ranks(call) and p.same_everywhere(path):
             yield Hit(call, {"path": ast.unparse(path)})
@@ -41,6 +41,9 @@ def download_on_all_ranks(p: Meaning) -> Iterator[Hit]:
         return
     for call in p.calls:
         download = keyword(call, "download")
+        root = keyword(call, "root", 0)
+        if root is None or not p.same_everywhere(root):
+            continue
         known = p.name_of(call).startswith(("torchvision.datasets.", "torchaudio.datasets."))
         if known and isinstance(download, ast.Constant) and download.value is True and p.on_all_ranks(call):
             yield Hit(call, {"dataset": ast.unparse(call.func)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from nbddp.capabilities.lint.flow import keyword, own_nodes
@@ -20,7 +21,7 @@ from nbddp.capabilities.lint.meaning import (
     Meaning,
 )
 from nbddp.capabilities.lint.rule import ERROR, NOTE, WARNING, Hit, Rule
-from nbddp.capabilities.lint.rules.examples import BATCHES, DATA, END, HEAD
+from nbddp.capabilities.lint.rules.examples import BATCHES, DATA, END, HEAD, LOAD
 from nbddp.capabilities.lint.taint import (
     backward_calls,
     differentiated,
@@ -36,9 +37,11 @@ HARMLESS = {  # methods of a module that are no forward
     "get_parameter", "get_submodule", "named_children", "register_forward_hook", "register_buffer", "add_module",
     "configure_optimizers",
 }  # fmt: skip
-PLAIN_LAYERS = {"ReLU", "Dropout", "Identity", "Flatten", "Softmax", "Tanh", "Sigmoid", "GELU", "DataParallel",
-                "CrossEntropyLoss", "MSELoss", "MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d", "SiLU", "Upsample",
-                "Dropout2d", "LeakyReLU", "BCELoss", "L1Loss", "NLLLoss", "BCEWithLogitsLoss"}  # fmt: skip
+ASK = {"isinstance", "hasattr", "getattr", "len", "print", "type", "id"}
+LAYERS = re.compile(
+    r"Linear|Bilinear|Conv(Transpose)?[123]d|Embedding(Bag)?|LayerNorm|GroupNorm|BatchNorm[123]d|LSTM|GRU|RNN"
+    r"|MultiheadAttention|Transformer\w*|PReLU|Parameter"
+)
 
 
 def _exchanges_by_hand(p: Meaning) -> bool:
@@ -54,10 +57,32 @@ def forward_past_ddp(p: Meaning) -> Iterator[Hit]:
         if not _past(p, call) or without_gradient(p, call):
             continue
         function = owner(p, call)
-        armed = any(p.is_model_call(node) for node in own_nodes(function))
-        if not armed and _steps(function) and differentiated(p, function, lambda node, own=call: node is own):  # type: ignore[misc]
+        inside = any(isinstance(up, ast.With) and "no_sync" in ast.unparse(up.items[0]) for up, _ in p.above(call))
+        if inside or _may_arm(p, function) or (_is_of_outputs(call) and any(map(p.is_model_call, p.calls))):
+            continue
+        if _steps(function) and differentiated(p, function, lambda node, own=call: node is own):  # type: ignore[misc]
             yield Hit(call, {"call": ast.unparse(call.func)})
     yield from _unwrapped(p)
+
+
+def _may_arm(p: Meaning, function: ast.AST, depth: int = 0) -> bool:
+    """Whether a function may run DDP's forward: itself, in one that it calls, or in one that gets the model."""
+    for node in own_nodes(function):
+        if not isinstance(node, ast.Call):
+            continue
+        given = [*node.args, *(one.value for one in node.keywords)]
+        called = p.called(node)
+        if p.is_model_call(node) or (called is not None and depth < 4 and _may_arm(p, called, depth + 1)):
+            return True
+        handed = called is None and not isinstance(p.parent[node], ast.Expr) and ast.unparse(node.func) not in ASK
+        if handed and any(isinstance(one, (ast.Name, ast.Attribute)) and p.may(one, DDP) for one in given):
+            return True
+    return False
+
+
+def _is_of_outputs(call: ast.Call) -> bool:
+    """Whether its name says that it may compute with the model's outputs alone."""
+    return isinstance(call.func, ast.Attribute) and any(word in call.func.attr.lower() for word in ("loss", "criteri"))
 
 
 def _steps(function: ast.AST) -> bool:
@@ -114,6 +139,8 @@ def no_sync_after_forward(p: Meaning) -> Iterator[Hit]:
         target = node.targets[0]
         if not (isinstance(target, ast.Attribute) and target.attr == FLAG and p.may(target.value, DDP)):
             continue
+        if not _may_be_false(p):
+            return
         for block, at in _blocks(p, node):
             before, after = block[:at], block[at + 1 :]
             forward = [s for s in before if _has_forward(p, s)]
@@ -123,6 +150,12 @@ def no_sync_after_forward(p: Meaning) -> Iterator[Hit]:
             if forward and backward and not told and not again:
                 yield Hit(node, {"ddp": ast.unparse(target.value)})
                 break
+
+
+def _may_be_false(p: Meaning) -> bool:
+    """Whether the flag is ever set to something else than True."""
+    values = [n.value for n in p.nodes(ast.Assign) if FLAG in ast.unparse(n.targets[0])]
+    return not all(isinstance(value, ast.Constant) and value.value is True for value in values)
 
 
 def _blocks(p: Meaning, node: ast.AST) -> Iterator[tuple[list[ast.stmt], int]]:
@@ -140,16 +173,22 @@ def _has_forward(p: Meaning, statement: ast.AST) -> bool:
 
 
 def no_sync_without_forward(p: Meaning) -> Iterator[Hit]:
-    for node in p.nodes(ast.With):
-        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-        entered = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "no_sync"]
-        if not entered or not p.must(entered[0].func.value, DDP):  # type: ignore[attr-defined]
-            continue
-        inner = [one for one in ast.walk(node) if isinstance(one, ast.Call) and one not in calls]
-        backward = [b for b in backward_calls(p, owner(p, node)) if b in inner]
-        plain = all(isinstance(one.func, ast.Attribute) and one.func.attr in ("backward", "scale") for one in inner)
-        if backward and plain and backward[0] in differentiated_at(p, owner(p, node), p.is_model_call, set()):
-            yield Hit(node)
+    found = [node for node in p.nodes(ast.With) if _has_backward_alone(p, node)]
+    others = sum(isinstance(node, ast.Attribute) and node.attr == "no_sync" for node in ast.walk(p.tree)) - len(found)
+    for node in found if not others else ():
+        yield Hit(node)
+
+
+def _has_backward_alone(p: Meaning, node: ast.With) -> bool:
+    """`with ddp.no_sync(): loss.backward()`, where the loss was made by a forward above."""
+    calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+    entered = [c.func.value for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "no_sync"]
+    if not entered or not p.must(entered[0], DDP):
+        return False
+    inner = [one for one in ast.walk(node) if isinstance(one, ast.Call) and one not in calls]
+    backward = [b for b in backward_calls(p, owner(p, node)) if b in inner]
+    plain = all(isinstance(one.func, ast.Attribute) and one.func.attr in ("backward", "scale") for one in inner)
+    return bool(backward and plain) and backward[0] in differentiated_at(p, owner(p, node), p.is_model_call, set())
 
 
 def parameters_after_wrap(p: Meaning) -> Iterator[Hit]:
@@ -170,7 +209,8 @@ def parameters_after_wrap(p: Meaning) -> Iterator[Hit]:
 def _has_parameters(p: Meaning, value: ast.expr) -> bool:
     name = p.name_of(value) if isinstance(value, ast.Call) else ""
     head, _, last = name.rpartition(".")
-    return head in ("torch.nn", "torch.nn.parameter") and last[:1].isupper() and last not in PLAIN_LAYERS
+    frozen = isinstance(value, ast.Call) and keyword(value, "requires_grad", 1 if last == "Parameter" else None)
+    return head in ("torch.nn", "torch.nn.parameter") and bool(LAYERS.fullmatch(last)) and not frozen
 
 
 def _is_wrapped(p: Meaning, base: ast.expr, node: ast.AST) -> bool:
@@ -197,7 +237,11 @@ def averaged_twice(p: Meaning) -> Iterator[Hit]:
             continue
         if source.func.attr == "parameters" and p.must(source.func.value, DDP, INNER):
             for call in p.named(f"{DIST}.all_reduce"):
-                if p.inside(call, loop) and call.args and ast.unparse(call.args[0]).startswith(f"{name}.grad"):
+                if (
+                    p.inside(call, loop)
+                    and call.args
+                    and ast.unparse(call.args[0]) in (f"{name}.grad", f"{name}.grad.data")
+                ):
                     yield Hit(call)
 
 
@@ -227,19 +271,22 @@ def gather_cuts_gradient(p: Meaning) -> Iterator[Hit]:
         if len(call.args) < 2 or not isinstance(call.args[0], ast.Name) or not isinstance(call.args[1], ast.Name):
             continue
         function, gathered, given = owner(p, call), call.args[0].id, call.args[1].id
-        if without_gradient(p, call) or _put_back(function, gathered) or not _made_by_model(p, function, given):
+        if without_gradient(p, call) or _put_back(p, call, gathered) or not _made_by_model(p, function, given):
             continue
         if any(differentiated_at(p, function, lambda node: False, {gathered})):
             yield Hit(call, {"tensor": given})
 
 
-def _put_back(function: ast.AST, name: str) -> bool:
-    """`gathered[rank] = z`."""
-    return any(
-        isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript)
-        and ast.unparse(node.targets[0].value) == name
-        for node in own_nodes(function)
-    )  # fmt: skip
+def _put_back(p: Meaning, call: ast.Call, name: str) -> bool:
+    """Whether the list is changed below the call, as in `gathered[rank] = z`, or used by a method of its own."""
+    for node in own_nodes(owner(p, call)):
+        below = p.order[node] > p.last[call]
+        if below and isinstance(node, ast.Attribute) and ast.unparse(node.value) == name:
+            return True
+        changed = node.targets if below and isinstance(node, (ast.Assign, ast.Delete)) else []
+        if any(ast.unparse(one).split("[")[0] == name for one in changed):
+            return True
+    return False
 
 
 def _made_by_model(p: Meaning, function: ast.AST, name: str) -> bool:
@@ -264,27 +311,28 @@ def step_of_some_ranks(p: Meaning) -> Iterator[Hit]:
 
 def _moves_ddp(p: Meaning, optimizer: ast.expr) -> bool:
     """Whether an optimizer, or a scheduler's, has a DDP model's parameters."""
-    wrapped = [keyword(wrap, "module", 0) for wrap in p.wraps]
-    names = {one.id for one in wrapped if isinstance(one, ast.Name)}
+    modules = [keyword(wrap, "module", 0) for wrap in p.wraps]
+    wrapped = {bound for one in modules if isinstance(one, ast.Name) for bound in p.bindings(one)}
     for made in p.origins(optimizer):
         for one in made.args if isinstance(made, ast.Call) else ():
             if isinstance(one, ast.Name) and p.may(one, OPTIMIZER):
                 return _moves_ddp(p, one)
             for node in ast.walk(one):
-                if isinstance(node, ast.Name) and (p.may(node, DDP, INNER) or node.id in names):
+                if isinstance(node, ast.Name) and (p.may(node, DDP, INNER) or wrapped & {*p.bindings(node)}):
                     return True
     return False
 
 
 def load_of_some_ranks(p: Meaning) -> Iterator[Hit]:
-    if any(word.startswith("broadcast") for word in p.words):
+    if any("broadcast" in word or "sync_" in word for word in p.words):
         return
     for call in p.calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "load_state_dict":
             guard = p.guard(call)
             loads = [c for c in p.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "load_state_dict"
                      and p.may(c.func.value, DDP, INNER)]  # fmt: skip
-            if guard is not None and loads == [call] and p.must(call.func.value, DDP, INNER):
+            trains = any(p.order[one] > p.order[call] for one in backward_calls(p, owner(p, call)))
+            if guard is not None and trains and loads == [call] and p.must(call.func.value, DDP, INNER):
                 yield Hit(call, {"call": f"{ast.unparse(call.func)}()", "guard": ast.unparse(guard)})
 
 
@@ -510,8 +558,9 @@ RULES = (
         why="DDP copies rank 0's weights once, when it wraps the model.",
         cure="load on every rank, or on rank 0 before DDP(model)", seen="issue threads of training programs",
         check=load_of_some_ranks,
-        wrong=f"{HEAD}{LOADED}if dist.get_rank() == 0:\n    model.module.load_state_dict(state)  # <-\n{END}",
-        right=f"{HEAD}{LOADED}model.module.load_state_dict(state)\n{END}",
+        wrong=f"{HEAD}{LOADED}if dist.get_rank() == 0:\n    model.module.load_state_dict(state)  # <-\n"
+        f"{LOAD}{BATCHES}{STEP}{END}",
+        right=f"{HEAD}{LOADED}model.module.load_state_dict(state)\n{LOAD}{BATCHES}{STEP}{END}",
     ),
     Rule(
         name="rank-in-optimizer", level=ERROR, title="a hyper-parameter that depends on the rank",

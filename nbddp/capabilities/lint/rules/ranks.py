@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from nbddp.capabilities.lint.flow import SPAWN, keyword, own_nodes
-from nbddp.capabilities.lint.meaning import DIST, RANK, Meaning
+from nbddp.capabilities.lint.flow import LOOPS, SPAWN, keyword, own_nodes
+from nbddp.capabilities.lint.meaning import DIST, RANK, Meaning, leaves
 from nbddp.capabilities.lint.rule import ERROR, NOTE, WARNING, Hit, Rule
 from nbddp.capabilities.lint.rules.examples import BATCHES, DATA, END
 from nbddp.capabilities.lint.taint import backward_calls
@@ -25,11 +25,17 @@ def collective_of_some_ranks(p: Meaning) -> Iterator[Hit]:
         calls = [call for call in p.named(f"{DIST}.{name}") if not _of_group(call)]
         guarded = [(call, _guard(p, call)) for call in calls]
         texts = {_text(guard) for _, guard in guarded if guard is not None}
-        if len(texts) != 1:
+        if len(texts) != 1 or any(guard is None and _of_called_by_some(p, call) for call, guard in guarded):
             continue
         for call, guard in guarded:
             if guard is not None and not _others_may_call(p, call, guard[0], name):
                 yield Hit(call, {"call": f"{name}()", "guard": _text(guard)})
+
+
+def _of_called_by_some(p: Meaning, call: ast.Call) -> bool:
+    """Whether a function has it that some ranks alone call: they may be the others."""
+    function = p.function_of(call)
+    return function is not None and any(_guard(p, site) is not None for site, _ in p.sites(function))
 
 
 def _of_group(call: ast.Call) -> bool:
@@ -53,6 +59,9 @@ def _others_may_call(p: Meaning, call: ast.Call, test: ast.expr, name: str) -> b
         return True
     inside = any(p.inside(call, one) for one in branch.body)
     other = branch.orelse if inside else branch.body
+    if inside and leaves(branch.body):
+        block = p.block_of(branch)
+        other = [*other, *block[block.index(branch) + 1 :]]
     for one in (node for statement in other for node in ast.walk(statement)):
         if isinstance(one, ast.Call):
             text = ast.unparse(one.func)
@@ -65,6 +74,8 @@ def before_init(p: Meaning) -> Iterator[Hit]:
     if len(p.inits) != 1 or "is_initialized" in p.words:
         return
     init = p.inits[0]
+    if any(p.order[one] < p.order[init] for one in p.named(f"{DIST}.destroy_process_group")):
+        return
     statement = p.statement_of(init)
     block = p.block_of(statement)
     needs = {f"{DIST}.{name}" for name in (*COLLECTIVES, "get_rank", "get_world_size")}
@@ -76,7 +87,7 @@ def before_init(p: Meaning) -> Iterator[Hit]:
 
 
 def _executed(statement: ast.stmt) -> Iterator[ast.AST]:
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try)):
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, *LOOPS)):
         return
     yield from own_nodes(statement)
 
