@@ -186,6 +186,12 @@ def test_names_are_followed(rule: str) -> None:
     assert rule in rules(FOLLOWED[rule])
 
 
+def test_the_same_epoch_each_time_is_no_epoch() -> None:
+    text = f"{WRAP}{LOADER}for e in range(3):\n    sampler.set_epoch(0)\n    {STEPS}"
+    assert "no-set-epoch" in rules(text)
+    assert "no-set-epoch" not in rules(text.replace("set_epoch(0)", "set_epoch(e)"))
+
+
 def test_a_program_of_circles_ends() -> None:
     assert (
         found(

@@ -84,7 +84,7 @@ def no_set_epoch(p: Meaning) -> Iterator[Hit]:
             continue
         sampler = _shuffling(p, loader)
         if sampler is not None and not p.inside(sampler, outer) and not _handed_on(p, outer):
-            yield Hit(outer, {"loader": ast.unparse(loader)})
+            yield Hit(outer, {"sampler": f"the sampler of {ast.unparse(loader)}"})
 
 
 def _is_training(p: Meaning, loop: ast.For) -> bool:
@@ -100,7 +100,7 @@ def _same_epoch(p: Meaning) -> Iterator[Hit]:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "set_epoch" and p.loops(call) and call.args:
             repeats = _repeats(p.loops(call)[0])
             if isinstance(call.args[0], ast.Constant) and repeats and p.may(call.func.value, SAMPLER):
-                yield Hit(call, {"loader": ast.unparse(call.func.value)})
+                yield Hit(call, {"sampler": ast.unparse(call.func.value)})
 
 
 def shuffle_beside_sampler(p: Meaning) -> Iterator[Hit]:
@@ -207,8 +207,8 @@ def split_differs(p: Meaning) -> Iterator[Hit]:
 
 RULES = (
     Rule(
-        name="no-set-epoch", level=WARNING, title="a shuffling sampler is never told the epoch",
-        what="the sampler of {loader} is not told the epoch, so every epoch has the same order",
+        name="no-set-epoch", level=WARNING, title="a sampler that shuffles, without set_epoch",
+        what="the epoch of {sampler} never changes, so every epoch has the same order",
         why="A DistributedSampler shuffles by its seed and its epoch, and the epoch stays 0 until set_epoch is called.",
         cure="sampler.set_epoch(epoch) at the top of the epoch loop", seen="issue threads of training libraries",
         check=no_set_epoch,
