@@ -465,6 +465,18 @@ ROWS = (
         ),
     ),
     Capability(
+        name="lint",
+        commands=(
+            Command(
+                name="lint", after="export",
+                help="mistakes that the source of a DDP program shows, of scripts, notebooks and cells that ran",
+                grammar="nbddp.capabilities.lint.command:arguments", parse="nbddp.capabilities.lint.command:parse",
+                notebook="nbddp.capabilities.lint.command:in_notebook",
+                terminal="nbddp.capabilities.lint.command:in_terminal",
+            ),
+        ),
+    ),
+    Capability(
         name="private",
         on_agent=OnAgent(warm="nbddp.capabilities.private.sock_owner:told"),
         guard=Guard(

@@ -85,6 +85,18 @@ def test_what_a_cell_leaves_does_not_depend_on_how_long_it_took(four: Kernel) ->
     assert [o["data"] for o in quick.outputs] == [o["data"] for o in slow.outputs] == [{"text/plain": ""}]
 
 
+def test_lint_reads_the_cells_that_ran_and_runs_nothing(four: Kernel) -> None:
+    cell = "%%ddp\nimport torch.distributed as dist\nif False:\n    if dist.get_rank() == 0:\n        dist.barrier()"
+    assert four.run(cell).ok
+    number = four.run("print(len(In) - 2)").text().strip()
+    for line in ("%ddp lint", f"%ddp lint In[{number}]", f"%ddp lint In[1-{number}]"):
+        [shown] = four.run(line).outputs
+        assert f"In[{number}]:5:9: error [collective-of-some-ranks] barrier()" in shown["data"]["text/plain"]
+        assert "<code>collective-of-some-ranks</code>" in shown["data"]["text/html"]
+    refused = four.run("%ddp lint In[99999]")
+    assert "In[99999] is no cell that ran" in str(refused.error)
+
+
 def test_pool_is_reused(four: Kernel) -> None:
     first = four.run("%%ddp -o pids\nimport os\nos.getpid()\n")
     assert first.ok

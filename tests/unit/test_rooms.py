@@ -38,6 +38,8 @@ PURE = {  # folder → its modules that import nothing of that
     "torchrun_line",
     "capabilities/forecast": "command cost scale",
     "capabilities/hosts": "command names reachability report sync_rules via",
+    "capabilities/lint": "*",
+    "capabilities/lint/rules": "*",
     "capabilities/memory": "command history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
     "capabilities/scripts": "command failures grammar launch logs part program torchrun",

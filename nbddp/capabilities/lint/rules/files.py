@@ -1,0 +1,80 @@
+"""Mistakes of files: who writes them, and what is in them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from nbddp.capabilities.lint.flow import keyword
+from nbddp.capabilities.lint.meaning import DDP, Meaning
+from nbddp.capabilities.lint.rule import NOTE, WARNING, Hit, Rule
+from nbddp.capabilities.lint.rules.examples import END, HEAD
+
+
+def save_on_all_ranks(p: Meaning) -> Iterator[Hit]:
+    for call in p.named("torch.save") if p.distributed and "chdir" not in p.words else ():
+        path = keyword(call, "f", 1)
+        if path is not None and p.on_all_ranks(call) and p.same_everywhere(path):
+            yield Hit(call, {"path": ast.unparse(path)})
+
+
+def prefix_in_checkpoint(p: Meaning) -> Iterator[Hit]:
+    texts = (node.value for node in p.nodes(ast.Constant) if isinstance(node, ast.Constant))
+    if any(isinstance(text, str) and text.startswith("module") for text in texts):
+        return
+    loads = [c for c in p.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "load_state_dict"]
+    if any(p.may(call.func.value, DDP) for call in loads if isinstance(call.func, ast.Attribute)):
+        return
+    for call in p.named("torch.save"):
+        saved = keyword(call, "obj", 0)
+        for node in ast.walk(saved) if saved is not None else ():
+            if isinstance(node, ast.Call) and _is_state_of_ddp(p, node.func):
+                yield Hit(node, {"call": ast.unparse(node)})
+
+
+def _is_state_of_ddp(p: Meaning, called: ast.expr) -> bool:
+    return isinstance(called, ast.Attribute) and called.attr == "state_dict" and p.must(called.value, DDP)
+
+
+def download_on_all_ranks(p: Meaning) -> Iterator[Hit]:
+    if not p.distributed or p.cells or {"barrier", "makedirs", "monitored_barrier"} & p.words:
+        return
+    for call in p.calls:
+        download = keyword(call, "download")
+        root = keyword(call, "root", 0)
+        if root is None or not p.same_everywhere(root):
+            continue
+        known = p.name_of(call).startswith(("torchvision.datasets.", "torchaudio.datasets."))
+        if known and isinstance(download, ast.Constant) and download.value is True and p.on_all_ranks(call):
+            yield Hit(call, {"dataset": ast.unparse(call.func)})
+
+
+MNIST = "from torchvision import datasets\n\n"
+RULES = (
+    Rule(
+        name="save-on-all-ranks", level=WARNING, title="torch.save on every rank",
+        what="all ranks write {path} at the same time",
+        why="Writes of several processes to one file mix. A reader finds a file that is cut off or cannot be read.",
+        cure="if dist.get_rank() == 0: torch.save(…), then dist.barrier() where others read it",
+        seen="issue threads of training programs", check=save_on_all_ranks,
+        wrong=f'{HEAD}torch.save(model.module.state_dict(), "model.pt")  # <-\n{END}',
+        right=f'{HEAD}if dist.get_rank() == 0:\n    torch.save(model.module.state_dict(), "model.pt")\n{END}',
+    ),
+    Rule(
+        name="prefix-in-checkpoint", level=NOTE, title="a checkpoint of the DDP model",
+        what="the keys of {call} begin with module., which a model without DDP cannot load",
+        why="DDP holds the model as its attribute module.",
+        cure="model.module.state_dict()", seen="issue threads of training programs", check=prefix_in_checkpoint,
+        wrong=f'{HEAD}if dist.get_rank() == 0:\n    torch.save(model.state_dict(), "model.pt")  # <-\n{END}',
+        right=f'{HEAD}if dist.get_rank() == 0:\n    torch.save(model.module.state_dict(), "model.pt")\n{END}',
+    ),
+    Rule(
+        name="download-on-all-ranks", level=WARNING, title="a data set downloaded by every rank",
+        what="all ranks of a node download {dataset} into one folder at the same time, if it is not there yet",
+        why="Several processes write and unpack the same files, and some find them incomplete.",
+        cure="download where LOCAL_RANK is 0, then dist.barrier(), then open it with download=False",
+        seen="issue threads of torchvision", check=download_on_all_ranks,
+        wrong=f'{MNIST}{HEAD}train = datasets.MNIST("data", download=True)  # <-\n{END}',
+        right=f'{MNIST}{HEAD}train = datasets.MNIST("data", download=False)\n{END}',
+    ),
+)  # fmt: skip

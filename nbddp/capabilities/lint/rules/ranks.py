@@ -1,0 +1,249 @@
+"""Mistakes of the process group: who calls a collective, when the group is there, which device a rank takes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from nbddp.capabilities.lint.flow import LOOPS, SPAWN, keyword, own_nodes
+from nbddp.capabilities.lint.meaning import DIST, RANK, Meaning, leaves
+from nbddp.capabilities.lint.rule import ERROR, NOTE, WARNING, Hit, Rule
+from nbddp.capabilities.lint.rules.examples import BATCHES, DATA, END
+from nbddp.capabilities.lint.taint import backward_calls
+
+COLLECTIVES = (
+    "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_object",
+    "broadcast_object_list", "gather", "gather_object", "scatter", "scatter_object_list", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "monitored_barrier", "new_group",
+)  # fmt: skip
+SHOWS_RANK = re.compile(r"rank|gpu|proc|worker|node|device|pid|\[\{|cuda", re.IGNORECASE)
+
+
+def collective_of_some_ranks(p: Meaning) -> Iterator[Hit]:
+    for name in COLLECTIVES:
+        calls = [call for call in p.named(f"{DIST}.{name}") if not _of_group(call)]
+        guarded = [(call, _guard(p, call)) for call in calls]
+        texts = {_text(guard) for _, guard in guarded if guard is not None}
+        if len(texts) != 1 or any(guard is None and _of_called_by_some(p, call) for call, guard in guarded):
+            continue
+        for call, guard in guarded:
+            if guard is not None and not _others_may_call(p, call, guard[0], name):
+                yield Hit(call, {"call": f"{name}()", "guard": _text(guard)})
+
+
+def _of_called_by_some(p: Meaning, call: ast.Call) -> bool:
+    """Whether a function has it that some ranks alone call: they may be the others."""
+    function = p.function_of(call)
+    return function is not None and any(_guard(p, site) is not None for site, _ in p.sites(function))
+
+
+def _of_group(call: ast.Call) -> bool:
+    given = {one.arg for one in call.keywords}
+    return bool(given & {"group", "use_local_synchronization", None}) or len(call.args) > 2
+
+
+def _guard(p: Meaning, call: ast.Call) -> tuple[ast.expr, bool] | None:
+    return next(((test, true) for test, true in p.conditions(call) if p.on_some_ranks(test, true)), None)
+
+
+def _text(guard: tuple[ast.expr, bool]) -> str:
+    text = ast.unparse(guard[0])
+    return text if guard[1] else f"not ({text})"
+
+
+def _others_may_call(p: Meaning, call: ast.Call, test: ast.expr, name: str) -> bool:
+    """Whether the branch of the other ranks calls something that may make the same call."""
+    branch = p.parent[test]
+    if not isinstance(branch, ast.If):
+        return True
+    inside = any(p.inside(call, one) for one in branch.body)
+    other = branch.orelse if inside else branch.body
+    if inside and leaves(branch.body):
+        block = p.block_of(branch)
+        other = [*other, *block[block.index(branch) + 1 :]]
+    for one in (node for statement in other for node in ast.walk(statement)):
+        if isinstance(one, ast.Call):
+            text = ast.unparse(one.func)
+            if p.called(one) is not None or name in text or not (p.name_of(one) or text in ("print", "len", "int")):
+                return True
+    return False
+
+
+def before_init(p: Meaning) -> Iterator[Hit]:
+    if len(p.inits) != 1 or "is_initialized" in p.words:
+        return
+    init = p.inits[0]
+    if any(p.order[one] < p.order[init] for one in p.named(f"{DIST}.destroy_process_group")):
+        return
+    statement = p.statement_of(init)
+    block = p.block_of(statement)
+    needs = {f"{DIST}.{name}" for name in (*COLLECTIVES, "get_rank", "get_world_size")}
+    needs.add("torch.nn.parallel.DistributedDataParallel")
+    for one in block[: block.index(statement)] if p.parent[init] is statement else ():
+        for call in (node for node in _executed(one) if isinstance(node, ast.Call)):
+            if p.name_of(call) in needs and not [t for t, _ in p.conditions(call) if _between(p, t, one)]:
+                yield Hit(call, {"call": f"{ast.unparse(call.func)}()"})
+
+
+def _executed(statement: ast.stmt) -> Iterator[ast.AST]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, *LOOPS)):
+        return
+    yield from own_nodes(statement)
+
+
+def _between(p: Meaning, test: ast.expr, statement: ast.stmt) -> bool:
+    return p.inside(test, statement)
+
+
+def device_of_global_rank(p: Meaning) -> Iterator[Hit]:
+    if p.one_node or p.cells:
+        return
+    for call in (*p.named("torch.cuda.set_device"), *p.wraps):
+        if call in p.wraps:
+            listed = keyword(call, "device_ids", 1)
+            device = listed.elts[0] if isinstance(listed, (ast.List, ast.Tuple)) and listed.elts else None
+        else:
+            device = keyword(call, "device", 0)
+        if device is not None and p.must(device, RANK):
+            yield Hit(device, {"rank": ast.unparse(device)})
+
+
+def spawn_without_guard(p: Meaning) -> Iterator[Hit]:
+    for call in _spawned(p) if not p.notebook else ():
+        if any("__name__" in ast.unparse(test) for test, _ in p.conditions(call)):
+            continue
+        function = p.function_of(call)
+        sites = [site for site, _ in p.sites(function)] if function is not None else [call]
+        bare = [s for s in sites if p.function_of(s) is None and not p.conditions(s) and p.class_of(s) is None]
+        if bare:
+            yield Hit(call)
+
+
+def _spawned(p: Meaning) -> list[ast.Call]:
+    found = [call for call in p.calls if p.dotted(call.func) in SPAWN]
+    fork = [c for c in found if "fork" in ast.unparse(keyword(c, "start_method", 5) or ast.Constant(""))]
+    return [call for call in found if call not in fork]
+
+
+def spawn_from_notebook(p: Meaning) -> Iterator[Hit]:
+    for call in _spawned(p) if p.notebook else ():
+        known = p.bindings(call.args[0]) if call.args and isinstance(call.args[0], ast.Name) else []
+        if known and all(one.how == "definition" for one in known):
+            yield Hit(call, {"function": ast.unparse(call.args[0])})
+
+
+def init_without_destroy(p: Meaning) -> Iterator[Hit]:
+    if p.notebook or not p.closed or "destroy_process_group" in p.words:
+        return
+    reached = [call for call in p.inits if _is_program(p, call)]
+    if reached:
+        yield Hit(reached[0])
+
+
+def _is_program(p: Meaning, call: ast.Call, depth: int = 0) -> bool:
+    """Whether running this file gets there, whatever conditions say."""
+    function = p.function_of(call)
+    if function is None:
+        return True
+    return depth < 6 and any(skip < 0 or _is_program(p, site, depth + 1) for site, skip in p.sites(function))
+
+
+def print_on_all_ranks(p: Meaning) -> Iterator[Hit]:
+    if p.notebook or not p.closed or not p.inits or {"builtins", "__builtin__"} & p.words:
+        return
+    for call in p.calls:
+        if not (isinstance(call.func, ast.Name) and call.func.id == "print") or p.bindings(call.func):
+            continue
+        loops = p.loops(call)
+        steps = [b for b in backward_calls(p, p.function_of(call) or p.tree) if any(p.inside(b, one) for one in loops)]
+        if steps and not SHOWS_RANK.search(ast.unparse(call)) and p.on_all_ranks(call):
+            yield Hit(call)
+
+
+IMPORT = "import torch.distributed as dist\n\n"
+MAIN = """\
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def main(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, init_method="tcp://localhost:29400")
+    dist.destroy_process_group()
+
+
+"""
+SMALL = 'import os\n\nimport torch.distributed as dist\n\ndist.init_process_group("gloo")\n'
+WRAP = """\
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("nccl")
+"""
+
+RULES = (
+    Rule(
+        name="collective-of-some-ranks", level=ERROR, title="a collective inside a condition by rank",
+        what="{call} is called only where {guard}; the other ranks never call it, so the program hangs or mismatches",
+        why="Collectives are matched by number: each rank's first with all others' first, and so on.",
+        cure="call it on every rank, outside of the condition", seen="torch's documentation; threads on hangs",
+        check=collective_of_some_ranks,
+        wrong=f"{SMALL}if dist.get_rank() == 0:\n    dist.barrier()  # <-\n{END}",
+        right=f"{SMALL}if dist.get_rank() == 0:\n    os.makedirs('data', exist_ok=True)\ndist.barrier()\n{END}",
+    ),
+    Rule(
+        name="before-init", level=ERROR, title="something that needs the process group, before there is one",
+        what="{call} needs the process group, which init_process_group makes only below",
+        why="torch raises ValueError: the default process group has not been initialized.",
+        cure="call dist.init_process_group() first", seen="torch's documentation", check=before_init,
+        wrong=f'{IMPORT}rank = dist.get_rank()  # <-\ndist.init_process_group("gloo")\n{END}',
+        right=f'{IMPORT}dist.init_process_group("gloo")\nrank = dist.get_rank()\n{END}',
+    ),
+    Rule(
+        name="device-of-global-rank", level=WARNING, title="a device numbered by the global rank",
+        what="{rank} is the global rank; on a second node it exceeds the number of GPUs",
+        why="Devices are numbered within a node, as LOCAL_RANK is.",
+        cure='local_rank = int(os.environ["LOCAL_RANK"])', seen="torch's documentation", check=device_of_global_rank,
+        wrong=f'{WRAP}rank = int(os.environ["RANK"])\nmodel = torch.nn.Linear(1, 1).cuda()\n'
+        f"model = DDP(model, device_ids=[rank])  # <-\n{END}",
+        right=f'{WRAP}local_rank = int(os.environ["LOCAL_RANK"])\nmodel = torch.nn.Linear(1, 1).cuda(local_rank)\n'
+        f"model = DDP(model, device_ids=[local_rank])\n{END}",
+    ),
+    Rule(
+        name="spawn-without-guard", level=ERROR, title="mp.spawn without a __main__ guard",
+        what="mp.spawn runs whenever this file is imported, and each process that it starts imports it",
+        why="Started processes import the main module. Python raises RuntimeError as they would start more.",
+        cure='put it under if __name__ == "__main__":', seen="Python's documentation", check=spawn_without_guard,
+        wrong=f"{MAIN}mp.spawn(main, args=(2,), nprocs=2)  # <-\n",
+        right=f'{MAIN}if __name__ == "__main__":\n    mp.spawn(main, args=(2,), nprocs=2)\n',
+    ),
+    Rule(
+        name="spawn-from-notebook", level=ERROR, title="mp.spawn of a function of a notebook", cells=True,
+        what="the processes that mp.spawn starts cannot import {function}, which a cell defines",
+        why="They import functions from a file. A notebook's __main__ is none.",
+        cure="run the body of the function in a %%ddp cell", seen="threads on notebooks", check=spawn_from_notebook,
+        wrong=f"{MAIN}mp.spawn(main, args=(2,), nprocs=2)  # <-\n",
+        right="import torch.distributed as dist\n\nprint(dist.is_available())\n",
+    ),
+    Rule(
+        name="init-without-destroy", level=NOTE, title="a process group that is not destroyed",
+        what="nothing in this program calls destroy_process_group",
+        why="With NCCL, torch 2.4 and later warn at exit that resources may leak. Exit can hang while work is pending.",
+        cure="dist.destroy_process_group() at the end", seen="torch's documentation", check=init_without_destroy,
+        wrong=f'{IMPORT}dist.init_process_group("gloo")  # <-\ndist.barrier()\n',
+        right=f'{IMPORT}dist.init_process_group("gloo")\ndist.barrier()\n{END}',
+    ),
+    Rule(
+        name="print-on-all-ranks", level=NOTE, title="a print in the training loop, on every rank",
+        what="every rank prints this line, and the lines do not say which rank is speaking",
+        why="With N ranks the log has each line N times, with N different losses.",
+        cure="if dist.get_rank() == 0:", seen="training programs", check=print_on_all_ranks,
+        wrong=f"{DATA}{BATCHES}    loss = model(x).sum()\n    loss.backward()\n    optimizer.step()\n"
+        f'    print("loss", loss.item())  # <-\n{END}',
+        right=f"{DATA}{BATCHES}    loss = model(x).sum()\n    loss.backward()\n    optimizer.step()\n"
+        f'    if dist.get_rank() == 0:\n        print("loss", loss.item())\n{END}',
+    ),
+)  # fmt: skip
