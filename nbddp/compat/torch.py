@@ -58,6 +58,11 @@ NAMES = {
     "backends of a group": tuple(
         f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
     ),
+    "copies of DDP models": (
+        "torch.distributed:Reducer._get_zeros_like_grad_buckets", "torch.distributed:Reducer._set_static_graph",
+        *(f"torch.nn.parallel:DistributedDataParallel.{name}" for name in (
+            "_ddp_init_helper", "_get_ddp_logging_data", "_register_builtin_comm_hook")),
+    ),
     "end of backward": ("torch.autograd:Variable._execution_engine",),
     "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
     "end of data loaders": (
@@ -474,6 +479,38 @@ def replace_last_hook(ddp: Any, hook: Any, state: object) -> bool:
     if hooks:
         hooks[-1] = (hook, state)
     return bool(hooks)
+
+
+def reduced_parameters(ddp: Any) -> list[Any]:
+    """The parameters whose gradients DDP's reducer exchanges, in its order, whatever the module holds by now."""
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    known = {id(p): p for bucket in buckets for p in bucket.parameters()}
+    ordered = [p for p in getattr(ddp, "_module_parameters", ()) if id(p) in known]
+    return ordered if len(ordered) == len(known) else list(known.values())
+
+
+def comm_hooks(ddp: Any) -> tuple[list[tuple[Any, Any]], str]:
+    """A DDP model's hooks with their states, and the name of a hook in C++, empty without one."""
+    name = str(ddp._get_ddp_logging_data().get("comm_hook", ""))
+    return list(getattr(ddp, "_comm_hooks", ())), name if name.startswith("BuiltinCommHookType") else ""
+
+
+def make_reducer(ddp: Any, parameters: list[Any], sparse: list[bool], hooks: tuple[list[tuple[Any, Any]], str]) -> None:
+    """Give a DDP model a new reducer for its `process_group`, with the settings that it has."""
+    import torch.distributed as dist
+
+    ddp._ddp_init_helper(parameters, sparse, {}, ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    own, in_native = hooks
+    if own:
+        ddp._comm_hooks.clear()
+    for hook, state in own:
+        ddp.register_comm_hook(state, hook)
+    if in_native:
+        kinds = dist.BuiltinCommHookType
+        ddp._register_builtin_comm_hook(getattr(kinds, in_native.rpartition(".")[2], kinds.ALLREDUCE))
 
 
 def is_compiled(module: Any) -> bool:

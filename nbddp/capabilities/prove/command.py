@@ -1,0 +1,255 @@
+"""`%ddp prove step` and `Pool.prove`: N ranks and one process take the same training step, each as a copy.
+
+The notebook asks the ranks what the step reaches, decides what the batch is, has copies started, and waits for what
+they find. If there is a difference, it tries the same with one thing changed at a time. The one that makes N ranks and
+one process equal is the cause.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nbddp.analysis.answers import unpacked
+from nbddp.capabilities.prove import judge
+from nbddp.capabilities.prove.plan import Plan
+from nbddp.capabilities.prove.proof import Attempt, Proof, proof_of
+from nbddp.errors import BadInput
+from nbddp.launch.options import Parser, duration
+from nbddp.launch.topology import rank_words
+from nbddp.notebook.commands import Asked, CommandLine
+from nbddp.protocol.codec import to_json
+from nbddp.protocol.run_spec import Question
+
+if TYPE_CHECKING:
+    from nbddp.pool.pool import Pool
+
+TIMEOUT = 300.0  # seconds for each pair of runs
+LOOK_SECONDS = 0.03
+PATIENCE = 10.0  # seconds in which an idle rank answers
+NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+WORLD = re.compile(r"(^|[._])(w|ws|world|world_?size|n_?ranks|nproc\w*|num_?(replicas|ranks|gpus|processes))$", re.I)
+RANK = re.compile(r"(^|[._])(local_?|global_?)?rank$", re.I)
+Facts = Mapping[int, Mapping[str, Any]]
+
+
+def prove(
+    pool: Pool,
+    step: str,
+    *args: str,
+    batch: Sequence[str] = (),
+    timeout: float = TIMEOUT,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Proof:
+    """Whether N ranks with their batches take the same training step as one process with all of these.
+
+    step: a function on the ranks that does forward and backward; args: names of what it is called with; batch: names
+    of those that are batches, where that is not clear. timeout: in seconds, for each attempt. Works on copies: nothing
+    on the ranks changes. Raises BadInput if the step cannot be run so.
+
+    Example: `pool.prove("step", "model", "x", "y")`.
+    """
+    ranks = pool.placed().world_size
+    for name in (step, *args, *batch):
+        if NAME.fullmatch(name) is None:
+            raise BadInput(f"{name!r} is no name of the ranks; write %ddp prove step model batch")
+    if ranks < 2:
+        raise BadInput("there is one rank, and N ranks are compared with one; %ddp start --nproc 2 starts two")
+    if timeout <= 0:
+        raise BadInput(f"--timeout {timeout:g} leaves no time; give seconds, as in --timeout 60")
+    facts = unpacked(pool.answers("prove", part="look", step=step, args=list(args)))
+    _check(facts)
+    batches = chosen_batches(facts, batch)
+    plan = Plan(step, tuple(args), tuple(batches), ones=ones(facts), seconds=timeout)
+    attempt = _first(pool, plan, progress)
+    tried = list(_others(pool, attempt, facts, progress)) if _is_open(attempt, ranks) else []
+    return proof_of(attempt, tried, facts, batch_facts=batches, ranks=ranks)
+
+
+def show(asked: Asked, line: CommandLine) -> Proof:
+    args = line.args
+    with asked.progress() as progress:
+        return prove(
+            asked.pool, args["step"], *args["arguments"], batch=args["batch"] or (), timeout=args["timeout"],
+            progress=progress,
+        )  # fmt: skip
+
+
+def arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("step", type=_name, metavar="STEP", help="function on the ranks that does forward and backward of one step")
+    add("arguments", nargs="*", type=_name, metavar="ARG", help="names on the ranks that it is called with")
+    add("--batch", type=_names, metavar="NAMES", help="which of the values that the step uses are batches: x,y")
+    add("--timeout", type=duration, default=TIMEOUT, metavar="TIME", help="for each attempt (default 5m)")
+
+
+def _name(text: str) -> str:
+    if NAME.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no name; assign the value on the ranks, and give its name")
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(_name(part) for part in text.split(","))
+
+
+# -- what is asked before ------------------------------------------------------------------------
+
+
+def _check(facts: Facts) -> None:
+    for name in dict.fromkeys(n for f in facts.values() for n in f.get("missing", ())):
+        lack = [rank for rank, f in facts.items() if name in f.get("missing", ())]
+        raise BadInput(f"{name!r} is not defined on {rank_words(lack)}; assign it in a %%ddp cell")
+    for rank, found in facts.items():
+        if "refused" in found:
+            raise BadInput(f"rank {rank}: {found['refused']}")
+    loaders = [name for f in facts.values() for name in f["loaders"]]
+    if loaders and not any(f["batches"] for f in facts.values()):
+        raise BadInput(
+            f"the step takes its batch from {loaders[0]}, and a proof needs one that it can join; fetch it before: "
+            "batch = next(iter(loader)) in a %%ddp cell, and a step that takes the batch"
+        )
+
+
+def chosen_batches(facts: Facts, asked: Sequence[str]) -> dict[str, list[int]]:
+    """Name of each batch → its samples on each rank. Raises BadInput where it is not clear what the batch is."""
+    known = [facts[rank]["batches"] for rank in sorted(facts)]
+    common = [name for name in known[0] if all(name in k for k in known)]
+    for name in asked:
+        if name not in common:
+            raise BadInput(f"the step uses no tensors of the name {name!r}; it uses {', '.join(common) or 'none'}")
+    different = [n for n in common if len({k[n]["digest"] for k in known}) > 1]
+    found = list(asked) or [n for n in common if known[0][n]["argument"] and known[0][n]["samples"]]
+    found = found or [n for n in different if known[0][n]["samples"]]
+    if not found:
+        raise BadInput(
+            "no tensor that the step uses differs between the ranks, so none is known to be a batch; write "
+            f"--batch {common[0] if common else 'x'}, or give the batch as an argument of the step"
+        )
+    sizes = {name: [k[name]["samples"] for k in known] for name in found}
+    if not asked:
+        _check_rest(common, known, sizes, different)
+    return sizes
+
+
+def _check_rest(
+    common: Sequence[str], known: Sequence[Mapping[str, Any]], sizes: Mapping[str, list[int]], different: Sequence[str]
+) -> None:
+    """A tensor beside the batches that differs, or has as many entries as they have samples, may belong to them."""
+    of_batch = list(sizes.values())
+    for name in common:
+        if name not in sizes and known[0][name]["samples"]:
+            counts = [k[name]["samples"] for k in known]
+            if name in different or counts in of_batch:
+                why = "differs between the ranks" if name in different else "is as long as the batch"
+                raise BadInput(
+                    f"{name!r} {why}, and may or may not belong to the batch; write --batch "
+                    f"{','.join([*sizes, name])} if it does, else --batch {','.join(sizes)}"
+                )
+
+
+def ones(facts: Facts) -> dict[str, int]:
+    """Whole numbers that the step uses and that are the number of ranks, or the rank: what they are in one process."""
+    held = [facts[rank]["ints"] for rank in sorted(facts)]
+    found = {}
+    for name in held[0]:
+        values = [h.get(name) for h in held]
+        if values == [len(held)] * len(held) and WORLD.search(name):
+            found[name] = 1
+        elif values == list(range(len(held))) and RANK.search(name):
+            found[name] = 0
+    return found
+
+
+# -- attempts ------------------------------------------------------------------------------------
+
+
+def _first(pool: Pool, plan: Plan, progress: Callable[[str], None]) -> Attempt:
+    """In float64 where the step allows that, else in its own types. Raises BadInput if it fails there too."""
+    why = ""
+    for changed in (plan, replace(plan, double=False), replace(plan, double=False, watch=False)):
+        attempt = _attempt(pool, changed, progress, "the step in float64" if changed.double else "the step")
+        if not attempt.error:
+            return replace(attempt, no_double=why)
+        if attempt.late:
+            break
+        why = why or attempt.error
+    where = "one process with all batches" if attempt.in_one else "copies of the ranks"
+    raise BadInput(f"the step failed in {where}: {attempt.error}\nNothing on the ranks has changed.")
+
+
+def _attempt(pool: Pool, plan: Plan, progress: Callable[[str], None], words: str) -> Attempt:
+    progress(f"{words}, on copies of {pool.placed().world_size} ranks and in one process")
+    try:
+        pool.answers("prove", part="start", plan=to_json(plan))
+        return Attempt(plan, _wait(pool, plan.seconds))
+    finally:  # also after Stop: copies that still run are ended
+        _end(pool)
+
+
+def _wait(pool: Pool, seconds: float) -> dict[int, Mapping[str, Any]]:
+    """rank → what its copy has found."""
+    found: dict[int, Mapping[str, Any]] = {}
+    until = time.monotonic() + seconds + PATIENCE
+    while len(found) < pool.placed().world_size:
+        for rank in range(pool.placed().world_size):
+            if rank not in found:
+                answer = pool.ask(rank, Question.of("proof"), PATIENCE)
+                if answer is None or answer["state"] == "none" or time.monotonic() > until:
+                    pool.answers("prove", part="gone")  # raises if a rank has ended
+                    raise BadInput(f"rank {rank} does not tell what its copy has found; run %ddp prove again")
+                if answer["state"] == "done":
+                    found[rank] = answer["answer"]
+        if found and all("error" in a for a in found.values()) and _some_failed(found):
+            _await_others(pool, found)
+            return found
+        time.sleep(LOOK_SECONDS)
+    return found
+
+
+def _some_failed(found: Mapping[int, Mapping[str, Any]]) -> bool:
+    return any("error" in answer for answer in found.values())
+
+
+def _await_others(pool: Pool, found: dict[int, Mapping[str, Any]]) -> None:
+    """One copy has failed: the others may wait for it, and are given a moment to say so."""
+    until = time.monotonic() + 1.0
+    while len(found) < pool.placed().world_size and time.monotonic() < until:
+        for rank in set(range(pool.placed().world_size)) - found.keys():
+            answer = pool.ask(rank, Question.of("proof"), PATIENCE)
+            if answer and answer["state"] == "done":
+                found[rank] = answer["answer"]
+        time.sleep(LOOK_SECONDS)
+
+
+def _end(pool: Pool) -> None:
+    for rank in range(pool.placed().world_size):
+        pool.ask(rank, Question.of("proof", end=True), PATIENCE)
+
+
+def _is_open(attempt: Attempt, ranks: int) -> bool:
+    """Whether other attempts may tell the cause of a difference."""
+    deviation = attempt.comparison.deviation
+    if deviation is None or attempt.before or attempt.random:
+        return False
+    spread = deviation.spread > attempt.comparison.allowed
+    return not spread and not attempt.alone and judge.known_factor(deviation, ranks) is None
+
+
+def _others(pool: Pool, first: Attempt, facts: Facts, progress: Callable[[str], None]) -> Any:
+    """The same with one thing changed, until N ranks and one process are equal: (what, the attempt)."""
+    changes: list[tuple[str, Plan, str]] = []
+    if len(set(first.sizes)) > 1 and min(first.sizes) > 0:
+        changes.append(("sizes", replace(first.plan, size=min(first.sizes)), "with batches of one size"))
+    if first.statistics:
+        changes.append(("statistics", replace(first.plan, evaluated=True), "with BatchNorm in eval mode"))
+    changes.append(("batches", replace(first.plan, same=True), "with rank 0's batch on all ranks"))
+    for name, plan, words in changes:
+        attempt = _attempt(pool, plan, progress, f"the step {words}")
+        yield name, attempt
+        if not attempt.error and attempt.comparison.equal:
+            return

@@ -1,0 +1,345 @@
+"""A run of the step in copies: on each rank, and in one process; and the comparison, on rank 0's copy.
+
+Rank 0's copy forks once more before anything has run. That process forgets all groups, is a world of its own, gets the
+batches of all ranks and runs the step there. No collective joins it with the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nbddp.capabilities.prove import on_rank_copy as copying
+from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, joined, samples
+from nbddp.capabilities.prove.on_rank_reach import Reached, reach
+from nbddp.capabilities.prove.on_rank_watch import Seen, maybe, note_cuts, random_states, without_dropout
+from nbddp.capabilities.prove.plan import Plan
+from nbddp.worker.parts import RankWorker
+
+TINY = 1e-300
+
+
+class StepFailed(Exception):
+    """The step raised; its text says what, and where. side: `ranks` or `one`."""
+
+
+def value_of(held: Mapping[str, Any], name: str) -> Any:
+    """What a name, or a name with attributes, holds. Raises KeyError or AttributeError."""
+    first, *path = name.split(".")
+    found = held[first]
+    for part in path:
+        found = getattr(found, part)
+    return found
+
+
+class Copy:
+    """This process, once it is cut off."""
+
+    def __init__(self, worker: RankWorker, plan: Plan, rank: int, size: int):
+        self.worker, self.plan, self.rank, self.size = worker, plan, rank, size
+        held = worker.shell.user_ns
+        self.step = value_of(held, plan.step)
+        self.args: dict[str, Any] = {name: value_of(held, name) for name in plan.args}
+        self.reached: Reached = reach(self.step, self.args, self.args)
+        self.seen = Seen()
+
+    def batches(self) -> dict[str, Any]:
+        return {name: self.reached.values[name] for name in self.plan.batches}
+
+    def put(self, batches: Mapping[str, Any]) -> None:
+        for name, value in batches.items():
+            self.reached.places[name].put(value)
+            self.reached.values[name] = value
+
+    def prepare(self) -> list[copying.Part]:
+        """Precision, dropout and modes, alike on all sides; the DDP models are taken apart."""
+        import torch
+
+        parts = copying.take_apart()
+        modules = copying.all_modules()
+        if self.plan.evaluated:
+            for module in modules:
+                if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d | torch.nn.BatchNorm3d):
+                    module.eval()
+        optimizers = [thing for thing in copying.objects() if isinstance(thing, torch.optim.Optimizer)]
+        for tensor in copying.own_tensors(modules, optimizers):
+            tensor.grad = None
+        if self.plan.double:
+            torch.set_default_dtype(torch.float64)
+            copying.to_double(copying.own_tensors(modules, optimizers))
+            copying.to_double(self.reached.tensors())
+        without_dropout(self.seen, modules)
+        copying.run_eagerly()
+        return parts
+
+    def parameters(self) -> dict[str, Any]:
+        """Name → parameter, of the models that the step reaches and of their optimizers; each once."""
+        found: dict[int, tuple[str, Any]] = {}
+        several = len(self.reached.modules) > 1
+        for title, module in self.reached.modules.items():
+            for name, parameter in module.named_parameters():
+                plain = ".".join(p for p in name.split(".") if p not in ("module", "_orig_mod"))
+                found.setdefault(id(parameter), (f"{title}.{plain}" if several else plain, parameter))
+        for title, optimizer in self.reached.optimizers.items():
+            some = [p for group in optimizer.param_groups for p in group["params"]]
+            for i, parameter in enumerate(some):
+                found.setdefault(id(parameter), (f"{title}'s parameter {i}", parameter))
+        return dict(found.values())
+
+    def call(self, watch: bool) -> dict[str, Any]:
+        """Run the step; `gradient NAME` and `update NAME` → what it has left there."""
+        named = self.parameters()
+        before = {name: p.detach().clone() for name, p in named.items()}
+        at_steps = _Gradients(named)
+        states = random_states()
+        with maybe(self.seen, watch):
+            self.step(*self.args.values())
+        if random_states() != states:
+            self.seen.random.add("random or numpy.random")
+        return at_steps.found(named, before)
+
+
+class _Gradients:
+    """Gradients as they are when an optimizer begins to use them."""
+
+    def __init__(self, named: Mapping[str, Any]):
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._names = {id(p): name for name, p in named.items()}
+        self._kept: dict[str, Any] = {}
+        self.stepped = False
+        self._hook = register_optimizer_step_pre_hook(self._keep)
+
+    def _keep(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.stepped = True
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            name = self._names.get(id(parameter))
+            if name is not None and parameter.grad is not None:
+                self._kept.setdefault(name, _dense(parameter.grad))
+
+    def found(self, named: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+        self._hook.remove()
+        gradients = {n: self._kept.get(n, None if p.grad is None else _dense(p.grad)) for n, p in named.items()}
+        made = {f"gradient {n}": g for n, g in gradients.items() if g is not None}
+        if self.stepped or not made:
+            moved = {n: p.detach() - before[n] for n, p in named.items()}
+            made.update({f"update {n}": m for n, m in moved.items() if bool(m.count_nonzero())})
+        return made
+
+
+def _dense(gradient: Any) -> Any:
+    made = gradient.detach()
+    return (made.to_dense() if made.is_sparse else made).clone()
+
+
+# -- the two sides -------------------------------------------------------------------------------
+
+
+def in_copy(worker: RankWorker, plan: Plan, rank: int, size: int) -> dict[str, Any]:
+    """The work of a rank's copy; what it has found, as plain data."""
+    copy = Copy(worker, plan, rank, size)
+    pairs = copying.with_copies(worker, rank, size, plan.seconds)
+    gathered = _gather(copy)
+    reference = _Reference(copy, gathered) if rank == 0 else None
+    if plan.same:
+        copy.put(_shared(copy, copy.batches()))
+    parts = copy.prepare()
+    copying.put_in_place(pairs)
+    for part in parts:
+        part.ddp.process_group = dict_of(pairs).get(id(part.ddp.process_group), part.ddp.process_group)
+    copying.put_together(parts)
+    note_cuts(copy.seen)
+    differ_before = [name for name, off in _spread(copy.parameters()).items() if off > 0]
+    try:
+        found = copy.call(watch=False)
+    except BaseException as e:
+        raise StepFailed(f"ranks: {words(e)}") from e
+    import torch
+
+    agreed = _agreed(found)
+    spread = _spread({name: found[name] for name in agreed})
+    answer: dict[str, Any] = {"before": differ_before, "seen": copy.seen.plain()}
+    answer["alone"] = sorted(found.keys() - set(agreed))
+    if reference is not None:
+        told, theirs = reference.result()
+        answer["one"] = told
+        if "error" not in told:
+            answer.update(compare(found, theirs, spread, torch))
+    return answer
+
+
+def dict_of(pairs: Sequence[tuple[Any, Any]]) -> dict[int, Any]:
+    """By the id of the old group; of one that has been replaced already nothing is known."""
+    return {id(old): new for old, new in pairs}
+
+
+def _gather(copy: Copy) -> list[dict[str, Any]] | None:
+    """The batches of all ranks, on rank 0."""
+    import torch.distributed as dist
+
+    own = copy.batches()
+    if copy.plan.size:
+        own = {name: cut(value, samples(value), copy.plan.size) for name, value in own.items()}
+        copy.put(own)
+    gathered: list[Any] | None = [None] * copy.size if copy.rank == 0 else None
+    dist.gather_object(own, gathered)
+    return gathered
+
+
+def _shared(copy: Copy, own: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0's batches."""
+    import torch.distributed as dist
+
+    held = [own]
+    dist.broadcast_object_list(held, src=0)
+    return held[0]
+
+
+class _Reference:
+    """One process with the batches of all ranks; a fork of rank 0's copy."""
+
+    def __init__(self, copy: Copy, gathered: Sequence[dict[str, Any]] | None):
+        assert gathered is not None
+        if copy.plan.same:
+            gathered = [gathered[0]] * copy.size
+        sizes = [next((samples(v) for v in one.values() if samples(v)), 0) for one in gathered]
+        union = {n: joined([one[n] for one in gathered], n, sizes) for n in copy.plan.batches}
+        self.sizes = sizes
+        parent = os.getpid()
+        self._read, write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._read)
+            try:
+                _alone(copy, union, parent, write)
+            finally:
+                os._exit(1)
+        os.close(write)
+
+    def result(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What it tells, and its tensors."""
+        import torch
+
+        with os.fdopen(self._read, "rb") as pipe:
+            data = pipe.read()
+        os.waitpid(self._pid, 0)
+        if not data:
+            return {"error": "the one process has ended without a word"}, {}
+        size = int.from_bytes(data[:8], "big")
+        told: dict[str, Any] = json.loads(data[8 : 8 + size])
+        told["sizes"] = self.sizes
+        tensors = torch.load(io.BytesIO(data[8 + size :]), weights_only=True)
+        return told, tensors
+
+
+def _alone(copy: Copy, union: Mapping[str, Any], parent: int, write: int) -> None:
+    """The one process's work; does not return."""
+    import torch
+
+    copying.cut_off(parent, [write], copy.plan.seconds)
+    told: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    try:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        pairs = copying.alone()
+        copy.put({**union, **copy.plan.ones})
+        copy.prepare()
+        copying.plain_models()
+        copying.put_in_place(pairs)
+        tensors = copy.call(watch=copy.plan.watch)
+        told["seen"] = copy.seen.plain()
+    except BaseException as e:
+        told["error"] = words(e)
+    kept = io.BytesIO()
+    torch.save(tensors, kept)
+    head = json.dumps(told).encode()
+    data = memoryview(len(head).to_bytes(8, "big") + head + kept.getvalue())
+    while data:
+        data = data[os.write(write, data) :]
+    os._exit(0)
+
+
+def words(error: BaseException) -> str:
+    """The error and the last place in the program that led to it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/nbddp/" not in f.filename]
+    own = [f for f in frames if "site-packages" not in f.filename and "/lib/python" not in f.filename]
+    place = f" (line {own[-1].lineno}: {own[-1].line})" if own else ""
+    text = str(error).strip().split("\n")[0] if not isinstance(error, StepFailed | CannotJoin) else str(error)
+    kind = "" if isinstance(error, StepFailed | CannotJoin | copying.StepActs) else f"{type(error).__name__}: "
+    return f"{kind}{text[:600]}{place}"
+
+
+# -- the comparison ------------------------------------------------------------------------------
+
+
+def _agreed(found: Mapping[str, Any]) -> list[str]:
+    """Names that all ranks have, in rank 0's order."""
+    import torch.distributed as dist
+
+    held: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(held, list(found))
+    return [name for name in held[0] if all(name in other for other in held)]
+
+
+def _spread(tensors: Mapping[str, Any]) -> dict[str, float]:
+    """Name → how far the ranks' values are apart, as a part of their size."""
+    import torch
+    import torch.distributed as dist
+
+    found = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().double().reshape(-1).contiguous()
+        low, high = flat.clone(), flat.clone()
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+        size = torch.maximum(low.abs(), high.abs()).norm().item()
+        found[name] = (high - low).norm().item() / max(size, TINY)
+    return found
+
+
+def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], spread: Mapping[str, float], torch: Any) -> Any:
+    """Per name: norm of both, ratio, part by which it is off, largest difference; and of all gradients together."""
+    rows = []
+    for name in dict.fromkeys([*theirs, *ours]):
+        got, want = ours.get(name), theirs.get(name)
+        if got is None or want is None:
+            rows.append({"name": name, "missing": "ranks" if got is None else "one"})
+            continue
+        a, b = got.double().reshape(-1), want.double().reshape(-1)
+        if a.shape != b.shape:
+            rows.append({"name": name, "missing": "shape"})
+            continue
+        rows.append({"name": name, "spread": spread.get(name, 0.0), **_measured(a, b, torch)})
+    return {"rows": rows}
+
+
+def _measured(a: Any, b: Any, torch: Any) -> dict[str, float]:
+    """Sums from which ratios of several tensors together follow."""
+    finite = bool(torch.isfinite(a).all() and torch.isfinite(b).all())
+    return {
+        "dot": float(a @ b), "square": float(b @ b), "own": float(a @ a), "apart": float((a - b).norm() ** 2),
+        "largest": float((a - b).abs().max()) if a.numel() else 0.0, "finite": float(finite),
+    }  # fmt: skip
+
+
+def main(worker: RankWorker, plan: Plan, parent: int, write: int, do: Callable[..., dict[str, Any]] = in_copy) -> None:
+    """A fork of a rank begins; does not return."""
+    answer: dict[str, Any]
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        copying.cut_off(parent, [write], plan.seconds)
+        answer = do(worker, plan, rank, size)
+    except BaseException as e:
+        answer = {"error": words(e), "kind": type(e).__name__}
+    data = memoryview(json.dumps(answer).encode())
+    with contextlib.suppress(OSError):  # nobody waits any more
+        while data:
+            data = data[os.write(write, data) :]
+    sys.stdout = sys.__stdout__
+    os._exit(0)
