@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbddp.capabilities.prove import on_rank_copy as copying
 from nbddp.capabilities.prove.on_rank_batch import counted, digest, samples
 from nbddp.capabilities.prove.on_rank_reach import Reached, holds_batch, reach
 from nbddp.capabilities.prove.on_rank_run import main, value_of
@@ -95,13 +96,13 @@ def kill() -> None:
 def start(worker: RankWorker, plan: Plan) -> None:
     kill()
     read, write = os.pipe()
-    parent = os.getpid()
+    parent, living = os.getpid(), copying.living()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python 3.12 warns of threads; `on_rank_copy` says what is done about them
         pid = os.fork()
     if pid == 0:
         try:
-            main(worker, plan, parent, write)
+            main(worker, plan, living, parent, write)
         finally:
             os._exit(1)
     os.close(write)

@@ -22,7 +22,7 @@ import signal
 import stat
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -45,7 +45,7 @@ class StepActs(Exception):
     """The step does what no copy may do; its text says what, and what to change."""
 
 
-def cut_off(parent: int, keep: Sequence[int], seconds: float) -> None:
+def cut_off(parent: int, keep: Sequence[int], seconds: float, shared: Iterable[Any] = ()) -> None:
     """Have this process, a fork, share nothing with the rank but the descriptors in `keep`, and end by itself after
     some seconds, and with its parent."""
     os.setsid()
@@ -59,10 +59,8 @@ def cut_off(parent: int, keep: Sequence[int], seconds: float) -> None:
     import torch
 
     torch.set_num_threads(1)
-    for tensor in (thing for thing in objects() if isinstance(thing, torch.Tensor)):
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # one without storage
-            if tensor.device.type == "cpu" and tensor.is_leaf and tensor.is_shared():
-                tensor.data = tensor.data.clone()
+    for tensor in shared:
+        tensor.data = tensor.data.clone()
 
 
 def _cut_descriptors(keep: set[int]) -> None:
@@ -98,12 +96,47 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
         raise StepActs(f"it calls {event}, which a copy may not do; leave that out of the step")
 
 
-def objects() -> list[Any]:
-    """All objects that the collector of garbage knows. A fork of a worker has them frozen."""
-    gc.unfreeze()
-    found = gc.get_objects()
-    gc.freeze()
-    return found
+@dataclass
+class Living:
+    """What of torch's a rank has: found by the rank, since a copy would have to copy each page that it looks at.
+
+    shared: tensors in shared memory. holders: what refers to a process group.
+    """
+
+    shared: list[Any]
+    modules: list[Any]
+    optimizers: list[Any]
+    ddp: list[Any]
+    holders: list[Any]
+
+
+def living() -> Living:
+    """Nothing is asked of any object but its type."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    of_type: dict[type, int] = {}
+    found: tuple[list[Any], ...] = ([], [], [], [])
+    for thing in gc.get_objects():
+        kind = type(thing)
+        at = of_type.get(kind)
+        if at is None:
+            at = of_type[kind] = next((i for i, k in enumerate(kinds) if issubclass(kind, k)), 3)
+        if at < 3:
+            found[at].append(thing)
+    ddp = [m for m in found[1] if issubclass(type(m), DistributedDataParallel) and "reducer" in m.__dict__]
+    tables = torch_compat.world()
+    groups = list(tables.pg_group_ranks)
+    holders = [h for h in gc.get_referrers(*groups) if h is not groups] if groups else []
+    return Living([t for t in found[0] if _is_shared(t)], found[1], found[2], ddp, holders)
+
+
+def _is_shared(tensor: Any) -> bool:
+    try:
+        return tensor.device.type == "cpu" and tensor.is_leaf and bool(tensor.is_shared())
+    except (RuntimeError, NotImplementedError, AttributeError):  # one without storage
+        return False
 
 
 # -- process groups ------------------------------------------------------------------------------
@@ -151,34 +184,28 @@ def alone() -> list[tuple[Any, Any]]:
     return [(group, dist.group.WORLD) for group, _ in old]
 
 
-def put_in_place(pairs: Iterable[tuple[Any, Any]]) -> None:
+def put_in_place(pairs: Sequence[tuple[Any, Any]], living: Living) -> None:
     """Have names, attributes, list items and closures that hold an old group hold the new one."""
-    for old, new in pairs:
-        for holder in gc_referrers(old):
-            if isinstance(holder, dict):
-                for key in [k for k, v in holder.items() if v is old]:
-                    holder[key] = new
-            elif isinstance(holder, list) and holder is not _kept[-1]:
-                holder[:] = [new if v is old else v for v in holder]
-            elif isinstance(holder, types.CellType):
-                holder.cell_contents = new
-            else:
-                _in_attributes(holder, old, new)
+    new = {id(old): now for old, now in pairs}
+    for holder in living.holders:
+        if isinstance(holder, dict):
+            for key in [k for k, v in holder.items() if id(v) in new]:
+                holder[key] = new[id(holder[key])]
+        elif isinstance(holder, list):
+            holder[:] = [new.get(id(v), v) for v in holder]
+        elif isinstance(holder, types.CellType):
+            holder.cell_contents = new.get(id(holder.cell_contents), holder.cell_contents)
+        else:
+            _in_attributes(holder, new)
+    for ddp in living.ddp:
+        ddp.process_group = new.get(id(ddp.process_group), ddp.process_group)
 
 
-def _in_attributes(holder: Any, old: Any, new: Any) -> None:
+def _in_attributes(holder: Any, new: Mapping[int, Any]) -> None:
     held = getattr(holder, "__dict__", None)
     if isinstance(held, dict):
-        for key in [k for k, v in held.items() if v is old]:
-            held[key] = new
-
-
-def gc_referrers(thing: Any) -> list[Any]:
-    """As `gc.get_referrers`, in a process whose objects are frozen."""
-    gc.unfreeze()
-    found = gc.get_referrers(thing)
-    gc.freeze()
-    return found
+        for key in [k for k, v in held.items() if id(v) in new]:
+            held[key] = new[id(held[key])]
 
 
 # -- models --------------------------------------------------------------------------------------
@@ -193,17 +220,10 @@ class Part:
     hooks: tuple[list[tuple[Any, Any]], str]
 
 
-def ddp_models() -> list[Any]:
-    from torch.nn.parallel import DistributedDataParallel
-
-    found = [thing for thing in objects() if isinstance(thing, DistributedDataParallel)]
-    return [ddp for ddp in found if "reducer" in ddp.__dict__]
-
-
-def take_apart() -> list[Part]:
+def take_apart(models: Iterable[Any]) -> list[Part]:
     """Remove each DDP model's reducer and with it its hooks on gradients."""
     parts = []
-    for ddp in ddp_models():
+    for ddp in models:
         parts.append(Part(ddp, torch_compat.reduced_parameters(ddp), torch_compat.comm_hooks(ddp)))
         del ddp.__dict__["reducer"], ddp.__dict__["logger"]
     return parts
@@ -235,12 +255,6 @@ def plain_models() -> None:
 
     for name, value in (("forward", forward), ("no_sync", nothing), ("join", nothing)):
         setattr(DDP, name, value)
-
-
-def all_modules() -> list[Any]:
-    import torch
-
-    return [thing for thing in objects() if isinstance(thing, torch.nn.Module)]
 
 
 def to_double(tensors: Iterable[Any]) -> None:

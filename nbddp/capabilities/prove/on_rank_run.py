@@ -10,9 +10,8 @@ import contextlib
 import io
 import json
 import os
-import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbddp.capabilities.prove import on_rank_copy as copying
@@ -41,8 +40,8 @@ def value_of(held: Mapping[str, Any], name: str) -> Any:
 class Copy:
     """This process, once it is cut off."""
 
-    def __init__(self, worker: RankWorker, plan: Plan, rank: int, size: int):
-        self.worker, self.plan, self.rank, self.size = worker, plan, rank, size
+    def __init__(self, worker: RankWorker, plan: Plan, living: copying.Living, rank: int, size: int):
+        self.worker, self.plan, self.living, self.rank, self.size = worker, plan, living, rank, size
         held = worker.shell.user_ns
         self.step = value_of(held, plan.step)
         self.args: dict[str, Any] = {name: value_of(held, name) for name in plan.args}
@@ -61,13 +60,12 @@ class Copy:
         """Precision, dropout and modes, alike on all sides; the DDP models are taken apart."""
         import torch
 
-        parts = copying.take_apart()
-        modules = copying.all_modules()
+        parts = copying.take_apart(self.living.ddp)
+        modules, optimizers = self.living.modules, self.living.optimizers
         if self.plan.evaluated:
             for module in modules:
                 if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d | torch.nn.BatchNorm3d):
                     module.eval()
-        optimizers = [thing for thing in copying.objects() if isinstance(thing, torch.optim.Optimizer)]
         for tensor in copying.own_tensors(modules, optimizers):
             tensor.grad = None
         if self.plan.double:
@@ -141,18 +139,16 @@ def _dense(gradient: Any) -> Any:
 # -- the two sides -------------------------------------------------------------------------------
 
 
-def in_copy(worker: RankWorker, plan: Plan, rank: int, size: int) -> dict[str, Any]:
+def in_copy(worker: RankWorker, plan: Plan, living: copying.Living, rank: int, size: int) -> dict[str, Any]:
     """The work of a rank's copy; what it has found, as plain data."""
-    copy = Copy(worker, plan, rank, size)
+    copy = Copy(worker, plan, living, rank, size)
     pairs = copying.with_copies(worker, rank, size, plan.seconds)
     gathered = _gather(copy)
     reference = _Reference(copy, gathered) if rank == 0 else None
     if plan.same:
         copy.put(_shared(copy, copy.batches()))
     parts = copy.prepare()
-    copying.put_in_place(pairs)
-    for part in parts:
-        part.ddp.process_group = dict_of(pairs).get(id(part.ddp.process_group), part.ddp.process_group)
+    copying.put_in_place(pairs, living)
     copying.put_together(parts)
     note_cuts(copy.seen)
     differ_before = [name for name, off in _spread(copy.parameters()).items() if off > 0]
@@ -172,11 +168,6 @@ def in_copy(worker: RankWorker, plan: Plan, rank: int, size: int) -> dict[str, A
         if "error" not in told:
             answer.update(compare(found, theirs, spread, torch))
     return answer
-
-
-def dict_of(pairs: Sequence[tuple[Any, Any]]) -> dict[int, Any]:
-    """By the id of the old group; of one that has been replaced already nothing is known."""
-    return {id(old): new for old, new in pairs}
 
 
 def _gather(copy: Copy) -> list[dict[str, Any]] | None:
@@ -251,7 +242,7 @@ def _alone(copy: Copy, union: Mapping[str, Any], parent: int, write: int) -> Non
         copy.put({**union, **copy.plan.ones})
         copy.prepare()
         copying.plain_models()
-        copying.put_in_place(pairs)
+        copying.put_in_place(pairs, copy.living)
         tensors = copy.call(watch=copy.plan.watch)
         told["seen"] = copy.seen.plain()
     except BaseException as e:
@@ -328,18 +319,17 @@ def _measured(a: Any, b: Any, torch: Any) -> dict[str, float]:
     }  # fmt: skip
 
 
-def main(worker: RankWorker, plan: Plan, parent: int, write: int, do: Callable[..., dict[str, Any]] = in_copy) -> None:
+def main(worker: RankWorker, plan: Plan, living: copying.Living, parent: int, write: int) -> None:
     """A fork of a rank begins; does not return."""
     answer: dict[str, Any]
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        copying.cut_off(parent, [write], plan.seconds)
-        answer = do(worker, plan, rank, size)
+        copying.cut_off(parent, [write], plan.seconds, living.shared)
+        answer = in_copy(worker, plan, living, rank, size)
     except BaseException as e:
         answer = {"error": words(e), "kind": type(e).__name__}
     data = memoryview(json.dumps(answer).encode())
     with contextlib.suppress(OSError):  # nobody waits any more
         while data:
             data = data[os.write(write, data) :]
-    sys.stdout = sys.__stdout__
     os._exit(0)
