@@ -482,10 +482,18 @@ def replace_last_hook(ddp: Any, hook: Any, state: object) -> bool:
 
 
 def reduced_parameters(ddp: Any) -> list[Any]:
-    """The parameters whose gradients DDP's reducer exchanges, in its order, whatever the module holds by now."""
-    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    """The parameters whose gradients DDP's reducer exchanges, in its order, whatever the module holds by now. Raises
+    RuntimeError where they cannot be told."""
+    had = list(getattr(ddp, "_module_parameters", ()))
+    try:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError:  # some are sparse, and have no bucket of zeros
+        wanted = [p for p in had if p.requires_grad]
+        if len(wanted) != ddp._get_ddp_logging_data().get("num_parameter_tensors"):
+            raise
+        return wanted
     known = {id(p): p for bucket in buckets for p in bucket.parameters()}
-    ordered = [p for p in getattr(ddp, "_module_parameters", ()) if id(p) in known]
+    ordered = [p for p in had if id(p) in known]
     return ordered if len(ordered) == len(known) else list(known.values())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ LOOK_SECONDS = 0.03
 PATIENCE = 10.0  # seconds in which an idle rank answers
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 WORLD = re.compile(r"(^|[._])(w|ws|world|world_?size|n_?ranks|nproc\w*|num_?(replicas|ranks|gpus|processes))$", re.I)
+SIZE = re.compile(r"(^|[._])(n|b|bs|batch|(micro|local)?_?batch_?size|n(um)?_?samples)$", re.I)
 RANK = re.compile(r"(^|[._])(local_?|global_?)?rank$", re.I)
 Facts = Mapping[int, Mapping[str, Any]]
 
@@ -64,9 +65,9 @@ def prove(
     facts = unpacked(pool.answers("prove", part="look", step=step, args=list(args)))
     _check(facts)
     batches = chosen_batches(facts, batch)
-    plan = Plan(step, tuple(args), tuple(batches), ones=ones(facts), seconds=timeout)
+    plan = Plan(step, tuple(args), tuple(batches), ones=ones(facts, batches), seconds=timeout)
     attempt = _first(pool, plan, progress)
-    tried = list(_others(pool, attempt, facts, progress)) if _is_open(attempt, ranks) else []
+    tried = list(_others(pool, attempt, ranks, progress)) if _is_open(attempt) else []
     return proof_of(attempt, tried, facts, batch_facts=batches, ranks=ranks)
 
 
@@ -152,8 +153,9 @@ def _check_rest(
                 )
 
 
-def ones(facts: Facts) -> dict[str, int]:
-    """Whole numbers that the step uses and that are the number of ranks, or the rank: what they are in one process."""
+def ones(facts: Facts, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Whole numbers that the step uses and that are the number of ranks, the rank, or a rank's samples: what they are in
+    one process. By their names and their values, and told."""
     held = [facts[rank]["ints"] for rank in sorted(facts)]
     found = {}
     for name in held[0]:
@@ -162,6 +164,8 @@ def ones(facts: Facts) -> dict[str, int]:
             found[name] = 1
         elif values == list(range(len(held))) and RANK.search(name):
             found[name] = 0
+        elif values in [list(size) for size in sizes.values()] and SIZE.search(name):
+            found[name] = sum(values)
     return found
 
 
@@ -231,25 +235,34 @@ def _end(pool: Pool) -> None:
         pool.ask(rank, Question.of("proof", end=True), PATIENCE)
 
 
-def _is_open(attempt: Attempt, ranks: int) -> bool:
+def _is_open(attempt: Attempt) -> bool:
     """Whether other attempts may tell the cause of a difference."""
     deviation = attempt.comparison.deviation
-    if deviation is None or attempt.before or attempt.random:
+    if deviation is None or attempt.before or attempt.alone or attempt.backwards[0] != attempt.backwards[1]:
         return False
-    spread = deviation.spread > attempt.comparison.allowed
-    return not spread and not attempt.alone and judge.known_factor(deviation, ranks) is None
+    return not deviation.spread > attempt.comparison.allowed and (deviation.constant or not attempt.random)
 
 
-def _others(pool: Pool, first: Attempt, facts: Facts, progress: Callable[[str], None]) -> Any:
-    """The same with one thing changed, until N ranks and one process are equal: (what, the attempt)."""
-    changes: list[tuple[str, Plan, str]] = []
-    if len(set(first.sizes)) > 1 and min(first.sizes) > 0:
-        changes.append(("sizes", replace(first.plan, size=min(first.sizes)), "with batches of one size"))
-    if first.statistics:
-        changes.append(("statistics", replace(first.plan, evaluated=True), "with BatchNorm in eval mode"))
-    changes.append(("batches", replace(first.plan, same=True), "with rank 0's batch on all ranks"))
-    for name, plan, words in changes:
+def _others(
+    pool: Pool, first: Attempt, ranks: int, progress: Callable[[str], None]
+) -> Iterator[tuple[str, Attempt]]:
+    """The same with one thing changed, until N ranks and one process are equal: what, and the attempt."""
+    for name, plan, words in _changes(first, ranks):
         attempt = _attempt(pool, plan, progress, f"the step {words}")
         yield name, attempt
         if not attempt.error and attempt.comparison.equal:
             return
+
+
+def _changes(first: Attempt, ranks: int) -> Iterator[tuple[str, Plan, str]]:
+    assert first.comparison.deviation is not None
+    row = judge.known_factor(first.comparison.deviation, ranks)
+    if row is not None:
+        if row.name == "1/N":
+            yield "once", replace(first.plan, same=True, once=True), "with one batch everywhere"
+        return
+    if len(set(first.sizes)) > 1 and min(first.sizes) > 0:
+        yield "sizes", replace(first.plan, size=min(first.sizes)), "with batches of one size"
+    if first.statistics:
+        yield "statistics", replace(first.plan, evaluated=True), "with BatchNorm in eval mode"
+    yield "batches", replace(first.plan, same=True), "with rank 0's batch on all ranks"

@@ -16,6 +16,7 @@ from typing import Any
 # own gradient is not looked at
 ROUNDING = {"float64": (1e-9, 1e-3), "float32": (5e-4, 1e-2), "float16": (0.03, 1.0), "bfloat16": (0.06, 1.0)}
 UPDATES = 0.01  # by which what an optimizer adds may be off: it amplifies rounding
+MOVED = 1e-6  # the same, where a step without an optimizer moves parameters itself
 FITS = 1e-3  # a factor is one of the table's if it is so close to it
 GRADIENT, UPDATE = "gradient ", "update "
 
@@ -32,8 +33,7 @@ class KnownFactor:
 FACTORS = (
     KnownFactor(
         "1/N", lambda n: 1 / n,
-        "the loss is a sum over the samples where DDP needs a mean, or it is divided by the number of ranks although "
-        "DDP divides already. Use the mean of the rank's own samples, without a division",
+        "the loss or the gradient is divided by the number of ranks, and DDP divides already. Leave that out",
     ),
     KnownFactor(
         "N", lambda n: float(n),
@@ -52,6 +52,13 @@ FACTORS = (
         "both out",
     ),
 )  # fmt: skip
+
+
+GROWS = (
+    "the loss grows with the number of samples: a sum over them (reduction='sum'), or a division by a fixed number. DDP "
+    "averages over the ranks, so N ranks make a step 1/N as large as one process with all samples. Use the mean, or "
+    "multiply by the number of ranks if the sum is meant; a fixed number that is one rank's batch size is right"
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ def compared(rows: Sequence[Mapping[str, Any]], dtype: str) -> Comparison:
     norm = sqrt(sum(r["square"] for r in judged))
     ranks_norm = sqrt(sum(r["own"] for r in judged))
     floor = max(norm, ranks_norm if norm == 0 else 0.0) * part
-    limit = allowed if gradients else max(allowed, UPDATES)
+    limit = allowed if gradients else max(allowed, MOVED if dtype == "float64" else UPDATES)
     different = [r for r in judged if _off(r, floor) > limit or not r["finite"]]
     whole = _deviation(judged, judged, allowed) if different else None
     found = Comparison(

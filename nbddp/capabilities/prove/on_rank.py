@@ -96,7 +96,7 @@ def kill() -> None:
 def start(worker: RankWorker, plan: Plan) -> None:
     kill()
     read, write = os.pipe()
-    parent, living = os.getpid(), copying.living()
+    parent, living = os.getpid(), copying.living(worker.shell.user_ns)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python 3.12 warns of threads; `on_rank_copy` says what is done about them
         pid = os.fork()

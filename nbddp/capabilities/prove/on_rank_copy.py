@@ -1,8 +1,8 @@
 """A copy of a rank: a forked process, which has all that the rank has, and from which nothing leads back.
 
 A fork copies model, optimizer, generators, globals and closures alike, so no name of the step has to be bound anew.
-What a fork shares is cut off here: sockets and pipes lead nowhere, files cannot be written, and each open file is read
-from a position of its own. Tensors in shared memory become the copy's own. `torch` runs on one thread, since those of
+What a fork shares is cut off here: sockets and pipes lead nowhere, files cannot be written (by Linux's Landlock, and
+where a kernel lacks that, as far as Python sees it), and each open file is read from a position of its own. Tensors in shared memory become the copy's own. `torch` runs on one thread, since those of
 the rank's pools are not there.
 
 Process groups of the rank cannot be used by two processes. So torch forgets them, and groups of the copies take their
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import io
 import inspect
@@ -28,6 +29,7 @@ from datetime import timedelta
 from typing import Any
 
 from nbddp.agent.children import die_with_parent
+from nbddp.capabilities.prove import landlock
 from nbddp.compat import torch as torch_compat
 from nbddp.worker.parts import RankWorker
 
@@ -54,10 +56,12 @@ def cut_off(parent: int, keep: Sequence[int], seconds: float, shared: Iterable[A
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     _cut_descriptors({*keep})
+    landlock.deny_writes(except_below="/dev")
     sys.stdout = sys.stderr = io.StringIO()
     sys.addaudithook(_refuse)
     import torch
 
+    torch.save = torch.serialization.save = _save_in_memory(torch.save)  # it writes in C++
     torch.set_num_threads(1)
     for tensor in shared:
         tensor.data = tensor.data.clone()
@@ -96,6 +100,18 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
         raise StepActs(f"it calls {event}, which a copy may not do; leave that out of the step")
 
 
+def _save_in_memory(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.save, without files."""
+
+    @functools.wraps(original)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(f, str | os.PathLike):
+            raise StepActs(f"it saves to {os.fspath(f)!r}, and a copy writes no files; leave that out of the step")
+        return original(obj, f, *args, **kwargs)
+
+    return save
+
+
 @dataclass
 class Living:
     """What of torch's a rank has: found by the rank, since a copy would have to copy each page that it looks at.
@@ -110,8 +126,9 @@ class Living:
     holders: list[Any]
 
 
-def living() -> Living:
-    """Nothing is asked of any object but its type."""
+def living(names: dict[str, Any]) -> Living:
+    """Nothing is asked of any object but its type. names: those of the cells, which the collector does not show: the
+    dict is older than the first cell, and frozen."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -129,7 +146,7 @@ def living() -> Living:
     tables = torch_compat.world()
     groups = list(tables.pg_group_ranks)
     holders = [h for h in gc.get_referrers(*groups) if h is not groups] if groups else []
-    return Living([t for t in found[0] if _is_shared(t)], found[1], found[2], ddp, holders)
+    return Living([t for t in found[0] if _is_shared(t)], found[1], found[2], ddp, [names, *holders])
 
 
 def _is_shared(tensor: Any) -> bool:
@@ -175,13 +192,13 @@ def with_copies(worker: RankWorker, rank: int, size: int, seconds: float) -> lis
     return [(was, now) for (was, _), now in zip(old, new, strict=True)]
 
 
-def alone() -> list[tuple[Any, Any]]:
-    """Make a world of this process alone; each old group is replaced by it."""
+def alone(before: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Make a world of this process alone, which replaces all groups. before: those of the rank that were replaced."""
     import torch.distributed as dist
 
     old = leave_groups()
     begin_group(dist.HashStore(), 0, 1, 60.0)
-    return [(group, dist.group.WORLD) for group, _ in old]
+    return [(group, dist.group.WORLD) for group in (*(g for g, _ in old), *(g for g, _ in before))]
 
 
 def put_in_place(pairs: Sequence[tuple[Any, Any]], living: Living) -> None:
@@ -213,11 +230,16 @@ def _in_attributes(holder: Any, new: Mapping[int, Any]) -> None:
 
 @dataclass
 class Part:
-    """What of a DDP model is needed to give it a reducer again."""
+    """What of a DDP model is needed to give it a reducer again. hooks: with their states, and the name of one in C++."""
 
     ddp: Any
     parameters: list[Any]
     hooks: tuple[list[tuple[Any, Any]], str]
+
+    @property
+    def hook_names(self) -> list[str]:
+        own, in_native = self.hooks
+        return [getattr(hook, "__name__", type(hook).__name__) for hook, _ in own] + ([in_native] if in_native else [])
 
 
 def take_apart(models: Iterable[Any]) -> list[Part]:

@@ -17,7 +17,14 @@ from typing import Any
 from nbddp.capabilities.prove import on_rank_copy as copying
 from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, joined, samples
 from nbddp.capabilities.prove.on_rank_reach import Reached, reach
-from nbddp.capabilities.prove.on_rank_watch import Seen, maybe, note_cuts, random_states, without_dropout
+from nbddp.capabilities.prove.on_rank_watch import (
+    Seen,
+    count_backwards,
+    maybe,
+    note_cuts,
+    random_states,
+    without_dropout,
+)
 from nbddp.capabilities.prove.plan import Plan
 from nbddp.worker.parts import RankWorker
 
@@ -47,6 +54,7 @@ class Copy:
         self.args: dict[str, Any] = {name: value_of(held, name) for name in plan.args}
         self.reached: Reached = reach(self.step, self.args, self.args)
         self.seen = Seen()
+        self.groups: list[tuple[Any, Any]] = []  # of the rank, and what takes their place
 
     def batches(self) -> dict[str, Any]:
         return {name: self.reached.values[name] for name in self.plan.batches}
@@ -73,6 +81,8 @@ class Copy:
             copying.to_double(copying.own_tensors(modules, optimizers))
             copying.to_double(self.reached.tensors())
         without_dropout(self.seen, modules)
+        count_backwards(self.seen)
+        self.seen.hooks = {name for part in parts for name in part.hook_names}
         copying.run_eagerly()
         return parts
 
@@ -143,6 +153,7 @@ def in_copy(worker: RankWorker, plan: Plan, living: copying.Living, rank: int, s
     """The work of a rank's copy; what it has found, as plain data."""
     copy = Copy(worker, plan, living, rank, size)
     pairs = copying.with_copies(worker, rank, size, plan.seconds)
+    copy.groups = pairs
     gathered = _gather(copy)
     reference = _Reference(copy, gathered) if rank == 0 else None
     if plan.same:
@@ -158,9 +169,10 @@ def in_copy(worker: RankWorker, plan: Plan, living: copying.Living, rank: int, s
         raise StepFailed(f"ranks: {words(e)}") from e
     import torch
 
+    seen = copy.seen.plain()
     agreed = _agreed(found)
     spread = _spread({name: found[name] for name in agreed})
-    answer: dict[str, Any] = {"before": differ_before, "seen": copy.seen.plain()}
+    answer: dict[str, Any] = {"before": differ_before, "seen": seen}
     answer["alone"] = sorted(found.keys() - set(agreed))
     if reference is not None:
         told, theirs = reference.result()
@@ -198,7 +210,7 @@ class _Reference:
     def __init__(self, copy: Copy, gathered: Sequence[dict[str, Any]] | None):
         assert gathered is not None
         if copy.plan.same:
-            gathered = [gathered[0]] * copy.size
+            gathered = [gathered[0]] * (1 if copy.plan.once else copy.size)
         sizes = [next((samples(v) for v in one.values() if samples(v)), 0) for one in gathered]
         union = {n: joined([one[n] for one in gathered], n, sizes) for n in copy.plan.batches}
         self.sizes = sizes
@@ -238,7 +250,7 @@ def _alone(copy: Copy, union: Mapping[str, Any], parent: int, write: int) -> Non
     tensors: dict[str, Any] = {}
     try:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-        pairs = copying.alone()
+        pairs = copying.alone(copy.groups)
         copy.put({**union, **copy.plan.ones})
         copy.prepare()
         copying.plain_models()

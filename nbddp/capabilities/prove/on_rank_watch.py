@@ -17,6 +17,7 @@ from typing import Any
 STATISTICS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
               "batch_norm_stats", "_native_batch_norm_legit_no_stats")  # fmt: skip
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+ATTENTION = "_scaled_dot_product"  # random by its dropout alone, and that is off
 CUTS = ("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "all_gather_single")
 
 
@@ -29,9 +30,14 @@ class Seen:
         self.statistics: set[str] = set()
         self.dropout: set[str] = set()
         self.cuts: set[str] = set()
+        self.hooks: set[str] = set()
+        self.backwards = 0
 
-    def plain(self) -> dict[str, list[str]]:
-        return {name: sorted(found) for name, found in vars(self).items()}
+    def count(self) -> None:
+        self.backwards += 1
+
+    def plain(self) -> dict[str, Any]:
+        return {n: sorted(found) if isinstance(found, set) else found for n, found in vars(self).items()}
 
 
 def watching(seen: Seen) -> AbstractContextManager[Any]:
@@ -50,7 +56,7 @@ def watching(seen: Seen) -> AbstractContextManager[Any]:
 
 def _note(seen: Seen, torch: Any, func: Any, args: Any, found: Any) -> None:
     name = func.__name__.partition(".")[0]
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    if torch.Tag.nondeterministic_seeded in func.tags and not name.startswith(ATTENTION):
         seen.random.add(f"torch.{name.rstrip('_')}")
     if name in STATISTICS and _computes_statistics(args):
         seen.statistics.add("batch_norm")
@@ -115,6 +121,20 @@ def note_cuts(seen: Seen) -> None:
     for name in CUTS:
         if hasattr(dist, name):
             setattr(dist, name, noted(name, getattr(dist, name)))
+
+
+def count_backwards(seen: Seen) -> None:
+    """Count calls of backward: a step that makes one per sample makes more of them with more samples."""
+    import torch
+
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        seen.count()
+        return original(*args, **kwargs)
+
+    torch.autograd.backward = backward
 
 
 def maybe(seen: Seen, watch: bool) -> AbstractContextManager[Any]:

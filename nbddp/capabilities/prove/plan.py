@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Plan:
     """ones: name → its value in one process. size: samples of each rank that are used, 0: all. same: every rank gets
-    rank 0's batch. evaluated: BatchNorm uses running statistics. watch: operators are seen. seconds: time limit."""
+    rank 0's batch; once: and so does one process. evaluated: BatchNorm uses running statistics. watch: operators are seen. seconds: time limit."""
 
     step: str
     args: tuple[str, ...] = ()
@@ -19,5 +19,6 @@ class Plan:
     watch: bool = True
     size: int = 0
     same: bool = False
+    once: bool = False
     evaluated: bool = False
     seconds: float = 300.0

@@ -8,12 +8,13 @@ from functools import cached_property
 from html import escape
 from typing import Any, Literal
 
-from nbddp.capabilities.prove.judge import Comparison, Deviation, compared, known_factor, narrowest
+from nbddp.capabilities.prove.judge import GROWS, Comparison, Deviation, compared, known_factor, narrowest
 from nbddp.capabilities.prove.plan import Plan
 from nbddp.launch.topology import counted
 
 Verdict = Literal["proven", "differs", "not known"]
 CLOSED = ("Connection closed", "Connection reset", "closed by peer", "Broken pipe", "Socket closed")
+HOOKS = {"float16": ("fp16",), "bfloat16": ("bf16",)}  # words in names of hooks that compress to these
 UNSEEN = "a mistake that one process makes as well, and anything outside this step: loaders, schedulers, later steps"
 
 
@@ -49,7 +50,8 @@ class Attempt:
 
     @cached_property
     def comparison(self) -> Comparison:
-        dtype = narrowest(self._seen("dtypes"), self.plan.double)
+        hooks = [kind for kind, words in HOOKS.items() if any(w in h.lower() for h in self.hooks for w in words)]
+        dtype = narrowest([*self._seen("dtypes"), *hooks], self.plan.double)
         return compared(self.answers[0]["rows"], dtype)
 
     def _seen(self, what: str) -> list[str]:
@@ -73,6 +75,16 @@ class Attempt:
     @property
     def dropout(self) -> list[str]:
         return sorted({*self._seen("dropout"), *self._seen_on_ranks("dropout")})
+
+    @property
+    def hooks(self) -> list[str]:
+        return self._seen_on_ranks("hooks")
+
+    @property
+    def backwards(self) -> tuple[int, int]:
+        """Calls of backward on rank 0 and in one process."""
+        ranks = self.answers[0].get("seen", {}).get("backwards", 0)
+        return int(ranks), int(self._one.get("seen", {}).get("backwards", 0))
 
     @property
     def cuts(self) -> list[str]:
@@ -180,7 +192,7 @@ def _judged(
     if attempt.alone or found.missing:
         return _unpaired(attempt, found, named)
     if found.updates is not None:
-        off = f"{100 * found.updates.off:.2g} % off"
+        off = f"{_percent(found.updates.off)} off"
         text = f"gradients are equal, but what the optimizer makes of {found.updates.first} is {off}"
         return "differs", f"differs: {text}", "Not known why: something after backward differs between the ranks."
     assert found.deviation is not None
@@ -222,16 +234,25 @@ def _deviating(
             "not known", f"not known: the step draws random numbers ({drawn}), on each rank and in one process others",
             "Have it draw none, or give it them as part of the batch; dropout alone is switched off here.",
         )  # fmt: skip
+    ours, theirs = attempt.backwards
+    if ours != theirs and not deviation.spread > found.allowed:
+        text = f"the step calls backward {ours} times on a rank and {theirs} times in one process"
+        cure = (
+            f"{_by_how_much(deviation, ranks).capitalize()}, which tells nothing here. Have the number of micro-batches "
+            "not depend on the batch: x.chunk(4), and not x.split(8)."
+        )
+        return "not known", f"not known: {text}", cure
     headline = f"differs: {_by_how_much(deviation, ranks)}"
     if deviation.spread > found.allowed:
         words = (
-            f"{deviation.first}'s gradients differ between the ranks by {100 * deviation.spread:.2g} %: they were not "
+            f"{deviation.first}'s gradients differ between the ranks by {_percent(deviation.spread)}: they were not "
             "averaged. Known to give this: a forward or loss that goes past DDP (ddp.module), no_sync, a parameter that "
             "DDP did not know when it was made"
         )
         return "differs", headline, f"{words}."
     if row is not None:
-        return "differs", headline, f"Known meaning of {row.name}: {row.meaning}."
+        grows = row.name == "1/N" and any(n == "once" and not a.error and a.comparison.equal for n, a in tried)
+        return "differs", headline, f"Known meaning of {row.name}: {GROWS if grows else row.meaning}."
     return "differs", headline, _cause(attempt, tried, facts, deviation)
 
 
@@ -242,9 +263,13 @@ def _by_how_much(deviation: Deviation, ranks: int) -> str:
     if deviation.constant:
         return f"the gradient of {deviation.first}{more} is {deviation.factor:.3g} × that of one process {side}"
     return (
-        f"the gradient of {deviation.first}{more} is {100 * deviation.off:.2g} % off that of one process {side} "
+        f"the gradient of {deviation.first}{more} is {_percent(deviation.off)} off that of one process {side} "
         f"({deviation.factor:.3g} × along it)"
     )
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %" if part >= 0.1 else f"{100 * part:.2g} %"
 
 
 def _cause(
@@ -291,6 +316,7 @@ def _seen_cause(attempt: Attempt, equal_batches: bool, counts: str, deviation: D
     seen = [f"the ranks have {' and '.join(map(str, attempt.sizes))} samples"] if len(set(attempt.sizes)) > 1 else []
     seen += ["batch statistics are those of each rank"] if attempt.statistics else []
     seen += [counts] if counts else []
+    seen += [f"the hook {attempt.hooks[0]} works on the gradients, and some approximate them"] if attempt.hooks else []
     factor = f"no known meaning fits the factor {deviation.factor:.3g}" if deviation.constant else ""
     words = "; ".join([*([factor] if factor else []), *seen])
     return f"Not known why{f' ({words})' if words else ''}."
