@@ -6,6 +6,7 @@ libraries is not read. Nothing is called and nothing changes.
 
 from __future__ import annotations
 
+import dis
 import functools
 import os
 import sysconfig
@@ -16,6 +17,7 @@ from typing import Any
 
 DEEPEST = 6  # attributes and containers within each other
 MOST = 4000  # values of one container that are looked at
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR")
 LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
 
 
@@ -119,21 +121,22 @@ class _Walk:
         if not isinstance(function, types.FunctionType) or id(function) in self._seen or of_library(function):
             return
         self._seen.add(id(function))
-        names = code_names(function.__code__)
+        code, held = function.__code__, function.__globals__
+        named = attributes(code)
         if owner is not None:
-            self._attributes("self", owner, names, depth)
-        for name in names:
-            if name in function.__globals__:
-                self.value(name, function.__globals__[name], Place(function.__globals__, name), depth + 1, names)
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            self._attributes("self", owner, named, depth)
+        for name in code_names(code):
+            if name in held:
+                self.value(name, held[name], Place(held, name), depth + 1, named)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if cell != types.CellType():
-                self.value(name, cell.cell_contents, Place(cell), depth + 1, names)
+                self.value(name, cell.cell_contents, Place(cell), depth + 1, named)
         inner = getattr(function, "__wrapped__", None)
         if inner is not None:
             self.function(inner, depth)
 
     def value(self, name: str, value: Any, place: Place | None, depth: int, names: Sequence[str] = ()) -> None:
-        """names: those of the code that names this value."""
+        """names: attributes that the code which names this value reads."""
         import torch
 
         if depth > DEEPEST or isinstance(value, types.ModuleType | type):
@@ -184,7 +187,7 @@ class _Walk:
         held = getattr(owner, "__dict__", {})
         methods = [vars(kind).get(n) for n in names for kind in type(owner).__mro__ if n in vars(kind)]
         functions = [m for m in methods if isinstance(m, types.FunctionType) and not of_library(m)]
-        known = dict.fromkeys([*names, *(n for m in functions for n in code_names(m.__code__))])
+        known = dict.fromkeys([*names, *(n for m in functions for n in attributes(m.__code__))])
         for method in functions:
             self.function(types.MethodType(method, owner), depth + 1)
         for key in known:
@@ -192,13 +195,17 @@ class _Walk:
                 self.value(f"{name}.{key}", held[key], Place(held, key), depth + 1, list(known))
 
 
-def code_names(code: types.CodeType) -> list[str]:
-    """Global names and attributes in code, and in the functions within it."""
-    found = dict.fromkeys(code.co_names)
+def code_names(code: types.CodeType, loads: tuple[str, ...] = ("LOAD_GLOBAL", "LOAD_NAME")) -> list[str]:
+    """Global names in code and in the functions within it; with other `loads`, attributes."""
+    found = dict.fromkeys(str(i.argval) for i in dis.get_instructions(code) if i.opname in loads)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            found.update(dict.fromkeys(code_names(inner)))
+            found.update(dict.fromkeys(code_names(inner, loads)))
     return list(found)
+
+
+def attributes(code: types.CodeType) -> list[str]:
+    return code_names(code, ATTRIBUTES)
 
 
 def of_library(function: types.FunctionType) -> bool:
