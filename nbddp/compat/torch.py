@@ -59,9 +59,12 @@ NAMES = {
         f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
     ),
     "copies of DDP models": (
-        "torch.distributed:Reducer._get_zeros_like_grad_buckets", "torch.distributed:Reducer._set_static_graph",
-        *(f"torch.nn.parallel:DistributedDataParallel.{name}" for name in (
-            "_ddp_init_helper", "_get_ddp_logging_data", "_register_builtin_comm_hook")),
+        "torch.distributed:Reducer._get_zeros_like_grad_buckets",
+        "torch.distributed:Reducer._set_static_graph",
+        *(
+            f"torch.nn.parallel:DistributedDataParallel.{name}"
+            for name in ("_ddp_init_helper", "_get_ddp_logging_data", "_register_builtin_comm_hook")
+        ),
     ),
     "end of backward": ("torch.autograd:Variable._execution_engine",),
     "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),

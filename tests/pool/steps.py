@@ -1,5 +1,7 @@
 """Training steps of many shapes, and what `%ddp prove` says of each: verdict, and words of the text."""
 
+# ruff: noqa: E501 - lines of programs
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -34,25 +36,25 @@ z = torch.randn(6, 8, generator=torch.Generator().manual_seed(rank))
 def step():
     od.zero_grad(); (D(x).mean() - D(G(z).detach()).mean()).backward(); od.step()
     og.zero_grad(); D(G(z)).pow(2).mean().backward(); og.step()
-""", "proven", always=True),
+""", "proven"),
     Step("unequal", """
 xx, yy = data(6 if rank == 0 else 2)
 def step(): F.cross_entropy(model(xx), yy).backward()
-""", "differs", "Cause: the ranks have 6 and 2 samples", always=True),
+""", "differs", "Cause: the ranks have 6 and 2 samples"),
     Step("head_added", """
-m2 = DDP(net()); m2.module.append(nn.Linear(4, 4)); 
+m2 = DDP(net()); m2.module.append(nn.Linear(4, 4));
 def step(): F.cross_entropy(m2(x), y).backward()
 """, "differs", "were not averaged", always=True),
     Step("float32_only", """
 def step(): F.cross_entropy(model(x.to(torch.float32)), y).backward()
-""", "proven", "float64 was not possible", always=True),
+""", "proven", "float64 was not possible"),
     Step("writes", """
 def step():
     F.cross_entropy(model(x), y).backward(); torch.save(model.state_dict(), "never.pt")
 """, "refused", "writes no files", always=True),
     Step("raises", """
 def step(): F.cross_entropy(model(x), y).backward(); raise ValueError("on purpose")
-""", "refused", "ValueError: on purpose", always=True),
+""", "refused", "ValueError: on purpose"),
     Step("subgroup", """
 sub = dist.new_group(list(range(world_size))); m2 = DDP(net(), process_group=sub)
 def step():
@@ -61,7 +63,7 @@ def step():
     Step("batch_norm", """
 torch.manual_seed(0); m2 = DDP(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)))
 def step(): F.cross_entropy(m2(x), y).backward()
-""", "differs", "Cause: BatchNorm", always=True),
+""", "differs", "Cause: BatchNorm"),
     Step("closure", """
 def make():
     m = DDP(net()); a, b = data(); o = torch.optim.SGD(m.parameters(), lr=.1)
@@ -160,14 +162,14 @@ def step():
     (F.cross_entropy(model(x), yy, reduction="sum") * dist.get_world_size() / n).backward()
 """, "proven"),
     Step("by_hand", """
-m3 = net(); 
+m3 = net();
 def step():
     F.cross_entropy(m3(x), y).backward()
     for p in m3.parameters(): dist.all_reduce(p.grad); p.grad /= world_size
 """, "proven", "There world_size = 1"),
     Step("drifted", """
 m2 = DDP(net())
-if rank == 0: 
+if rank == 0:
     with torch.no_grad(): m2.module[0].weight += 1
 def step(): F.cross_entropy(m2(x), y).backward()
 """, "not known", "differ before the step, first 0.weight"),

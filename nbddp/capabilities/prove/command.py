@@ -12,17 +12,17 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.analysis.answers import unpacked
 from nbddp.capabilities.prove import judge
-from nbddp.capabilities.prove.plan import Plan
+from nbddp.capabilities.prove.plan import BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
 from nbddp.capabilities.prove.proof import Attempt, Proof, proof_of
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, duration
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.protocol.codec import to_json
+from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.run_spec import Question
 
 if TYPE_CHECKING:
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 TIMEOUT = 300.0  # seconds for each pair of runs
 LOOK_SECONDS = 0.03
-PATIENCE = 10.0  # seconds in which an idle rank answers
+PATIENCE = 1.0  # seconds in which an idle rank answers
+GRACE = 1.0  # seconds that other copies have when one has failed, and all beyond the time limit
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 WORLD = re.compile(r"(^|[._])(w|ws|world|world_?size|n_?ranks|nproc\w*|num_?(replicas|ranks|gpus|processes))$", re.I)
 SIZE = re.compile(r"(^|[._])(n|b|bs|batch|(micro|local)?_?batch_?size|n(um)?_?samples)$", re.I)
 RANK = re.compile(r"(^|[._])(local_?|global_?)?rank$", re.I)
-Facts = Mapping[int, Mapping[str, Any]]
+Facts = Mapping[int, StepFacts]
 
 
 def prove(
@@ -102,14 +103,14 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _check(facts: Facts) -> None:
-    for name in dict.fromkeys(n for f in facts.values() for n in f.get("missing", ())):
-        lack = [rank for rank, f in facts.items() if name in f.get("missing", ())]
+    for name in dict.fromkeys(n for f in facts.values() for n in f.missing):
+        lack = [rank for rank, f in facts.items() if name in f.missing]
         raise BadInput(f"{name!r} is not defined on {rank_words(lack)}; assign it in a %%ddp cell")
     for rank, found in facts.items():
-        if "refused" in found:
-            raise BadInput(f"rank {rank}: {found['refused']}")
-    loaders = [name for f in facts.values() for name in f["loaders"]]
-    if loaders and not any(f["batches"] for f in facts.values()):
+        if found.refused:
+            raise BadInput(f"rank {rank}: {found.refused}")
+    loaders = [name for f in facts.values() for name in f.loaders]
+    if loaders and not any(f.batches for f in facts.values()):
         raise BadInput(
             f"the step takes its batch from {loaders[0]}, and a proof needs one that it can join; fetch it before: "
             "batch = next(iter(loader)) in a %%ddp cell, and a step that takes the batch"
@@ -118,33 +119,36 @@ def _check(facts: Facts) -> None:
 
 def chosen_batches(facts: Facts, asked: Sequence[str]) -> dict[str, list[int]]:
     """Name of each batch → its samples on each rank. Raises BadInput where it is not clear what the batch is."""
-    known = [facts[rank]["batches"] for rank in sorted(facts)]
+    known = [facts[rank].batches for rank in sorted(facts)]
     common = [name for name in known[0] if all(name in k for k in known)]
     for name in asked:
         if name not in common:
             raise BadInput(f"the step uses no tensors of the name {name!r}; it uses {', '.join(common) or 'none'}")
-    different = [n for n in common if len({k[n]["digest"] for k in known}) > 1]
-    found = list(asked) or [n for n in common if known[0][n]["argument"] and known[0][n]["samples"]]
-    found = found or [n for n in different if known[0][n]["samples"]]
+    different = [n for n in common if len({k[n].digest for k in known}) > 1]
+    found = list(asked) or [n for n in common if known[0][n].argument and known[0][n].samples]
+    found = found or [n for n in different if known[0][n].samples]
     if not found:
         raise BadInput(
             "no tensor that the step uses differs between the ranks, so none is known to be a batch; write "
             f"--batch {common[0] if common else 'x'}, or give the batch as an argument of the step"
         )
-    sizes = {name: [k[name]["samples"] for k in known] for name in found}
+    sizes = {name: [k[name].samples for k in known] for name in found}
     if not asked:
         _check_rest(common, known, sizes, different)
     return sizes
 
 
 def _check_rest(
-    common: Sequence[str], known: Sequence[Mapping[str, Any]], sizes: Mapping[str, list[int]], different: Sequence[str]
+    common: Sequence[str],
+    known: Sequence[Mapping[str, BatchFacts]],
+    sizes: Mapping[str, list[int]],
+    different: Sequence[str],
 ) -> None:
     """A tensor beside the batches that differs, or has as many entries as they have samples, may belong to them."""
     of_batch = list(sizes.values())
     for name in common:
-        if name not in sizes and known[0][name]["samples"]:
-            counts = [k[name]["samples"] for k in known]
+        if name not in sizes and known[0][name].samples:
+            counts = [k[name].samples for k in known]
             if name in different or counts in of_batch:
                 why = "differs between the ranks" if name in different else "is as long as the batch"
                 raise BadInput(
@@ -154,12 +158,12 @@ def _check_rest(
 
 
 def ones(facts: Facts, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Whole numbers that the step uses and that are the number of ranks, the rank, or a rank's samples: what they are in
-    one process. By their names and their values, and told."""
-    held = [facts[rank]["ints"] for rank in sorted(facts)]
+    """Whole numbers that the step uses and that are the number of ranks, the rank, or a rank's samples, by their names
+    and values: what they are in one process."""
+    held = [facts[rank].numbers for rank in sorted(facts)]
     found = {}
     for name in held[0]:
-        values = [h.get(name) for h in held]
+        values = [h.get(name, -1) for h in held]
         if values == [len(held)] * len(held) and WORLD.search(name):
             found[name] = 1
         elif values == list(range(len(held))) and RANK.search(name):
@@ -195,39 +199,27 @@ def _attempt(pool: Pool, plan: Plan, progress: Callable[[str], None], words: str
         _end(pool)
 
 
-def _wait(pool: Pool, seconds: float) -> dict[int, Mapping[str, Any]]:
-    """rank → what its copy has found."""
-    found: dict[int, Mapping[str, Any]] = {}
-    until = time.monotonic() + seconds + PATIENCE
-    while len(found) < pool.placed().world_size:
-        for rank in range(pool.placed().world_size):
-            if rank not in found:
-                answer = pool.ask(rank, Question.of("proof"), PATIENCE)
-                if answer is None or answer["state"] == "none" or time.monotonic() > until:
-                    pool.answers("prove", part="gone")  # raises if a rank has ended
-                    raise BadInput(f"rank {rank} does not tell what its copy has found; run %ddp prove again")
-                if answer["state"] == "done":
-                    found[rank] = answer["answer"]
-        if found and all("error" in a for a in found.values()) and _some_failed(found):
-            _await_others(pool, found)
-            return found
+def _wait(pool: Pool, seconds: float) -> dict[int, CopyAnswer]:
+    """rank → what its copy has found. Once one has failed, the others, which may wait for it, have a moment."""
+    found: dict[int, CopyAnswer] = {}
+    ranks = range(pool.placed().world_size)
+    until = time.monotonic() + seconds + GRACE
+    while len(found) < len(ranks) and time.monotonic() < until:
+        for rank in [r for r in ranks if r not in found]:
+            told = pool.ask(rank, Question.of("proof"), PATIENCE)
+            copy = from_json(CopyState, told or {"state": ""})
+            if told is None:
+                pool.answers("prove", part="there")  # raises if a rank has ended
+            elif copy.state == "done" and copy.answer is not None:
+                found[rank] = copy.answer
+                if copy.answer.error:
+                    until = min(until, time.monotonic() + GRACE)
+            elif copy.state == "none":
+                raise BadInput(f"rank {rank} has no copy any more; run %ddp prove again")
         time.sleep(LOOK_SECONDS)
+    if not found:
+        raise BadInput("the copies of the ranks do not answer; run %ddp prove again, or %ddp restart")
     return found
-
-
-def _some_failed(found: Mapping[int, Mapping[str, Any]]) -> bool:
-    return any("error" in answer for answer in found.values())
-
-
-def _await_others(pool: Pool, found: dict[int, Mapping[str, Any]]) -> None:
-    """One copy has failed: the others may wait for it, and are given a moment to say so."""
-    until = time.monotonic() + 1.0
-    while len(found) < pool.placed().world_size and time.monotonic() < until:
-        for rank in set(range(pool.placed().world_size)) - found.keys():
-            answer = pool.ask(rank, Question.of("proof"), PATIENCE)
-            if answer and answer["state"] == "done":
-                found[rank] = answer["answer"]
-        time.sleep(LOOK_SECONDS)
 
 
 def _end(pool: Pool) -> None:
@@ -243,9 +235,7 @@ def _is_open(attempt: Attempt) -> bool:
     return not deviation.spread > attempt.comparison.allowed and (deviation.constant or not attempt.random)
 
 
-def _others(
-    pool: Pool, first: Attempt, ranks: int, progress: Callable[[str], None]
-) -> Iterator[tuple[str, Attempt]]:
+def _others(pool: Pool, first: Attempt, ranks: int, progress: Callable[[str], None]) -> Iterator[tuple[str, Attempt]]:
     """The same with one thing changed, until N ranks and one process are equal: what, and the attempt."""
     for name, plan, words in _changes(first, ranks):
         attempt = _attempt(pool, plan, progress, f"the step {words}")

@@ -7,10 +7,11 @@ size, and against a part of the size of all gradients: a gradient that is zero b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any
+
+from nbddp.capabilities.prove.plan import TensorPair
 
 # type → the largest relative difference that rounding explains, and the part of all gradients below which a parameter's
 # own gradient is not looked at
@@ -55,9 +56,9 @@ FACTORS = (
 
 
 GROWS = (
-    "the loss grows with the number of samples: a sum over them (reduction='sum'), or a division by a fixed number. DDP "
-    "averages over the ranks, so N ranks make a step 1/N as large as one process with all samples. Use the mean, or "
-    "multiply by the number of ranks if the sum is meant; a fixed number that is one rank's batch size is right"
+    "the loss grows with the number of samples: a sum over them (reduction='sum'), or a division by a fixed number. "
+    "DDP averages over the ranks, so N ranks make a step 1/N as large as one process with all samples. Use the mean, "
+    "or multiply by the number of ranks if the sum is meant; a fixed number that is one rank's batch size is right"
 )
 
 
@@ -102,25 +103,25 @@ def narrowest(dtypes: Sequence[str], double: bool) -> str:
     return max(known, key=lambda name: ROUNDING[name][0])
 
 
-def compared(rows: Sequence[Mapping[str, Any]], dtype: str) -> Comparison:
-    """The rows of `on_rank_run.compare`, judged."""
+def compared(pairs: Sequence[TensorPair], dtype: str) -> Comparison:
+    """The pairs of rank 0's copy, judged."""
     allowed, part = ROUNDING[dtype]
-    missing = tuple((str(r["name"]), str(r["missing"])) for r in rows if "missing" in r)
-    measured = [r for r in rows if "missing" not in r]
-    gradients = [r for r in measured if r["name"].startswith(GRADIENT)]
-    updates = [r for r in measured if r["name"].startswith(UPDATE)]
+    missing = tuple((r.name, r.missing) for r in pairs if r.missing)
+    measured = [r for r in pairs if not r.missing]
+    gradients = [r for r in measured if r.name.startswith(GRADIENT)]
+    updates = [r for r in measured if r.name.startswith(UPDATE)]
     judged = gradients or updates
-    norm = sqrt(sum(r["square"] for r in judged))
-    ranks_norm = sqrt(sum(r["own"] for r in judged))
+    norm = sqrt(sum(r.square for r in judged))
+    ranks_norm = sqrt(sum(r.own for r in judged))
     floor = max(norm, ranks_norm if norm == 0 else 0.0) * part
     limit = allowed if gradients else max(allowed, MOVED if dtype == "float64" else UPDATES)
-    different = [r for r in judged if _off(r, floor) > limit or not r["finite"]]
+    different = [r for r in judged if _off(r, floor) > limit or not r.finite]
     whole = _deviation(judged, judged, allowed) if different else None
     found = Comparison(
         dtype=dtype,
         allowed=limit,
         largest=max((_off(r, floor) for r in judged), default=0.0),
-        apart=max((r["largest"] for r in judged), default=0.0),
+        apart=max((r.largest for r in judged), default=0.0),
         tensors=len(judged),
         norm=max(norm, ranks_norm),
         deviation=_deviation(different, judged, allowed) if different else None,
@@ -131,33 +132,33 @@ def compared(rows: Sequence[Mapping[str, Any]], dtype: str) -> Comparison:
     return found if different or not gradients else _with_updates(found, updates, allowed)
 
 
-def _with_updates(found: Comparison, updates: Sequence[Mapping[str, Any]], allowed: float) -> Comparison:
+def _with_updates(found: Comparison, updates: Sequence[TensorPair], allowed: float) -> Comparison:
     """Gradients are equal: what the optimizer has made of them is looked at, in float64 alone."""
     if found.dtype != "float64" or not updates:
         return found
-    floor = sqrt(sum(r["square"] for r in updates))
+    floor = sqrt(sum(r.square for r in updates))
     different = [r for r in updates if _off(r, floor) > UPDATES]
     if not different:
         return found
-    fields = {**vars(found), "updates": _deviation(different, updates, allowed)}
-    return Comparison(**fields)
+    return replace(found, updates=_deviation(different, updates, allowed))
 
 
-def _off(row: Mapping[str, Any], floor: float) -> float:
-    if row["apart"] == 0:
+def _off(row: TensorPair, floor: float) -> float:
+    if row.apart == 0:
         return 0.0
-    return sqrt(row["apart"]) / max(sqrt(row["square"]), floor, 1e-300)
+    return sqrt(row.apart) / max(sqrt(row.square), floor, 1e-300)
 
 
-def _deviation(some: Sequence[Mapping[str, Any]], of: Sequence[Mapping[str, Any]], allowed: float) -> Deviation:
-    dot, square, own, apart = (sum(r[key] for r in some) for key in ("dot", "square", "own", "apart"))
+def _deviation(some: Sequence[TensorPair], of: Sequence[TensorPair], allowed: float) -> Deviation:
+    dot, square = sum(r.dot for r in some), sum(r.square for r in some)
+    own, apart = sum(r.own for r in some), sum(r.apart for r in some)
     factor = dot / square if square else float("inf")
     left = own - 2 * factor * dot + factor**2 * square if square else own
     off = sqrt(apart / square) if square else float("inf")
     # the sums lose half of the digits of what is left
     constant = bool(square and dot) and sqrt(max(left, 0.0) / (factor**2 * square)) <= max(10 * allowed, 1e-6)
-    name = str(some[0]["name"]).partition(" ")[2]
-    return Deviation(name, len(some), len(of), factor, off, constant, max(r.get("spread", 0.0) for r in some))
+    name = some[0].name.partition(" ")[2]
+    return Deviation(name, len(some), len(of), factor, off, constant, max(r.spread for r in some))
 
 
 def known_factor(deviation: Deviation, ranks: int) -> KnownFactor | None:

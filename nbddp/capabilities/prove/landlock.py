@@ -31,7 +31,9 @@ def deny_writes(except_below: str) -> bool:
     try:
         rule = struct.pack("=Qi", handled, folder)
         added = libc.syscall(ADD_RULE, rules, PATH_BENEATH, rule, 0)
-        return added == 0 and libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and libc.syscall(RESTRICT, rules, 0) == 0
+        return bool(
+            added == 0 and libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and libc.syscall(RESTRICT, rules, 0) == 0
+        )
     finally:
         os.close(folder)
         os.close(rules)

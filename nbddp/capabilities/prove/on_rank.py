@@ -14,15 +14,15 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.capabilities.prove import on_rank_copy as copying
 from nbddp.capabilities.prove.on_rank_batch import counted, digest, samples
-from nbddp.capabilities.prove.on_rank_reach import Reached, holds_batch, reach
+from nbddp.capabilities.prove.on_rank_reach import Names, Reached, holds_batch, reach
 from nbddp.capabilities.prove.on_rank_run import main, value_of
-from nbddp.capabilities.prove.plan import Plan
+from nbddp.capabilities.prove.plan import LATE, BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
 from nbddp.compat import system
 from nbddp.protocol import pickling
 from nbddp.protocol.codec import from_json
@@ -50,31 +50,31 @@ def prove(worker: RankWorker, buffers: Sequence[Any], *, part: str, **fields: An
     return [pickling.pack_answer(None)]
 
 
-def proof(worker: RankWorker, *, end: bool = False) -> dict[str, Any]:
+def proof(worker: RankWorker, *, end: bool = False) -> CopyState:
     """What the copy has found, if it is done; with `end` it is killed. Asked by the control thread."""
     if end:
         kill()
     if not _running:
-        return {"state": "none"}
+        return CopyState("none")
     one = _running[0]
     while select.select([one.read], [], [], 0)[0]:
         data = os.read(one.read, 1 << 16)
         if not data:
             return _done(one)
         one.came += data
-    return {"state": "runs"}
+    return CopyState("runs")
 
 
-def _done(one: Running) -> dict[str, Any]:
+def _done(one: Running) -> CopyState:
     _running.clear()
     os.close(one.read)
     _, status = os.waitpid(one.pid, 0)
     if one.came:
-        return {"state": "done", "answer": json.loads(bytes(one.came))}
+        return CopyState("done", from_json(CopyAnswer, json.loads(bytes(one.came))))
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    late = number == signal.SIGALRM
-    words = "it took longer than the time limit" if late else f"its process ended ({signal_name(number, status)})"
-    return {"state": "done", "answer": {"error": words, "kind": "TimeLimit" if late else "Ended"}}
+    if number == signal.SIGALRM:
+        return CopyState("done", CopyAnswer("it took longer than the time limit", LATE))
+    return CopyState("done", CopyAnswer(f"its process ended ({signal_name(number, status)})", "Ended"))
 
 
 def signal_name(number: int, status: int) -> str:
@@ -112,26 +112,25 @@ def start(worker: RankWorker, plan: Plan) -> None:
 # -- what the step reaches -----------------------------------------------------------------------
 
 
-def look(held: Mapping[str, Any], *, step: str, args: Sequence[str]) -> dict[str, Any]:
-    """What is known of a step before it runs; `refused`: why it cannot."""
-    missing = [name for name in (step, *args) if not _has(held, name)]
+def look(held: Names, *, step: str, args: Sequence[str]) -> StepFacts:
+    """What is known of a step before it runs."""
+    missing = tuple(name for name in (step, *args) if not _has(held, name))
     if missing:
-        return {"missing": missing}
+        return StepFacts(missing=missing)
     function = value_of(held, step)
     if not callable(function):
-        return {"refused": f"{step!r} is a {type(function).__name__} and no function; name what does forward and backward"}
+        kind = type(function).__name__
+        return StepFacts(refused=f"{step!r} is a {kind} and no function; name what does forward and backward")
     given = {name: value_of(held, name) for name in args}
     unfit = _unfit(step, function, list(given.values()))
     if unfit:
-        return {"refused": unfit}
+        return StepFacts(refused=unfit)
     reached = reach(function, given, given)
     refused = refusal(reached)
-    if refused:
-        return {"refused": refused}
-    return _facts(reached, given)
+    return StepFacts(refused=refused) if refused else _facts(reached, given)
 
 
-def _has(held: Mapping[str, Any], name: str) -> bool:
+def _has(held: Names, name: str) -> bool:
     try:
         value_of(held, name)
     except (KeyError, AttributeError):
@@ -150,17 +149,13 @@ def _unfit(step: str, function: Any, args: list[Any]) -> str:
     return ""
 
 
-def _facts(reached: Reached, given: Mapping[str, Any]) -> dict[str, Any]:
-    batches = {n: _batch(v) for n, v in reached.values.items() if holds_batch(v)}
-    ints = {n: v for n, v in reached.values.items() if isinstance(v, int) and not isinstance(v, bool)}
-    return {
-        "batches": {n: {**b, "argument": n in given} for n, b in batches.items()}, "ints": ints,
-        "loaders": reached.loaders, "models": list(reached.modules), "given": list(given),
-    }  # fmt: skip
-
-
-def _batch(value: Any) -> dict[str, Any]:
-    return {"samples": samples(value), "digest": digest(value), "counted": counted(value)}
+def _facts(reached: Reached, given: Names) -> StepFacts:
+    values = reached.values
+    batches = {
+        n: BatchFacts(samples(v), digest(v), n in given, counted(v)) for n, v in values.items() if holds_batch(v)
+    }
+    numbers = {n: v for n, v in values.items() if isinstance(v, int) and not isinstance(v, bool)}
+    return StepFacts(batches=batches, numbers=numbers, loaders=tuple(reached.loaders))
 
 
 def refusal(reached: Reached) -> str:
@@ -190,7 +185,9 @@ def _sharded(reached: Reached) -> str:
         for name, parameter in module.named_parameters():
             if type(parameter.data) is not torch.Tensor:
                 kind = type(parameter.data).__name__
-                return f"{title}.{name} is a {kind}: FSDP and tensor parallel models cannot be proven yet, DDP models can"
+                return (
+                    f"{title}.{name} is a {kind}: FSDP and tensor parallel models cannot be proven yet, DDP models can"
+                )
         if any("FullyShardedDataParallel" in type(m).__name__ for m in module.modules()):
             return f"{title} is an FSDP model, which cannot be proven yet; DDP models can"
     return ""

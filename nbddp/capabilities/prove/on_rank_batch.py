@@ -120,7 +120,7 @@ def _joined_leaf(parts: Sequence[Any], path: str, sizes: Sequence[int]) -> Any:
     if same:
         return first
     raise CannotJoin(
-        f"{path} is {parts[0]!r} on rank 0 and {next(p for p in parts if digest(p) != digest(first))!r} on another, and "
+        f"{path} is {first!r} on rank 0 and {next(p for p in parts if digest(p) != digest(first))!r} on another, and "
         "no tensor: one process can be given only one of them. Compute it in the step from tensors of the batch"
     )
 

@@ -1,9 +1,9 @@
 """A copy of a rank: a forked process, which has all that the rank has, and from which nothing leads back.
 
 A fork copies model, optimizer, generators, globals and closures alike, so no name of the step has to be bound anew.
-What a fork shares is cut off here: sockets and pipes lead nowhere, files cannot be written (by Linux's Landlock, and
-where a kernel lacks that, as far as Python sees it), and each open file is read from a position of its own. Tensors in shared memory become the copy's own. `torch` runs on one thread, since those of
-the rank's pools are not there.
+What a fork shares is cut off here. Sockets and pipes lead nowhere. Files cannot be written: by Linux's Landlock, and
+where a kernel lacks that, as far as Python sees it. Each open file is read from a position of its own. Tensors in
+shared memory become the copy's own. `torch` runs on one thread, since those of the rank's pools are not there.
 
 Process groups of the rank cannot be used by two processes. So torch forgets them, and groups of the copies take their
 place, in DDP models too. A DDP model gets a new reducer for the parameters that its old one exchanged, which need not
@@ -16,8 +16,8 @@ import contextlib
 import fcntl
 import functools
 import gc
-import io
 import inspect
+import io
 import os
 import signal
 import stat
@@ -95,7 +95,9 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
         path, _, flags = args
         writes = isinstance(flags, int) and flags & WRITES
         if writes and not (isinstance(path, int) or str(path).startswith(HARMLESS)):
-            raise StepActs(f"it opens {os.fsdecode(path)!r} for writing, which a copy may not; leave that out of the step")
+            raise StepActs(
+                f"it opens {os.fsdecode(path)!r} for writing, which a copy may not; leave that out of the step"
+            )
     elif event in CHANGES:
         raise StepActs(f"it calls {event}, which a copy may not do; leave that out of the step")
 
@@ -230,7 +232,7 @@ def _in_attributes(holder: Any, new: Mapping[int, Any]) -> None:
 
 @dataclass
 class Part:
-    """What of a DDP model is needed to give it a reducer again. hooks: with their states, and the name of one in C++."""
+    """What of a DDP model is needed to give it a reducer again. hooks: with states, and the name of one in C++."""
 
     ddp: Any
     parameters: list[Any]

@@ -11,7 +11,7 @@ import functools
 import os
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ DEEPEST = 6  # attributes and containers within each other
 MOST = 4000  # values of one container that are looked at
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR")
 LIBRARIES = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")})
+
+
+Names = dict[str, Any]  # name → what it holds
 
 
 @dataclass
@@ -93,7 +96,7 @@ def holds_batch(value: Any) -> bool:
     return any(is_tensor(leaf) and not (leaf.requires_grad and leaf.is_leaf) for leaf in found)
 
 
-def reach(step: Callable[..., Any], args: Mapping[str, Any], given: MutableMapping[str, Any]) -> Reached:
+def reach(step: Callable[..., Any], args: Names, given: Names) -> Reached:
     """Follow a step and its arguments. given: the dict from which the step will take its arguments."""
     walk = _Walk()
     for name, value in args.items():
@@ -116,11 +119,17 @@ class _Walk:
             function = function.func
         owner = getattr(function, "__self__", None)
         function = getattr(function, "__func__", function)
-        if not isinstance(function, types.FunctionType) and not isinstance(function, type):
-            owner, function = function, getattr(type(function), "__call__", None)
+        if not isinstance(function, types.FunctionType | type):
+            owner, function = function, vars(type(function)).get("__call__")
         if not isinstance(function, types.FunctionType) or id(function) in self._seen or of_library(function):
             return
         self._seen.add(id(function))
+        self._names(function, owner, depth)
+        inner = getattr(function, "__wrapped__", None)
+        if inner is not None:
+            self.function(inner, depth)
+
+    def _names(self, function: types.FunctionType, owner: Any, depth: int) -> None:
         code, held = function.__code__, function.__globals__
         named = attributes(code)
         if owner is not None:
@@ -131,9 +140,6 @@ class _Walk:
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if cell != types.CellType():
                 self.value(name, cell.cell_contents, Place(cell), depth + 1, named)
-        inner = getattr(function, "__wrapped__", None)
-        if inner is not None:
-            self.function(inner, depth)
 
     def value(self, name: str, value: Any, place: Place | None, depth: int, names: Sequence[str] = ()) -> None:
         """names: attributes that the code which names this value reads."""
@@ -215,7 +221,7 @@ def of_library(function: types.FunctionType) -> bool:
 def is_of_program(kind: type) -> bool:
     """Whether a class may hold a program's own values: it has defined it, or it is a plain namespace."""
     module = kind.__module__
-    return module in ("__main__", "types", "argparse") or not module.partition(".")[0] in _known_libraries()
+    return module in ("__main__", "types", "argparse") or module.partition(".")[0] not in _known_libraries()
 
 
 @functools.cache

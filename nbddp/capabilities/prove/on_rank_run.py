@@ -11,12 +11,13 @@ import io
 import json
 import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nbddp.capabilities.prove import on_rank_copy as copying
 from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, joined, samples
-from nbddp.capabilities.prove.on_rank_reach import Reached, reach
+from nbddp.capabilities.prove.on_rank_reach import Names, Reached, reach
 from nbddp.capabilities.prove.on_rank_watch import (
     Seen,
     count_backwards,
@@ -25,7 +26,8 @@ from nbddp.capabilities.prove.on_rank_watch import (
     random_states,
     without_dropout,
 )
-from nbddp.capabilities.prove.plan import Plan
+from nbddp.capabilities.prove.plan import CopyAnswer, OneProcess, Plan, TensorPair
+from nbddp.protocol.codec import from_json, to_json
 from nbddp.worker.parts import RankWorker
 
 TINY = 1e-300
@@ -35,7 +37,7 @@ class StepFailed(Exception):
     """The step raised; its text says what, and where. side: `ranks` or `one`."""
 
 
-def value_of(held: Mapping[str, Any], name: str) -> Any:
+def value_of(held: Names, name: str) -> Any:
     """What a name, or a name with attributes, holds. Raises KeyError or AttributeError."""
     first, *path = name.split(".")
     found = held[first]
@@ -51,15 +53,15 @@ class Copy:
         self.worker, self.plan, self.living, self.rank, self.size = worker, plan, living, rank, size
         held = worker.shell.user_ns
         self.step = value_of(held, plan.step)
-        self.args: dict[str, Any] = {name: value_of(held, name) for name in plan.args}
+        self.args: Names = {name: value_of(held, name) for name in plan.args}
         self.reached: Reached = reach(self.step, self.args, self.args)
         self.seen = Seen()
         self.groups: list[tuple[Any, Any]] = []  # of the rank, and what takes their place
 
-    def batches(self) -> dict[str, Any]:
+    def batches(self) -> Names:
         return {name: self.reached.values[name] for name in self.plan.batches}
 
-    def put(self, batches: Mapping[str, Any]) -> None:
+    def put(self, batches: Names) -> None:
         for name, value in batches.items():
             self.reached.places[name].put(value)
             self.reached.values[name] = value
@@ -86,7 +88,7 @@ class Copy:
         copying.run_eagerly()
         return parts
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Names:
         """Name → parameter, of the models that the step reaches and of their optimizers; each once."""
         found: dict[int, tuple[str, Any]] = {}
         several = len(self.reached.modules) > 1
@@ -100,7 +102,7 @@ class Copy:
                 found.setdefault(id(parameter), (f"{title}'s parameter {i}", parameter))
         return dict(found.values())
 
-    def call(self, watch: bool) -> dict[str, Any]:
+    def call(self, watch: bool) -> Names:
         """Run the step; `gradient NAME` and `update NAME` → what it has left there."""
         named = self.parameters()
         before = {name: p.detach().clone() for name, p in named.items()}
@@ -116,7 +118,7 @@ class Copy:
 class _Gradients:
     """Gradients as they are when an optimizer begins to use them."""
 
-    def __init__(self, named: Mapping[str, Any]):
+    def __init__(self, named: Names):
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self._names = {id(p): name for name, p in named.items()}
@@ -131,7 +133,7 @@ class _Gradients:
             if name is not None and parameter.grad is not None:
                 self._kept.setdefault(name, _dense(parameter.grad))
 
-    def found(self, named: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    def found(self, named: Names, before: Names) -> Names:
         self._hook.remove()
         gradients = {n: self._kept.get(n, None if p.grad is None else _dense(p.grad)) for n, p in named.items()}
         made = {f"gradient {n}": g for n, g in gradients.items() if g is not None}
@@ -149,40 +151,37 @@ def _dense(gradient: Any) -> Any:
 # -- the two sides -------------------------------------------------------------------------------
 
 
-def in_copy(worker: RankWorker, plan: Plan, living: copying.Living, rank: int, size: int) -> dict[str, Any]:
-    """The work of a rank's copy; what it has found, as plain data."""
+def in_copy(worker: RankWorker, plan: Plan, living: copying.Living, rank: int, size: int) -> CopyAnswer:
+    """The work of a rank's copy."""
     copy = Copy(worker, plan, living, rank, size)
     pairs = copying.with_copies(worker, rank, size, plan.seconds)
     copy.groups = pairs
     gathered = _gather(copy)
     reference = _Reference(copy, gathered) if rank == 0 else None
     if plan.same:
-        copy.put(_shared(copy, copy.batches()))
+        copy.put(_shared(copy.batches()))
     parts = copy.prepare()
     copying.put_in_place(pairs, living)
     copying.put_together(parts)
     note_cuts(copy.seen)
-    differ_before = [name for name, off in _spread(copy.parameters()).items() if off > 0]
+    differ_before = tuple(name for name, off in _spread(copy.parameters()).items() if off > 0)
     try:
         found = copy.call(watch=False)
     except BaseException as e:
         raise StepFailed(f"ranks: {words(e)}") from e
-    import torch
 
-    seen = copy.seen.plain()
+    seen = copy.seen.facts()
     agreed = _agreed(found)
     spread = _spread({name: found[name] for name in agreed})
-    answer: dict[str, Any] = {"before": differ_before, "seen": seen}
-    answer["alone"] = sorted(found.keys() - set(agreed))
-    if reference is not None:
-        told, theirs = reference.result()
-        answer["one"] = told
-        if "error" not in told:
-            answer.update(compare(found, theirs, spread, torch))
-    return answer
+    alone = tuple(sorted(found.keys() - set(agreed)))
+    answer = CopyAnswer(before=differ_before, alone=alone, seen=seen)
+    if reference is None:
+        return answer
+    one, theirs = reference.result()
+    return replace(answer, one=one, pairs=() if one.error else compare(found, theirs, spread))
 
 
-def _gather(copy: Copy) -> list[dict[str, Any]] | None:
+def _gather(copy: Copy) -> list[Names] | None:
     """The batches of all ranks, on rank 0."""
     import torch.distributed as dist
 
@@ -195,7 +194,7 @@ def _gather(copy: Copy) -> list[dict[str, Any]] | None:
     return gathered
 
 
-def _shared(copy: Copy, own: dict[str, Any]) -> dict[str, Any]:
+def _shared(own: Names) -> Names:
     """Rank 0's batches."""
     import torch.distributed as dist
 
@@ -207,7 +206,7 @@ def _shared(copy: Copy, own: dict[str, Any]) -> dict[str, Any]:
 class _Reference:
     """One process with the batches of all ranks; a fork of rank 0's copy."""
 
-    def __init__(self, copy: Copy, gathered: Sequence[dict[str, Any]] | None):
+    def __init__(self, copy: Copy, gathered: Sequence[Names] | None):
         assert gathered is not None
         if copy.plan.same:
             gathered = [gathered[0]] * (1 if copy.plan.once else copy.size)
@@ -225,7 +224,7 @@ class _Reference:
                 os._exit(1)
         os.close(write)
 
-    def result(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def result(self) -> tuple[OneProcess, Names]:
         """What it tells, and its tensors."""
         import torch
 
@@ -233,21 +232,19 @@ class _Reference:
             data = pipe.read()
         os.waitpid(self._pid, 0)
         if not data:
-            return {"error": "the one process has ended without a word"}, {}
+            return OneProcess("the process has ended without a word"), {}
         size = int.from_bytes(data[:8], "big")
-        told: dict[str, Any] = json.loads(data[8 : 8 + size])
-        told["sizes"] = self.sizes
+        told = from_json(OneProcess, json.loads(data[8 : 8 + size]))
         tensors = torch.load(io.BytesIO(data[8 + size :]), weights_only=True)
-        return told, tensors
+        return replace(told, sizes=tuple(self.sizes)), tensors
 
 
-def _alone(copy: Copy, union: Mapping[str, Any], parent: int, write: int) -> None:
+def _alone(copy: Copy, union: Names, parent: int, write: int) -> None:
     """The one process's work; does not return."""
     import torch
 
     copying.cut_off(parent, [write], copy.plan.seconds)
-    told: dict[str, Any] = {}
-    tensors: dict[str, Any] = {}
+    tensors: Names = {}
     try:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         pairs = copying.alone(copy.groups)
@@ -256,12 +253,12 @@ def _alone(copy: Copy, union: Mapping[str, Any], parent: int, write: int) -> Non
         copying.plain_models()
         copying.put_in_place(pairs, copy.living)
         tensors = copy.call(watch=copy.plan.watch)
-        told["seen"] = copy.seen.plain()
+        told = OneProcess(seen=copy.seen.facts())
     except BaseException as e:
-        told["error"] = words(e)
+        told = OneProcess(words(e))
     kept = io.BytesIO()
     torch.save(tensors, kept)
-    head = json.dumps(told).encode()
+    head = json.dumps(to_json(told)).encode()
     data = memoryview(len(head).to_bytes(8, "big") + head + kept.getvalue())
     while data:
         data = data[os.write(write, data) :]
@@ -281,7 +278,7 @@ def words(error: BaseException) -> str:
 # -- the comparison ------------------------------------------------------------------------------
 
 
-def _agreed(found: Mapping[str, Any]) -> list[str]:
+def _agreed(found: Names) -> list[str]:
     """Names that all ranks have, in rank 0's order."""
     import torch.distributed as dist
 
@@ -290,7 +287,7 @@ def _agreed(found: Mapping[str, Any]) -> list[str]:
     return [name for name in held[0] if all(name in other for other in held)]
 
 
-def _spread(tensors: Mapping[str, Any]) -> dict[str, float]:
+def _spread(tensors: Names) -> dict[str, float]:
     """Name → how far the ranks' values are apart, as a part of their size."""
     import torch
     import torch.distributed as dist
@@ -306,41 +303,41 @@ def _spread(tensors: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], spread: Mapping[str, float], torch: Any) -> Any:
-    """Per name: norm of both, ratio, part by which it is off, largest difference; and of all gradients together."""
-    rows = []
+def compare(ours: Names, theirs: Names, spread: dict[str, float]) -> tuple[TensorPair, ...]:
+    """Each gradient and update of the ranks beside that of one process."""
+    pairs = []
     for name in dict.fromkeys([*theirs, *ours]):
         got, want = ours.get(name), theirs.get(name)
         if got is None or want is None:
-            rows.append({"name": name, "missing": "ranks" if got is None else "one"})
-            continue
-        a, b = got.double().reshape(-1), want.double().reshape(-1)
-        if a.shape != b.shape:
-            rows.append({"name": name, "missing": "shape"})
-            continue
-        rows.append({"name": name, "spread": spread.get(name, 0.0), **_measured(a, b, torch)})
-    return {"rows": rows}
+            pairs.append(TensorPair(name, missing="ranks" if got is None else "one"))
+        elif got.shape != want.shape:
+            pairs.append(TensorPair(name, missing="shape"))
+        else:
+            a, b = got.double().reshape(-1), want.double().reshape(-1)
+            pairs.append(_pair(name, spread.get(name, 0.0), a, b))
+    return tuple(pairs)
 
 
-def _measured(a: Any, b: Any, torch: Any) -> dict[str, float]:
-    """Sums from which ratios of several tensors together follow."""
-    finite = bool(torch.isfinite(a).all() and torch.isfinite(b).all())
-    return {
-        "dot": float(a @ b), "square": float(b @ b), "own": float(a @ a), "apart": float((a - b).norm() ** 2),
-        "largest": float((a - b).abs().max()) if a.numel() else 0.0, "finite": float(finite),
-    }  # fmt: skip
+def _pair(name: str, spread: float, a: Any, b: Any) -> TensorPair:
+    finite = bool(a.isfinite().all() and b.isfinite().all())
+    if not finite:
+        return TensorPair(name, spread=0.0, finite=False)
+    largest = float((a - b).abs().max()) if a.numel() else 0.0
+    return TensorPair(
+        name, spread=spread, dot=float(a @ b), square=float(b @ b), own=float(a @ a), apart=float((a - b) @ (a - b)),
+        largest=largest,
+    )  # fmt: skip
 
 
 def main(worker: RankWorker, plan: Plan, living: copying.Living, parent: int, write: int) -> None:
     """A fork of a rank begins; does not return."""
-    answer: dict[str, Any]
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         copying.cut_off(parent, [write], plan.seconds, living.shared)
         answer = in_copy(worker, plan, living, rank, size)
     except BaseException as e:
-        answer = {"error": words(e), "kind": type(e).__name__}
-    data = memoryview(json.dumps(answer).encode())
+        answer = CopyAnswer(words(e), type(e).__name__)
+    data = memoryview(json.dumps(to_json(answer)).encode())
     with contextlib.suppress(OSError):  # nobody waits any more
         while data:
             data = data[os.write(write, data) :]

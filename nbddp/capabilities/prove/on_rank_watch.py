@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from nbddp.capabilities.prove.plan import SeenFacts
+
 STATISTICS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
               "batch_norm_stats", "_native_batch_norm_legit_no_stats")  # fmt: skip
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -22,7 +24,7 @@ CUTS = ("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "
 
 
 class Seen:
-    """dtypes: floating types narrower than the step's own; random: operators and libraries; statistics: of batches."""
+    """As `SeenFacts`, while it is being found."""
 
     def __init__(self) -> None:
         self.dtypes: set[str] = set()
@@ -36,8 +38,10 @@ class Seen:
     def count(self) -> None:
         self.backwards += 1
 
-    def plain(self) -> dict[str, Any]:
-        return {n: sorted(found) if isinstance(found, set) else found for n, found in vars(self).items()}
+    def facts(self) -> SeenFacts:
+        names = ("dtypes", "random", "statistics", "dropout", "cuts", "hooks")
+        found: dict[str, Any] = {name: tuple(sorted(getattr(self, name))) for name in names}
+        return SeenFacts(**found, backwards=self.backwards)
 
 
 def watching(seen: Seen) -> AbstractContextManager[Any]:
@@ -45,7 +49,7 @@ def watching(seen: Seen) -> AbstractContextManager[Any]:
     import torch
     from torch.utils import _python_dispatch as dispatch
 
-    class Watch(dispatch.TorchDispatchMode):
+    class Watch(dispatch.TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             found = func(*args, **(kwargs or {}))
             _note(seen, torch, func, args, found)
@@ -83,7 +87,13 @@ def without_dropout(seen: Seen, modules: list[Any]) -> None:
 
     def plain(name: str) -> Callable[..., Any]:
         @functools.wraps(getattr(functional, name))
-        def same(input: Any, p: float = 0.5, training: bool = name != "feature_alpha_dropout", *a: Any, **k: Any) -> Any:
+        def same(
+            input: Any,  # noqa: A002 - torch's name
+            p: float = 0.5,
+            training: bool = name != "feature_alpha_dropout",
+            *a: Any,
+            **k: Any,
+        ) -> Any:
             if training and p > 0:
                 seen.dropout.add(f"{name}, p={p:g}")
             return input
@@ -94,7 +104,9 @@ def without_dropout(seen: Seen, modules: list[Any]) -> None:
         setattr(functional, name, plain(name))
     attention = functional.scaled_dot_product_attention
 
-    def attend(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *a: Any, **k: Any) -> Any:
+    def attend(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *a: Any, **k: Any
+    ) -> Any:
         if dropout_p > 0:
             seen.dropout.add(f"scaled_dot_product_attention, p={dropout_p:g}")
         return attention(query, key, value, attn_mask, 0.0, *a, **k)

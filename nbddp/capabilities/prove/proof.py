@@ -1,4 +1,4 @@
-"""What is said of a proof: a verdict with its evidence, the cause where one is known, and what was not looked at. Pure."""
+"""What is said of a proof: a verdict with its evidence, the cause where one is known, and what was not seen. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from typing import Any, Literal
+from typing import Literal
 
 from nbddp.capabilities.prove.judge import GROWS, Comparison, Deviation, compared, known_factor, narrowest
-from nbddp.capabilities.prove.plan import Plan
+from nbddp.capabilities.prove.plan import LATE, CopyAnswer, OneProcess, Plan, StepFacts
 from nbddp.launch.topology import counted
+from nbddp.protocol.codec import Json
 
 Verdict = Literal["proven", "differs", "not known"]
 CLOSED = ("Connection closed", "Connection reset", "closed by peer", "Broken pipe", "Socket closed")
 HOOKS = {"float16": ("fp16",), "bfloat16": ("bf16",)}  # words in names of hooks that compress to these
+NO_ANSWER = CopyAnswer()
 UNSEEN = "a mistake that one process makes as well, and anything outside this step: loaders, schedulers, later steps"
 
 
@@ -23,46 +25,45 @@ class Attempt:
     """What the copies of all ranks have found by one plan. no_double: why float64 was not possible."""
 
     plan: Plan
-    answers: Mapping[int, Mapping[str, Any]]
+    answers: Mapping[int, CopyAnswer]
     no_double: str = ""
 
     @property
     def error(self) -> str:
         """The error of the rank that failed by itself, or of the one process; empty if none failed."""
-        found = {r: str(a["error"]) for r, a in sorted(self.answers.items()) if "error" in a}
+        found = {r: a.error for r, a in sorted(self.answers.items()) if a.error}
         own = [text for text in found.values() if not any(words in text for words in CLOSED)]
         if found:
             return (own or list(found.values()))[0].removeprefix("ranks: ")
-        return str(self._one.get("error", ""))
+        return self._one.error
 
     @property
     def in_one(self) -> bool:
-        return not any("error" in a for a in self.answers.values())
+        return not any(a.error for a in self.answers.values())
 
     @property
     def late(self) -> bool:
-        return any(a.get("kind") == "TimeLimit" for a in self.answers.values())
+        return any(a.kind == LATE for a in self.answers.values())
 
     @property
-    def _one(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.answers.get(0, {}).get("one", {})
-        return found
+    def _one(self) -> OneProcess:
+        return (self.answers.get(0, NO_ANSWER).one) or OneProcess()
 
     @cached_property
     def comparison(self) -> Comparison:
         hooks = [kind for kind, words in HOOKS.items() if any(w in h.lower() for h in self.hooks for w in words)]
         dtype = narrowest([*self._seen("dtypes"), *hooks], self.plan.double)
-        return compared(self.answers[0]["rows"], dtype)
+        return compared(self.answers[0].pairs, dtype)
 
     def _seen(self, what: str) -> list[str]:
-        return list(self._one.get("seen", {}).get(what, ()))
+        return list(getattr(self._one.seen, what))
 
     def _seen_on_ranks(self, what: str) -> list[str]:
-        return sorted({w for a in self.answers.values() for w in a.get("seen", {}).get(what, ())})
+        return sorted({w for a in self.answers.values() for w in getattr(a.seen, what)})
 
     @property
     def sizes(self) -> list[int]:
-        return list(self._one.get("sizes", ()))
+        return list(self._one.sizes)
 
     @property
     def statistics(self) -> bool:
@@ -83,8 +84,7 @@ class Attempt:
     @property
     def backwards(self) -> tuple[int, int]:
         """Calls of backward on rank 0 and in one process."""
-        ranks = self.answers[0].get("seen", {}).get("backwards", 0)
-        return int(ranks), int(self._one.get("seen", {}).get("backwards", 0))
+        return self.answers[0].seen.backwards, self._one.seen.backwards
 
     @property
     def cuts(self) -> list[str]:
@@ -93,12 +93,12 @@ class Attempt:
     @property
     def before(self) -> list[str]:
         """Parameters that differed between the ranks before the step."""
-        return list(self.answers[0]["before"])
+        return list(self.answers[0].before)
 
     @property
     def alone(self) -> list[str]:
         """Gradients that some ranks have and others have not."""
-        return sorted({n for a in self.answers.values() for n in a["alone"] if n.startswith("gradient ")})
+        return sorted({n for a in self.answers.values() for n in a.alone if n.startswith("gradient ")})
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Proof:
     cause: str = ""
     told: tuple[str, ...] = ()
     unseen: str = UNSEEN
-    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    data: Json = field(default_factory=dict, repr=False)
 
     @property
     def proven(self) -> bool:
@@ -146,7 +146,7 @@ class Proof:
         words = "".join(f"<li>{escape(line)}</li>" for line in rest)
         return f"<div><b>{escape(first)}</b><ul style='margin:0'>{words}</ul></div>"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Everything as plain data, for JSON."""
         names = ("verdict", "headline", "step", "ranks", "samples", "dtype", "largest", "allowed", "first", "factor",
                  "off", "cause", "unseen")  # fmt: skip
@@ -156,7 +156,7 @@ class Proof:
 def proof_of(
     attempt: Attempt,
     tried: Sequence[tuple[str, Attempt]],
-    facts: Mapping[int, Mapping[str, Any]],
+    facts: Mapping[int, StepFacts],
     *,
     batch_facts: Mapping[str, Sequence[int]],
     ranks: int,
@@ -176,7 +176,7 @@ def proof_of(
 
 
 def _judged(
-    attempt: Attempt, tried: Sequence[tuple[str, Attempt]], facts: Mapping[int, Mapping[str, Any]], ranks: int
+    attempt: Attempt, tried: Sequence[tuple[str, Attempt]], facts: Mapping[int, StepFacts], ranks: int
 ) -> tuple[Verdict, str, str]:
     found = attempt.comparison
     named = counted(ranks, "rank")
@@ -222,7 +222,7 @@ def _unpaired(attempt: Attempt, found: Comparison, named: str) -> tuple[Verdict,
 def _deviating(
     attempt: Attempt,
     tried: Sequence[tuple[str, Attempt]],
-    facts: Mapping[int, Mapping[str, Any]],
+    facts: Mapping[int, StepFacts],
     ranks: int,
     deviation: Deviation,
 ) -> tuple[Verdict, str, str]:
@@ -238,16 +238,16 @@ def _deviating(
     if ours != theirs and not deviation.spread > found.allowed:
         text = f"the step calls backward {ours} times on a rank and {theirs} times in one process"
         cure = (
-            f"{_by_how_much(deviation, ranks).capitalize()}, which tells nothing here. Have the number of micro-batches "
-            "not depend on the batch: x.chunk(4), and not x.split(8)."
+            f"{_by_how_much(deviation, ranks).capitalize()}, which tells nothing here. Have the number of "
+            "micro-batches not depend on the batch: x.chunk(4), and not x.split(8)."
         )
         return "not known", f"not known: {text}", cure
     headline = f"differs: {_by_how_much(deviation, ranks)}"
     if deviation.spread > found.allowed:
         words = (
             f"{deviation.first}'s gradients differ between the ranks by {_percent(deviation.spread)}: they were not "
-            "averaged. Known to give this: a forward or loss that goes past DDP (ddp.module), no_sync, a parameter that "
-            "DDP did not know when it was made"
+            "averaged. Known to give this: a forward or loss that goes past DDP (ddp.module), no_sync, a parameter "
+            "that DDP did not know when it was made"
         )
         return "differs", headline, f"{words}."
     if row is not None:
@@ -273,21 +273,21 @@ def _percent(part: float) -> str:
 
 
 def _cause(
-    attempt: Attempt, tried: Sequence[tuple[str, Attempt]], facts: Mapping[int, Mapping[str, Any]], deviation: Deviation
+    attempt: Attempt, tried: Sequence[tuple[str, Attempt]], facts: Mapping[int, StepFacts], deviation: Deviation
 ) -> str:
     """By what made N ranks and one process equal, or by what was seen."""
     cures = [name for name, other in tried if not other.error and other.comparison.equal]
     sizes = " and ".join(map(str, attempt.sizes))
     if "sizes" in cures:
         return (
-            f"Cause: the ranks have {sizes} samples, and the mean of their means weighs samples unequally; with batches "
-            "of one size N ranks equal one process. Weigh each rank's loss by its samples × ranks / all samples, or "
-            "drop the rest (drop_last)."
+            f"Cause: the ranks have {sizes} samples, and the mean of their means weighs samples unequally; with "
+            "batches of one size N ranks equal one process. Weigh each rank's loss by its samples × ranks / all samples, "
+            "or drop the rest (drop_last)."
         )
     if "statistics" in cures:
         return (
-            "Cause: BatchNorm normalizes by each rank's own samples; with running statistics N ranks equal one process. "
-            "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP shares them on GPUs."
+            "Cause: BatchNorm normalizes by each rank's own samples; with running statistics N ranks equal one "
+            "process. torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP shares them on GPUs."
         )
     counts = _counts(facts)
     if "batches" in cures and not attempt.statistics:
@@ -322,12 +322,12 @@ def _seen_cause(attempt: Attempt, equal_batches: bool, counts: str, deviation: D
     return f"Not known why{f' ({words})' if words else ''}."
 
 
-def _counts(facts: Mapping[int, Mapping[str, Any]]) -> str:
+def _counts(facts: Mapping[int, StepFacts]) -> str:
     """Of targets and masks: how many entries count on each rank, where these are not as many."""
-    held = [facts[rank]["batches"] for rank in sorted(facts)]
+    held = [facts[rank].batches for rank in sorted(facts)]
     for name, batch in held[0].items():
-        for path in batch["counted"]:
-            numbers = [h.get(name, {}).get("counted", {}).get(path) for h in held]
+        for path in batch.counted:
+            numbers = [h[name].counted.get(path) if name in h else None for h in held]
             if len(set(numbers)) > 1 and None not in numbers:
                 return f"of {name}{path} {' and '.join(map(str, numbers))} entries count"
     return ""
@@ -347,5 +347,3 @@ def _told(attempt: Attempt, batch_facts: Mapping[str, Sequence[int]]) -> list[st
     if attempt.random and attempt.comparison.equal:
         lines.append(f"The step draws random numbers ({', '.join(attempt.random)}), which made no difference.")
     return lines
-
-
