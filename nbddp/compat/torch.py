@@ -524,9 +524,25 @@ def make_reducer(ddp: Any, parameters: list[Any], sparse: list[bool], hooks: tup
         ddp._register_builtin_comm_hook(getattr(kinds, in_native.rpartition(".")[2], kinds.ALLREDUCE))
 
 
+def watch_operators(note: Callable[[Any, Any, Any], None]) -> Any:
+    """While the result is open, each operator of this thread is told by itself, its arguments and its result."""
+    from torch.utils import _python_dispatch
+
+    class Watch(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            note(func, args, found)
+            return found
+
+    return Watch()
+
+
+COMPILED = "_orig_mod"  # the name of a module within what torch.compile made of it
+
+
 def is_compiled(module: Any) -> bool:
     """Whether this is what `torch.compile` made of a module."""
-    return hasattr(module, "_orig_mod")
+    return hasattr(module, COMPILED)
 
 
 def compiled_from(module: Any) -> Any:

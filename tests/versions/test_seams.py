@@ -38,7 +38,8 @@ TRIED = {
     "_dynamo": "import of the compiler", "_functional_collectives": "methods of collectives",
     "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
     "_start_coalescing": "methods of collectives", "_end_coalescing": "methods of collectives",
-    "_comm_hooks": "DDP's list of hooks", "_module_parameters": "copies of DDP models",
+    "_comm_hooks": "DDP's list of hooks", **dict.fromkeys(("_module_parameters", "_python_dispatch"), "copies of DDP models"),
+   
     "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
     "_supports_kernel_subshells": "status messages", "_flush_pending": "flush before a display",
     **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),

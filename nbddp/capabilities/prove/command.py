@@ -158,8 +158,8 @@ def _check_rest(
 
 
 def ones(facts: Facts, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Whole numbers that the step uses and that are the number of ranks, the rank, or a rank's samples, by their names
-    and values: what they are in one process."""
+    """Whole numbers that the step uses, and that are the number of ranks, the rank, or a rank's samples by their names
+    and values. Name → what it is in one process."""
     held = [facts[rank].numbers for rank in sorted(facts)]
     found = {}
     for name in held[0]:

@@ -100,7 +100,7 @@ def _like(first: Any, keys: Sequence[Any], made: list[Any]) -> Any:
             return type(first)(zip(keys, made, strict=True))  # type: ignore[call-arg]
         except (TypeError, ValueError):  # a mapping that is made otherwise
             return dict(zip(keys, made, strict=True))
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
+    if isinstance(first, tuple) and type(first) is not tuple:  # one with names
         return type(first)(*made)
     if isinstance(first, list | tuple):
         return type(first)(made)

@@ -48,8 +48,8 @@ class StepActs(Exception):
 
 
 def cut_off(parent: int, keep: Sequence[int], seconds: float, shared: Iterable[Any] = ()) -> None:
-    """Have this process, a fork, share nothing with the rank but the descriptors in `keep`, and end by itself after
-    some seconds, and with its parent."""
+    """Have this process, a fork, share nothing with the rank but the descriptors in `keep`. It ends by itself after
+    some seconds, and with its parent. shared: tensors in shared memory."""
     os.setsid()
     die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD):
@@ -309,5 +309,5 @@ def run_eagerly() -> None:
     import torch
 
     stance: Callable[[str], Any] | None = getattr(torch.compiler, "set_stance", None)
-    if "torch._dynamo" in sys.modules and stance is not None:
+    if torch_compat.COMPILER in sys.modules and stance is not None:
         stance("force_eager")

@@ -27,6 +27,7 @@ from nbddp.capabilities.prove.on_rank_watch import (
     without_dropout,
 )
 from nbddp.capabilities.prove.plan import CopyAnswer, OneProcess, Plan, TensorPair
+from nbddp.compat import torch as torch_compat
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.worker.parts import RankWorker
 
@@ -94,7 +95,7 @@ class Copy:
         several = len(self.reached.modules) > 1
         for title, module in self.reached.modules.items():
             for name, parameter in module.named_parameters():
-                plain = ".".join(p for p in name.split(".") if p not in ("module", "_orig_mod"))
+                plain = ".".join(p for p in name.split(".") if p not in ("module", torch_compat.COMPILED))
                 found.setdefault(id(parameter), (f"{title}.{plain}" if several else plain, parameter))
         for title, optimizer in self.reached.optimizers.items():
             some = [p for group in optimizer.param_groups for p in group["params"]]

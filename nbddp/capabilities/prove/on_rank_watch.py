@@ -15,11 +15,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from nbddp.capabilities.prove.plan import SeenFacts
+from nbddp.compat import torch as torch_compat
 
-STATISTICS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
-              "batch_norm_stats", "_native_batch_norm_legit_no_stats")  # fmt: skip
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-ATTENTION = "_scaled_dot_product"  # random by its dropout alone, and that is off
+ATTENTION = "scaled_dot_product"  # random by its dropout alone, and that is off
 CUTS = ("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "all_gather_single")
 
 
@@ -47,22 +46,18 @@ class Seen:
 def watching(seen: Seen) -> AbstractContextManager[Any]:
     """While this is open, operators are seen."""
     import torch
-    from torch.utils import _python_dispatch as dispatch
 
-    class Watch(dispatch.TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = func(*args, **(kwargs or {}))
-            _note(seen, torch, func, args, found)
-            return found
-
-    return Watch()
+    watch: AbstractContextManager[Any] = torch_compat.watch_operators(
+        lambda func, args, found: _note(seen, torch, func, args, found)
+    )
+    return watch
 
 
 def _note(seen: Seen, torch: Any, func: Any, args: Any, found: Any) -> None:
     name = func.__name__.partition(".")[0]
-    if torch.Tag.nondeterministic_seeded in func.tags and not name.startswith(ATTENTION):
+    if torch.Tag.nondeterministic_seeded in func.tags and ATTENTION not in name:
         seen.random.add(f"torch.{name.rstrip('_')}")
-    if name in STATISTICS and _computes_statistics(args):
+    if "batch_norm" in name and "backward" not in name and _computes_statistics(args):
         seen.statistics.add("batch_norm")
     for value in found if isinstance(found, list | tuple) else (found,):
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1:

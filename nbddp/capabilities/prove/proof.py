@@ -281,8 +281,8 @@ def _cause(
     if "sizes" in cures:
         return (
             f"Cause: the ranks have {sizes} samples, and the mean of their means weighs samples unequally; with "
-            "batches of one size N ranks equal one process. Weigh each rank's loss by its samples × ranks / all samples, "
-            "or drop the rest (drop_last)."
+            "batches of one size N ranks equal one process. Weigh each rank's loss by its samples × ranks / all "
+            "samples, or drop the rest (drop_last)."
         )
     if "statistics" in cures:
         return (
