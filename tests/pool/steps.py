@@ -328,5 +328,15 @@ open("{folder}/keep.bin", "wb").write(b"keep"); import torch.serialization
 def step():
     F.cross_entropy(model(x), y).backward(); torch._C.PyTorchFileWriter("{folder}/keep.bin")
 """, "refused", "Permission denied"),
+    Step("fixed_slices", """
+def step():
+    for i in range(2): (F.cross_entropy(model(x[3 * i : 3 * i + 3]), y[3 * i : 3 * i + 3]) / 2).backward()
+""", "not known", "depends on the order of the samples", always=True),
+    Step("first_sample", """
+def step(): (F.cross_entropy(model(x), y) * x[0, 0]).backward()
+""", "not known", "depends on the order of the samples"),
+    Step("rank_without_a_loss", """
+def step(): F.cross_entropy(model.module(x) if rank == 0 else model.module(x.detach()) * 2, y).backward()
+""", "differs", "were not averaged"),
 )
 # fmt: on

@@ -38,9 +38,9 @@ TRIED = {
     "_dynamo": "import of the compiler", "_functional_collectives": "methods of collectives",
     "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
     "_start_coalescing": "methods of collectives", "_end_coalescing": "methods of collectives",
-    "_comm_hooks": "DDP's list of hooks", **dict.fromkeys(("_module_parameters", "_python_dispatch"), "copies of DDP models"),
-   
-    "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
+    "_comm_hooks": "DDP's list of hooks",
+    **dict.fromkeys(("_module_parameters", "_python_dispatch"), "copies of DDP models"),
+   "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
     "_supports_kernel_subshells": "status messages", "_flush_pending": "flush before a display",
     **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from nbddp.analysis.answers import unpacked
 from nbddp.capabilities.prove import judge
 from nbddp.capabilities.prove.plan import BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
-from nbddp.capabilities.prove.proof import Attempt, Proof, proof_of
+from nbddp.capabilities.prove.proof import Attempt, Proof, is_as_before, proof_of
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, duration
 from nbddp.launch.topology import rank_words
@@ -240,7 +240,9 @@ def _others(pool: Pool, first: Attempt, ranks: int, progress: Callable[[str], No
     for name, plan, words in _changes(first, ranks):
         attempt = _attempt(pool, plan, progress, f"the step {words}")
         yield name, attempt
-        if not attempt.error and attempt.comparison.equal:
+        if name == "turned" and not attempt.error and is_as_before(first, attempt):
+            continue
+        if name == "turned" or (not attempt.error and attempt.comparison.equal):
             return
 
 
@@ -251,6 +253,7 @@ def _changes(first: Attempt, ranks: int) -> Iterator[tuple[str, Plan, str]]:
         if row.name == "1/N":
             yield "once", replace(first.plan, same=True, once=True), "with one batch everywhere"
         return
+    yield "turned", replace(first.plan, turned=True), "with the batches in another order"
     if len(set(first.sizes)) > 1 and min(first.sizes) > 0:
         yield "sizes", replace(first.plan, size=min(first.sizes)), "with batches of one size"
     if first.statistics:

@@ -2,7 +2,7 @@
 
 A parameter is equal if its gradients on N ranks and in one process differ by less than rounding can explain. That is
 told by the narrowest floating type in which the step computes. The difference is measured against the gradient's own
-size, and against a part of the size of all gradients: a gradient that is zero but for rounding proves nothing.
+size, and against a part of the size of all gradients. A gradient that is zero but for rounding proves nothing.
 """
 
 from __future__ import annotations

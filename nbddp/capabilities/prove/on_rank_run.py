@@ -32,6 +32,11 @@ from nbddp.protocol.codec import from_json, to_json
 from nbddp.worker.parts import RankWorker
 
 TINY = 1e-300
+FORKED = "Autograd-and-Fork"  # what torch refers to where it sees GPUs, and has used autograd before a fork
+NO_BACKWARD = (
+    "where torch sees GPUs, it cannot run backward in a copy of a process that has run it; %ddp restart --env "
+    "CUDA_VISIBLE_DEVICES= hides them, then run the cells again on CPU"
+)
 
 
 class StepFailed(Exception):
@@ -211,6 +216,8 @@ class _Reference:
         assert gathered is not None
         if copy.plan.same:
             gathered = [gathered[0]] * (1 if copy.plan.once else copy.size)
+        if copy.plan.turned:
+            gathered = [*gathered[1:], gathered[0]]
         sizes = [next((samples(v) for v in one.values() if samples(v)), 0) for one in gathered]
         union = {n: joined([one[n] for one in gathered], n, sizes) for n in copy.plan.batches}
         self.sizes = sizes
@@ -268,6 +275,8 @@ def _alone(copy: Copy, union: Names, parent: int, write: int) -> None:
 
 def words(error: BaseException) -> str:
     """The error and the last place in the program that led to it."""
+    if FORKED in str(error):
+        return NO_BACKWARD
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/nbddp/" not in f.filename]
     own = [f for f in frames if "site-packages" not in f.filename and "/lib/python" not in f.filename]
     place = f" (line {own[-1].lineno}: {own[-1].line})" if own else ""

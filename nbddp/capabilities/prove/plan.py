@@ -35,6 +35,7 @@ class Plan:
 
     - ones: name → its value in one process. size: samples of each rank that are used, 0: all.
     - same: every rank gets rank 0's batch, and one process gets all of these; once: it gets one.
+    - turned: one process gets the batches in another order.
     - evaluated: BatchNorm uses running statistics. watch: operators are seen. seconds: time limit.
     """
 
@@ -47,6 +48,7 @@ class Plan:
     size: int = 0
     same: bool = False
     once: bool = False
+    turned: bool = False
     evaluated: bool = False
     seconds: float = 300.0
 

@@ -101,6 +101,14 @@ class Attempt:
         return sorted({n for a in self.answers.values() for n in a.alone if n.startswith("gradient ")})
 
 
+def is_as_before(first: Attempt, turned: Attempt) -> bool:
+    """Whether one process has made the same of the samples in another order. Both were compared with the same ranks."""
+    limit = 10 * first.comparison.allowed
+    pairs = list(zip(first.answers[0].pairs, turned.answers[0].pairs, strict=False))
+    size = max((max(a.square, a.own) for a, _ in pairs), default=0.0)
+    return all(abs(a.dot - b.dot) + abs(a.square - b.square) <= limit * size for a, b in pairs)
+
+
 @dataclass(frozen=True)
 class Proof:
     """The answer of `%ddp prove`; `str()` is what it says.
@@ -240,6 +248,14 @@ def _deviating(
         cure = (
             f"{_by_how_much(deviation, ranks).capitalize()}, which tells nothing here. Have the number of "
             "micro-batches not depend on the batch: x.chunk(4), and not x.split(8)."
+        )
+        return "not known", f"not known: {text}", cure
+    turned = next((other for name, other in tried if name == "turned"), None)
+    if turned is not None and (turned.error or not is_as_before(attempt, turned)):
+        text = "in one process, the gradient depends on the order of the samples"
+        cure = (
+            "The step may use a fixed number of them (x[:8] of a batch that has more there), or what is in the first "
+            "ones. Have it use all samples of its batch alike."
         )
         return "not known", f"not known: {text}", cure
     headline = f"differs: {_by_how_much(deviation, ranks)}"
