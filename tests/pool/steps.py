@@ -338,5 +338,9 @@ def step(): (F.cross_entropy(model(x), y) * x[0, 0]).backward()
     Step("rank_without_a_loss", """
 def step(): F.cross_entropy(model.module(x) if rank == 0 else model.module(x.detach()) * 2, y).backward()
 """, "differs", "were not averaged"),
+    Step("other_lengths", """
+ids = torch.ones(6, 4 + rank)
+def step(): F.cross_entropy(model(F.pad(ids, (0, 4 - rank))), y).backward()
+""", "refused", "ids has the shapes (6, 4) and (6, 5) on ranks 0 and 1; pad", batch=("ids", "y")),
 )
 # fmt: on

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.analysis.answers import unpacked
 from nbddp.capabilities.prove import judge
-from nbddp.capabilities.prove.plan import BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
+from nbddp.capabilities.prove.plan import LATE, UNFIT, BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
 from nbddp.capabilities.prove.proof import Attempt, Proof, is_as_before, proof_of
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, duration
@@ -183,7 +183,9 @@ def _first(pool: Pool, plan: Plan, progress: Callable[[str], None]) -> Attempt:
         attempt = _attempt(pool, changed, progress, "the step in float64" if changed.double else "the step")
         if not attempt.error:
             return replace(attempt, no_double=why)
-        if attempt.late:
+        if attempt.kind == UNFIT:
+            raise BadInput(f"the batches of the ranks make no batch for one process: {attempt.error}")
+        if attempt.kind == LATE:
             break
         why = why or attempt.error
     where = "one process with all batches" if attempt.in_one else "copies of the ranks"

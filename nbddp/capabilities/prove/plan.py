@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LATE = "TimeLimit"  # the kind of an answer of a copy that came to its time limit
+LATE, UNFIT = "TimeLimit", "CannotJoin"  # kinds of an answer: the time limit came, or batches cannot be joined
 
 
 @dataclass(frozen=True)

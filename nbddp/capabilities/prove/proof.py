@@ -9,7 +9,7 @@ from html import escape
 from typing import Literal
 
 from nbddp.capabilities.prove.judge import GROWS, Comparison, Deviation, compared, known_factor, narrowest
-from nbddp.capabilities.prove.plan import LATE, CopyAnswer, OneProcess, Plan, StepFacts
+from nbddp.capabilities.prove.plan import LATE, UNFIT, CopyAnswer, OneProcess, Plan, StepFacts
 from nbddp.launch.topology import counted
 from nbddp.protocol.codec import Json
 
@@ -42,8 +42,9 @@ class Attempt:
         return not any(a.error for a in self.answers.values())
 
     @property
-    def late(self) -> bool:
-        return any(a.kind == LATE for a in self.answers.values())
+    def kind(self) -> str:
+        """LATE or UNFIT, if a copy says so."""
+        return next((a.kind for a in self.answers.values() if a.kind in (LATE, UNFIT)), "")
 
     @property
     def _one(self) -> OneProcess:
