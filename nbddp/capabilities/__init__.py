@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
     import nbddp.capabilities.forecast.command
     import nbddp.capabilities.hosts.command
     import nbddp.capabilities.memory.command
+    import nbddp.capabilities.prove.command
     import nbddp.capabilities.scripts.command
     import nbddp.capabilities.slurm.command
     import nbddp.capabilities.timings.command
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         compare = nbddp.capabilities.compare.command.compare
         forecast = nbddp.capabilities.forecast.command.forecast
         memory = nbddp.capabilities.memory.command.memory
+        prove = nbddp.capabilities.prove.command.prove
         run_script = nbddp.capabilities.scripts.command.run_script
         scale = nbddp.capabilities.hosts.command.scale
         sizes = nbddp.capabilities.memory.command.sizes
@@ -269,6 +271,19 @@ ROWS = (
         ),
         methods={"compare": "nbddp.capabilities.compare.command:compare"},
         requests={"compare": "nbddp.capabilities.compare.on_rank:compare"},
+    ),
+    Capability(
+        name="prove",
+        commands=(
+            Command(
+                name="prove", after="compare", names="ranks",
+                help="whether N ranks take the same training step as one process with all their batches, on copies",
+                grammar="nbddp.capabilities.prove.command:arguments", notebook="nbddp.capabilities.prove.command:show",
+            ),
+        ),
+        methods={"prove": "nbddp.capabilities.prove.command:prove"},
+        requests={"prove": "nbddp.capabilities.prove.on_rank:prove"},
+        questions={"proof": "nbddp.capabilities.prove.on_rank:proof"},
     ),
     Capability(
         name="memory",

@@ -58,6 +58,14 @@ NAMES = {
     "backends of a group": tuple(
         f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
     ),
+    "copies of DDP models": (
+        "torch.distributed:Reducer._get_zeros_like_grad_buckets",
+        "torch.distributed:Reducer._set_static_graph",
+        *(
+            f"torch.nn.parallel:DistributedDataParallel.{name}"
+            for name in ("_ddp_init_helper", "_get_ddp_logging_data", "_register_builtin_comm_hook")
+        ),
+    ),
     "end of backward": ("torch.autograd:Variable._execution_engine",),
     "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
     "end of data loaders": (
@@ -476,9 +484,65 @@ def replace_last_hook(ddp: Any, hook: Any, state: object) -> bool:
     return bool(hooks)
 
 
+def reduced_parameters(ddp: Any) -> list[Any]:
+    """The parameters whose gradients DDP's reducer exchanges, in its order, whatever the module holds by now. Raises
+    RuntimeError where they cannot be told."""
+    had = list(getattr(ddp, "_module_parameters", ()))
+    try:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError:  # some are sparse, and have no bucket of zeros
+        wanted = [p for p in had if p.requires_grad]
+        if len(wanted) != ddp._get_ddp_logging_data().get("num_parameter_tensors"):
+            raise
+        return wanted
+    known = {id(p): p for bucket in buckets for p in bucket.parameters()}
+    ordered = [p for p in had if id(p) in known]
+    return ordered if len(ordered) == len(known) else list(known.values())
+
+
+def comm_hooks(ddp: Any) -> tuple[list[tuple[Any, Any]], str]:
+    """A DDP model's hooks with their states, and the name of a hook in C++, empty without one."""
+    name = str(ddp._get_ddp_logging_data().get("comm_hook", ""))
+    return list(getattr(ddp, "_comm_hooks", ())), name if name.startswith("BuiltinCommHookType") else ""
+
+
+def make_reducer(ddp: Any, parameters: list[Any], sparse: list[bool], hooks: tuple[list[tuple[Any, Any]], str]) -> None:
+    """Give a DDP model a new reducer for its `process_group`, with the settings that it has."""
+    import torch.distributed as dist
+
+    ddp._ddp_init_helper(parameters, sparse, {}, ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    own, in_native = hooks
+    if own:
+        ddp._comm_hooks.clear()
+    for hook, state in own:
+        ddp.register_comm_hook(state, hook)
+    if in_native:
+        kinds = dist.BuiltinCommHookType
+        ddp._register_builtin_comm_hook(getattr(kinds, in_native.rpartition(".")[2], kinds.ALLREDUCE))
+
+
+def watch_operators(note: Callable[[Any, Any, Any], None]) -> Any:
+    """While the result is open, each operator of this thread is told by itself, its arguments and its result."""
+    from torch.utils import _python_dispatch
+
+    class Watch(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            note(func, args, found)
+            return found
+
+    return Watch()
+
+
+COMPILED = "_orig_mod"  # the name of a module within what torch.compile made of it
+
+
 def is_compiled(module: Any) -> bool:
     """Whether this is what `torch.compile` made of a module."""
-    return hasattr(module, "_orig_mod")
+    return hasattr(module, COMPILED)
 
 
 def compiled_from(module: Any) -> Any:

@@ -282,6 +282,7 @@ def test_completion_knows_names_after_a_subcommand_and_their_kinds(four: Kernel)
     expected = {
         "%ddp push mine": ["mine_here"], "%ddp pull mine_t": ["mine_there", "mine_to_call", "mine_too"],
         "%ddp compare mine_too mine_t": ["mine_there", "mine_to_call"], "%ddp pull --ra": ["--ranks"],
+        "%ddp prove mine_to": ["mine_to_call", "mine_too"],
         "%ddp bench all_g": ["all_gather"], "%ddp bench --min al": [],
         "%ddp memory mine_th": ["mine_there"],
     }  # fmt: skip

@@ -42,6 +42,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/lint/rules": "*",
     "capabilities/memory": "command history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
+    "capabilities/prove": "command judge plan proof landlock",
     "capabilities/scripts": "command failures grammar launch logs part program torchrun",
     "capabilities/slurm": "command commands options",
     "capabilities/spool": "copies on_agent part",

@@ -1,0 +1,206 @@
+"""`%ddp prove` on a rank: it says what a step reaches, starts a copy of itself, and tells what that has found.
+
+The rank itself only reads, forks, and reads a pipe. So Stop, a failure or a time limit leave nothing to be taken back:
+the copy is killed. The copy ends by itself when the rank does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbddp.capabilities.prove import on_rank_copy as copying
+from nbddp.capabilities.prove.on_rank_batch import counted, digest, samples
+from nbddp.capabilities.prove.on_rank_reach import Names, Reached, holds_batch, reach
+from nbddp.capabilities.prove.on_rank_run import main, value_of
+from nbddp.capabilities.prove.plan import LATE, BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
+from nbddp.compat import system
+from nbddp.protocol import pickling
+from nbddp.protocol.codec import from_json
+from nbddp.worker.parts import RankWorker
+
+
+@dataclass
+class Running:
+    """A copy: its process, the pipe it answers by, and what has come so far."""
+
+    pid: int
+    read: int
+    came: bytearray = field(default_factory=bytearray)
+
+
+_running: list[Running] = []  # at most one
+
+
+def prove(worker: RankWorker, buffers: Sequence[Any], *, part: str, **fields: Any) -> list[bytes]:
+    """Say what a step reaches, or start a copy that runs it."""
+    if part == "look":
+        return [pickling.pack_answer(look(worker.shell.user_ns, **fields))]
+    if part == "start":
+        start(worker, from_json(Plan, fields["plan"]))
+    return [pickling.pack_answer(None)]
+
+
+def proof(worker: RankWorker, *, end: bool = False) -> CopyState:
+    """What the copy has found, if it is done; with `end` it is killed. Asked by the control thread."""
+    if end:
+        kill()
+    if not _running:
+        return CopyState("none")
+    one = _running[0]
+    while select.select([one.read], [], [], 0)[0]:
+        data = os.read(one.read, 1 << 16)
+        if not data:
+            return _done(one)
+        one.came += data
+    return CopyState("runs")
+
+
+def _done(one: Running) -> CopyState:
+    _running.clear()
+    os.close(one.read)
+    _, status = os.waitpid(one.pid, 0)
+    if one.came:
+        return CopyState("done", from_json(CopyAnswer, json.loads(bytes(one.came))))
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number == signal.SIGALRM:
+        return CopyState("done", CopyAnswer("it took longer than the time limit", LATE))
+    return CopyState("done", CopyAnswer(f"its process ended ({signal_name(number, status)})", "Ended"))
+
+
+def signal_name(number: int, status: int) -> str:
+    return signal.Signals(number).name if number else f"exit status {os.waitstatus_to_exitcode(status)}"
+
+
+def kill() -> None:
+    """End the copy and what it has started."""
+    while _running:
+        one = _running.pop()
+        for ends in (os.killpg, os.kill):  # it may not have its own process group yet
+            with contextlib.suppress(OSError):
+                ends(one.pid, signal.SIGKILL)
+        os.close(one.read)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(one.pid, 0)
+
+
+def start(worker: RankWorker, plan: Plan) -> None:
+    kill()
+    read, write = os.pipe()
+    parent, living = os.getpid(), copying.living(worker.shell.user_ns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of threads; `on_rank_copy` says what is done about them
+        pid = os.fork()
+    if pid == 0:
+        try:
+            main(worker, plan, living, parent, write)
+        finally:
+            os._exit(1)
+    os.close(write)
+    _running.append(Running(pid, read))
+
+
+# -- what the step reaches -----------------------------------------------------------------------
+
+
+def look(held: Names, *, step: str, args: Sequence[str]) -> StepFacts:
+    """What is known of a step before it runs."""
+    missing = tuple(name for name in (step, *args) if not _has(held, name))
+    if missing:
+        return StepFacts(missing=missing)
+    function = value_of(held, step)
+    if not callable(function):
+        kind = type(function).__name__
+        return StepFacts(refused=f"{step!r} is a {kind} and no function; name what does forward and backward")
+    given = {name: value_of(held, name) for name in args}
+    unfit = _unfit(step, function, list(given.values()))
+    if unfit:
+        return StepFacts(refused=unfit)
+    reached = reach(function, given, given)
+    refused = refusal(reached)
+    return StepFacts(refused=refused) if refused else _facts(reached, given)
+
+
+def _has(held: Names, name: str) -> bool:
+    try:
+        value_of(held, name)
+    except (KeyError, AttributeError):
+        return False
+    return True
+
+
+def _unfit(step: str, function: Any, args: list[Any]) -> str:
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as e:
+        shape = inspect.signature(function)
+        return f"{step}{shape} cannot be called so: {e}. Write %ddp prove {step} {' '.join(shape.parameters).upper()}"
+    except ValueError:  # it has no signature
+        pass
+    return ""
+
+
+def _facts(reached: Reached, given: Names) -> StepFacts:
+    values = reached.values
+    batches = {
+        n: BatchFacts(samples(v), digest(v), n in given, counted(v)) for n, v in values.items() if holds_batch(v)
+    }
+    numbers = {n: v for n, v in values.items() if isinstance(v, int) and not isinstance(v, bool)}
+    return StepFacts(batches=batches, numbers=numbers, loaders=tuple(reached.loaders))
+
+
+def refusal(reached: Reached) -> str:
+    """Why the step cannot be run in copies here; empty if it can."""
+    import torch
+    import torch.distributed as dist
+
+    if not system.has_proc():
+        return f"copies of a rank are made by fork, which is not safe on {system.name()}"
+    if not (dist.is_available() and dist.is_initialized()):
+        return "the ranks have no process group; run dist.init_process_group() in a %%ddp cell first"
+    tensors = [*(p for m in reached.modules.values() for p in m.parameters()), *reached.tensors()]
+    devices = {t.device.type for t in tensors} - {"cpu"}
+    if devices or torch.cuda.is_initialized():
+        where = f"the step's tensors are on {', '.join(sorted(devices))}" if devices else "this rank has used CUDA"
+        return (
+            f"{where}, and a process that has used a GPU cannot be copied by fork; run the cells that make the model "
+            "on CPU (device 'cpu', CUDA_VISIBLE_DEVICES='') and prove the step there"
+        )
+    return _sharded(reached) or _settings()
+
+
+def _sharded(reached: Reached) -> str:
+    import torch
+
+    for title, module in reached.modules.items():
+        for name, parameter in module.named_parameters():
+            if type(parameter.data) is not torch.Tensor:
+                kind = type(parameter.data).__name__
+                return (
+                    f"{title}.{name} is a {kind}: FSDP and tensor parallel models cannot be proven yet, DDP models can"
+                )
+        if any("FullyShardedDataParallel" in type(m).__name__ for m in module.modules()):
+            return f"{title} is an FSDP model, which cannot be proven yet; DDP models can"
+    return ""
+
+
+def _settings() -> str:
+    """Of DDP models, what a copy could not have."""
+    ddp_type = sys.modules["torch.nn.parallel"].DistributedDataParallel
+    import gc
+
+    for ddp in (thing for thing in gc.get_objects() if isinstance(thing, ddp_type)):
+        if getattr(ddp, "mixed_precision", None) is not None:
+            return "a DDP model has mixed_precision=…, which a copy cannot have; use torch.autocast for the proof"
+        if getattr(ddp, "delay_all_reduce_named_params", None):
+            return "a DDP model has delay_all_reduce_named_params, which a copy cannot have"
+    return ""
