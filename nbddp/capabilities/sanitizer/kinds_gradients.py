@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.make import Seen, make
-from nbddp.capabilities.sanitizer.recording import OutsideParameter
+from nbddp.capabilities.sanitizer.recording import OutsideParameter, Past
 from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View, difference
 from nbddp.launch.machine import counted, listed
 from nbddp.launch.topology import rank_words
@@ -100,7 +100,7 @@ def _armed(replica: Replica) -> Iterator[Seen]:
     """Forwards past DDP whose gradients came out equal."""
     if any(step.grads is not None for step in replica.steps) or not replica.steps:
         return
-    pasts = {r: [p for p in rec.past if p.model == replica.facts[r].number] for r, rec in replica.records.items()}
+    pasts = {rank: [p for step in replica.steps for p in _of_step(replica, step, rank)] for rank in replica.ranks}
     if not all(pasts.values()):
         return
     rank = min(pasts)
@@ -117,6 +117,13 @@ def _armed(replica: Replica) -> Iterator[Seen]:
         "no average is missing now; it will be once such a forward comes without DDP's own, or in another order",
         replica.place(rank, first.place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip
+
+
+def _of_step(replica: Replica, step: AlignedStep, rank: int) -> list[Past]:
+    """Forwards past DDP before a step, except for those that another optimizer's step follows, as a GAN's."""
+    others = [s.at for s in replica.records[rank].steps if s.optimizer != step.steps[rank].optimizer]
+    end = step.steps[rank].at
+    return [p for p in step.pasts[rank] if not any(p.at < other < end for other in others)]
 
 
 def _late(replica: Replica, some: list[AlignedStep]) -> Seen:

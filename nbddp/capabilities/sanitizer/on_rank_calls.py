@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 KEPT = 600  # collectives
 NODES = 4000  # of a graph that are looked through
 SUSPECTS = 8  # gathers whose results are looked for in a graph
+PACKAGE = str(Path(__file__).parents[2])
 SMALL = 16  # elements of what may be a count
 
 
@@ -64,7 +67,8 @@ class Calls:
         reduce_op = reduce_op.rsplit(".", 1)[-1]
         shape = f"{str(given[0].dtype).removeprefix('torch.')}{list(given[0].shape)}" if given else ""
         place, at = recorder.place(2), recorder.tick()
-        recorder.keep(recorder.record.collectives, Collective(ranks, op, reduce_op, shape, at, place), KEPT)
+        if _is_the_programs():  # and not of a part of torch, as Join or FSDP2
+            recorder.keep(recorder.record.collectives, Collective(ranks, op, reduce_op, shape, at, place), KEPT)
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return
         if op == "all_reduce" and given:
@@ -163,8 +167,26 @@ class Calls:
         if torch.cuda.is_available():
             settings["cuDNN benchmark"] = torch.backends.cudnn.benchmark
             settings["TF32 in matrix products"] = torch.backends.cuda.matmul.allow_tf32
-        settings["threads"] = torch.get_num_threads()
+        settings.setdefault("threads", torch.get_num_threads())
         settings["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+BETWEEN = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py", "/contextlib.py")
+
+
+def _is_the_programs() -> bool:
+    """Whether nothing of torch but the collective's function stands between the program and this call."""
+    frame: Any = sys._getframe(1)
+    for _ in range(40):
+        if frame is None:
+            return False
+        file = frame.f_code.co_filename
+        if "/torch/" in file and not file.endswith(BETWEEN) and "/_dynamo/" not in file:
+            return False
+        if "/torch/" not in file and not file.startswith(PACKAGE) and not file.endswith(BETWEEN):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _tensors(args: Any) -> list[Any]:

@@ -156,6 +156,7 @@ class Models:
 
         return forward
 
+    @torch_compat.outside_graphs
     def call(self, known: KnownModel, module: Any, do: Callable[[], Any], given: Any, armed: bool) -> Any:
         """Call a model and note it."""
         fact = self._begin(known, module, given, armed)

@@ -54,7 +54,7 @@ class Modules:
         recorder = self.recorder
         if known.facts.kind != "ddp" or not torch.is_grad_enabled() or not module.training:
             return
-        if not any(known.knows(each) for each in module.parameters()):
+        if not any(each.requires_grad and known.knows(each) for each in module.parameters()):
             return
         fact = Past(known.facts.number, recorder.tick(), recorder.place(2), type(module).__name__)
         recorder.keep(recorder.record.past, fact)

@@ -68,6 +68,7 @@ class Steps:
         known = self.known.get(optimizer)
         if known is None:
             known = self.known[optimizer] = KnownOptimizer(len(self.known))
+            recorder.record.settings.setdefault("threads", torch.get_num_threads())
         known.steps += 1
         recorder.record.step_counts[known.number] = known.steps
         shape = tuple(len(group["params"]) for group in optimizer.param_groups)
@@ -89,10 +90,10 @@ class Steps:
                 recorder.models.look_at_buffers(model, known.steps)
         for number, named in known.split.items():
             some = _turn(named, step.number)
-            if not some:
-                continue
             part = Part(number, [name for name, _ in some])
             step.parts.append(part)
+            if not some:
+                continue
             tensors = [each for _, each in some]
             recorder.later(part, "before", digest.sample(tensors))
             recorder.later(part, "grads", digest.sample([each.grad for each in tensors]))
@@ -105,7 +106,7 @@ class Steps:
         step, known.open = known.open, None
         self.recorder.tick()
         for part in step.parts:
-            if part.model not in known.split:
+            if not known.split.get(part.model):
                 continue
             tensors = [each for _, each in _turn(known.split[part.model], step.number)]
             self.recorder.later(part, "after", digest.sample(tensors))
