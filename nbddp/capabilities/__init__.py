@@ -624,7 +624,12 @@ ROWS = (
             ),
         ),
         methods={"findings": "nbddp.capabilities.sanitizer.command:findings"},
-        rank=(RankPart(name="sanitizer", target="nbddp.capabilities.sanitizer.on_rank:part", hears="sanitize"),),
+        rank=(
+            RankPart(
+                name="sanitizer", target="nbddp.capabilities.sanitizer.on_rank:part", when="option:sanitize",
+                hears="sanitize",
+            ),
+        ),
         requests={"sanitized": "nbddp.capabilities.sanitizer.on_rank:sanitized"},
     ),
     Capability(

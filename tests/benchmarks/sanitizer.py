@@ -1,4 +1,4 @@
-"""What `--sanitize` costs: steps of three equal models in turn, one recorded, two not; then whole runs, with and without.
+"""What `--sanitize` costs: steps of three equal models in turn, one recorded, two not; then whole runs.
 
 Run by hand: `python tests/benchmarks/sanitizer.py [--rounds 30] [--steps 12] [--runs 10] [--nproc 2]`. The second plain
 model is the null pair: what the same comparison gives where there is nothing to be seen. Every round builds the models
@@ -78,9 +78,10 @@ def main() -> None:
         values = pool.run_cell(cell, sanitize=True, want_value=True, screen=NullScreen())
         for rank, (found, same, step) in enumerate(values):
             pairs = [statistics.median(each) for each in zip(*found, strict=True)]
+            bits = "equal bit by bit" if same else "DIFFER"
             print(
-                f"rank {rank}: a step of {1000 * step:.1f} ms; recorded {pairs[0] - 1:+.1%}, null pair {pairs[1] - 1:+.1%}; "
-                f"parameters {'equal bit by bit' if same else 'DIFFER'}"
+                f"rank {rank}: a step of {1000 * step:.1f} ms; recorded {pairs[0] - 1:+.1%}, "
+                f"null pair {pairs[1] - 1:+.1%}; parameters {bits}"
             )
         times: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(asked.runs):
@@ -88,7 +89,8 @@ def main() -> None:
                 value = pool.run_cell(RUN, sanitize=sanitize, want_value=True, screen=NullScreen())
                 times[sanitize].append(max(value))
         plain, recorded = (statistics.median(times[sanitize]) for sanitize in (False, True))
-        print(f"whole runs: {1000 * plain:.1f} ms a step, with --sanitize {1000 * recorded:.1f} ms, {recorded / plain - 1:+.1%}")
+        more = recorded / plain - 1
+        print(f"whole runs: {1000 * plain:.1f} ms a step, with --sanitize {1000 * recorded:.1f} ms, {more:+.1%}")
 
 
 if __name__ == "__main__":

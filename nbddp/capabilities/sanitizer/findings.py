@@ -143,7 +143,8 @@ def _html(each: Finding) -> str:
 
 def silence(found: Sequence[Finding], allowed: Sequence[str]) -> tuple[list[Finding], list[Finding]]:
     """Those to be shown and those that are silenced: by `--allow`, or by a comment on their line."""
-    shown, quiet = [], []
+    shown: list[Finding] = []
+    quiet: list[Finding] = []
     for each in found:
         why = f"--allow {each.kind}" if each.kind in allowed else "# nbddp: ok" if is_marked(each.place.text) else ""
         (quiet if why else shown).append(replace(each, silenced=why))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.make import Seen, make
-from nbddp.capabilities.sanitizer.recording import NOWHERE, Pass, Place
+from nbddp.capabilities.sanitizer.recording import Pass, Place
 from nbddp.capabilities.sanitizer.view import Replica, View, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
@@ -46,9 +46,10 @@ def _samplers(view: View, replica: Replica) -> Iterator[Seen]:
         equal = _equal_batches(some)
         shared = f"{equal} of {min(len(p.batches) for p in some.values())} batches were equal"
         if any(each != len(replica.group) for each in worlds.values()):
+            made_for = by_value(worlds)
             yield make(
-                "sampler-world", f"the sampler splits the data for {by_value(worlds)} replicas, not {len(replica.group)}",
-                [f"num_replicas: {by_value(worlds)}; ranks of the model: {len(replica.group)}", shared],
+                "sampler-world", f"the sampler splits the data for {made_for} replicas, not for {len(replica.group)}",
+                [f"num_replicas: {made_for}; ranks of the model: {len(replica.group)}", shared],
                 "ranks train on the same samples, or samples are left out", place, **said,  # type: ignore[arg-type]
             )  # fmt: skip
         elif len(set(own.values())) < len(own):
@@ -66,7 +67,7 @@ def _samplers(view: View, replica: Replica) -> Iterator[Seen]:
         lengths = {rank: each.length for rank, each in some.items()}
         if len(set(lengths.values())) > 1:
             yield make(
-                "dataset-differs", "the ranks' data sets have different lengths", [f"len(dataset): {by_value(lengths)}"],
+                "dataset-differs", "the ranks' data sets differ in length", [f"len(dataset): {by_value(lengths)}"],
                 "each rank's sampler takes its part of another data set, so parts overlap or are left out", place,
                 **said,  # type: ignore[arg-type]
             )  # fmt: skip
@@ -203,10 +204,11 @@ def _evaluated(view: View) -> Iterator[Seen]:
         seen = _padded(some) or _repeated(some)
         if seen:
             twice, number, how = seen
+            be = "is" if twice == 1 else "are"
             yield make(
-                "evaluated-twice", f"{counted(twice, 'sample')} of an evaluation {'is' if twice == 1 else 'are'} counted more than once",
+                "evaluated-twice", f"{counted(twice, 'sample')} of an evaluation {be} counted more than once",
                 [f"{twice} of {number} evaluated samples were repeated{how}"],
-                f"a metric over all ranks weighs {'it' if twice == 1 else 'them'} twice ({percent(twice / number)} of the samples)",
+                f"a metric over all ranks weighs {percent(twice / number)} of the samples twice",
                 place_of(view, some), ranks=tuple(some),
             )  # fmt: skip
             return
@@ -259,6 +261,3 @@ def _leaked(view: View, some: dict[int, Pass]) -> Iterator[Seen]:
                 ranks=tuple(some),
             )  # fmt: skip
             return
-
-
-NONE = NOWHERE

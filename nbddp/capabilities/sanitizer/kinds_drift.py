@@ -233,7 +233,7 @@ def _state(replica: Replica) -> Iterator[Seen]:
         if step.before is None and step.grads is None and not step.hyper():
             rank = min(step.steps)
             yield make(
-                "optimizer-state-differs", f"step {step.number} moved equal parameters by equal gradients to other values",
+                "optimizer-state-differs", f"step {step.number} moved equal parameters apart, by equal gradients",
                 [f"after it parameters differed, {step.after.words}"],
                 APART, replica.place(rank, step.steps[rank].place), about=replica.group, ranks=replica.ranks,
             )  # fmt: skip
@@ -244,8 +244,7 @@ def _ends_of(replica: Replica, first: bool) -> tuple[dict[int, Sample], list[str
     """Samples of parameters (first) or buffers when the program ended, and their names."""
     split = {rank: 2 * min(facts.parameters, len(facts.end_names)) for rank, facts in replica.facts.items()}
     samples = {
-        rank: facts.ends[: split[rank]] if first else facts.ends[split[rank] :]
-        for rank, facts in replica.facts.items()
+        rank: facts.ends[: split[rank]] if first else facts.ends[split[rank] :] for rank, facts in replica.facts.items()
     }
     facts = next(iter(replica.facts.values()))
     at = min(facts.parameters, len(facts.end_names))

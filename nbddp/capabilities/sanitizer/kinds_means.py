@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.make import Seen, make
-from nbddp.capabilities.sanitizer.recording import Call, Collective
+from nbddp.capabilities.sanitizer.recording import Call, Collective, Place
 from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
@@ -116,7 +116,12 @@ def _unequal(view: View, replica: Replica) -> Iterator[Seen]:
     length = min(map(len, sizes.values()))
     rows = [{r: fs[i].size for r, fs in sizes.items()} for i in range(length)]
     bad = [i for i, row in enumerate(rows) if len(set(row.values())) > 1]
-    if not bad or len(bad) < LEAST_SHARE * length or _only_last(view, replica, bad) or _exchanges_counts(replica, length):
+    if (
+        not bad
+        or len(bad) < LEAST_SHARE * length
+        or _only_last(view, replica, bad)
+        or _exchanges_counts(replica, length)
+    ):
         return
     row = rows[bad[0]]
     rank = min(sizes)
@@ -228,20 +233,20 @@ def _crossed(view: View) -> Iterator[Seen]:
             break
 
 
-def _are_crossed(lines: dict[int, list[object]] | dict[int, list[object]], row: dict[int, object]) -> bool:  # type: ignore[type-arg]
+def _are_crossed(lines: Mapping[int, Sequence[object]], row: Mapping[int, object]) -> bool:
     """Whether each rank calls the other's line as well, at another time: then it is no branch for one rank."""
     ranks = list(row)
     counts = {r: Counter(lines[r]) for r in ranks}
     return all(counts[a][row[b]] for a in ranks for b in ranks)
 
 
-def _say_crossed(i: int, rows: dict[int, object], calls: dict[int, Collective]) -> Seen:
+def _say_crossed(i: int, rows: dict[int, Place], calls: dict[int, Collective]) -> Seen:
     first = next(iter(calls.values()))
     shown = by_value(rows)
     return make(
         "collectives-crossed", f"ranks meet in one {first.op} from different lines",
         [f"collective {i} of the group, {first.op} of {first.shape}: {shown}",
          "each of these ranks calls the other's line as well, in another order"],
-        f"{rank_words(list(rows))} reduce values that do not belong together", next(iter(rows.values())),  # type: ignore[arg-type]
+        f"{rank_words(list(rows))} reduce values that do not belong together", next(iter(rows.values())),
         ranks=tuple(rows),
     )  # fmt: skip

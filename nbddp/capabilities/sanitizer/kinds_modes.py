@@ -28,14 +28,22 @@ def found(view: View) -> Iterator[Seen]:
     yield from _threads(view)
 
 
+def _mode(forward: Forward) -> str:
+    return "train" if forward.mode else "eval"
+
+
+def _autocast(forward: Forward) -> str:
+    return forward.autocast or "off"
+
+
 def _modes(replica: Replica) -> Iterator[Seen]:
     forwards = replica.training
     length = min(map(len, forwards.values()))
     rows = [{r: fs[i] for r, fs in forwards.items()} for i in range(length)]
     for kind, of, what, matters in (
-        ("mode-differs", lambda f: "train" if f.mode else "eval", "train and eval mode",
+        ("mode-differs", _mode, "train and eval mode",
          "dropout and batch norm act on some ranks alone, so the ranks average gradients of different models"),
-        ("autocast-differs", lambda f: f.autocast or "off", "autocast",
+        ("autocast-differs", _autocast, "autocast",
          "ranks compute in different precision, and average what differs by more than rounding"),
     ):  # fmt: skip
         bad = [i for i, row in enumerate(rows) if len({of(f) for f in row.values()}) > 1]
@@ -64,7 +72,7 @@ def _settings(view: View) -> Iterator[Seen]:
 
 
 def _files(view: View) -> Iterator[Seen]:
-    by: dict[object, dict[int, int]] = defaultdict(dict)
+    by: dict[tuple[object, ...], dict[int, int]] = defaultdict(dict)
     for rank, record in view.records.items():
         for call in record.calls:
             if call.what == "save" and isinstance(call.detail, (tuple, list)):
@@ -72,10 +80,10 @@ def _files(view: View) -> Iterator[Seen]:
                 by[key].setdefault(rank, call.place)
     for key, ranks in by.items():
         if len(ranks) > 1:
-            path = key[1]  # type: ignore[index]
-            rank = min(ranks)
+            path = key[1]
+            rank, who = min(ranks), rank_words(list(ranks))
             yield make(
-                "same-file", f"{rank_words(list(ranks))} write one file", [f"{path} was written by torch.save on {rank_words(list(ranks))}"],
+                "same-file", f"{who} write one file", [f"{path} was written by torch.save on {who}"],
                 "the file may be torn, or hold the state of whichever rank came last",
                 view.records[rank].at(ranks[rank]), ranks=tuple(ranks),
             )  # fmt: skip

@@ -20,7 +20,6 @@ KEPT = 600  # collectives
 NODES = 4000  # of a graph that are looked through
 SUSPECTS = 8  # gathers whose results are looked for in a graph
 PACKAGE = str(Path(__file__).parents[2])
-SMALL = 16  # elements of what may be a count
 
 
 class Calls:
@@ -34,7 +33,9 @@ class Calls:
     def install(self) -> None:
         for name in COLLECTIVES:
             if name in vars(dist.ProcessGroup):
-                self.recorder.wrap(dist.ProcessGroup, name, lambda original, name=name: self._collective(original, name))
+                self.recorder.wrap(
+                    dist.ProcessGroup, name, lambda original, name=name: self._collective(original, name)
+                )
         self.recorder.wrap(torch, "save", self._save)
         self.recorder.wrap(torch.Tensor, "backward", self._from, graphs=True)
 
@@ -59,11 +60,13 @@ class Calls:
     @digest.safely
     def _note(self, group: Any, op: str, args: Any) -> None:
         recorder = self.recorder
-        given = [each for each in _tensors(args)]
+        given = _tensors(args)
         if group not in self._ranks:
             self._ranks[group] = _ranks(group)
         ranks = self._ranks[group]
-        reduce_op = str(getattr(getattr(args[-1], "reduceOp", ""), "op", getattr(args[-1], "reduceOp", ""))) if args else ""
+        reduce_op = (
+            str(getattr(getattr(args[-1], "reduceOp", ""), "op", getattr(args[-1], "reduceOp", ""))) if args else ""
+        )
         reduce_op = reduce_op.rsplit(".", 1)[-1]
         shape = f"{str(given[0].dtype).removeprefix('torch.')}{list(given[0].shape)}" if given else ""
         place, at = recorder.place(2), recorder.tick()
@@ -201,7 +204,8 @@ def _tensors(args: Any) -> list[Any]:
 
 def _saved(loss: Any) -> Any:
     """The tensors that the nodes of a graph have saved."""
-    seen, waiting = set(), [loss.grad_fn]
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
     while waiting and len(seen) < NODES:
         node = waiting.pop()
         if node is None or node in seen:

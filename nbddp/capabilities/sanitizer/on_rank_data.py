@@ -7,7 +7,6 @@ shares with the program's process; of a spawned one nothing is known.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import time
 import weakref
@@ -37,7 +36,7 @@ class Data:
         self.loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.open: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self.rows = self.batches = 0
-        self.pid = os.getpid()
+        self.kind = torch_compat.loader_iterator() or object
         self.shared = mmap.mmap(-1, SLOT.size * FETCHES * WORKERS)
         self.fetched = 0
         self.current: Pass | None = None
@@ -45,9 +44,8 @@ class Data:
 
     def install(self) -> None:
         self.recorder.wrap(DataLoader, "__iter__", self._iter)
-        iterator = torch_compat.loader_iterator()
-        if iterator is not None and "__next__" in vars(iterator):
-            self.recorder.wrap(iterator, "__next__", self._next)
+        if self.kind is not None and "__next__" in vars(self.kind):
+            self.recorder.wrap(self.kind, "__next__", self._next)
         self.recorder.wrap(fetch._MapDatasetFetcher, "fetch", self._fetch)
 
     def _iter(self, original: Any) -> Any:
@@ -59,12 +57,11 @@ class Data:
             if loader.num_workers:
                 self.forked = fact
             found = original(loader)
+            if not isinstance(found, self.kind):
+                return found
             self.recorder.models.trained.clear()
             self.recorder.record.passes.append(fact)
-            try:
-                self.open[found] = fact
-            except TypeError:
-                pass
+            self.open[found] = fact
             return found
 
         return __iter__

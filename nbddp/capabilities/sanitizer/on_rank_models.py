@@ -15,14 +15,14 @@ from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, 
 from nbddp.compat import torch as torch_compat
 
 AT_ONCE = 32  # tensors that one sample of a step has
-RANDOM_FORWARDS = 64  # whose generators are looked at
+RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
 ENDS = 4096  # tensors of a model that are looked at in the end
 
 
 def capturing() -> bool:
     """Whether a CUDA graph is captured, in which nothing else may be called."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def gpus_at_work() -> bool:
@@ -115,7 +115,12 @@ class Models:
     def meet_sharded(self, module: Any, group: Any) -> KnownModel | None:
         """The root of a model that FSDP2 shards over a group."""
         facts = ModelFacts(
-            len(self.recorder.record.models), "fsdp2", type(module).__name__, _ranks(group), self.recorder.place(2), True
+            len(self.recorder.record.models),
+            "fsdp2",
+            type(module).__name__,
+            _ranks(group),
+            self.recorder.place(2),
+            True,
         )
         known = KnownModel(module, facts, dict(module.named_parameters()), group)
         self._add(module, known)
@@ -125,7 +130,7 @@ class Models:
         facts = known.facts
         facts.drops = [
             name for name, each in module.named_modules()
-            if type(each).__name__.startswith(("Dropout", "AlphaDropout", "DropPath")) and getattr(each, "p", 1)
+            if type(each).__name__.startswith(("Dropout", "AlphaDropout", "DropPath")) and getattr(each, "p", True)
         ][:16]  # fmt: skip
         self.recorder.record.models.append(facts)
         self.known[module] = known

@@ -9,7 +9,6 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import (
-    Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
@@ -77,7 +76,11 @@ class Steps:
             self._split(optimizer, known)
         if not known.split.keys() - {BESIDE}:
             return
-        step = Step(known.number, known.steps - 1, recorder.tick(), recorder.place())
+        self._note(optimizer, known)
+
+    def _note(self, optimizer: Any, known: KnownOptimizer) -> None:
+        recorder = self.recorder
+        step = Step(known.number, known.steps - 1, recorder.tick(), recorder.place(2))
         step.hyper = _hyper(optimizer)
         if not recorder.keep(recorder.record.steps, step, STEPS):
             return
@@ -126,7 +129,9 @@ class Steps:
             known.split.setdefault(model.facts.number, []).append((name, parameter))
             if model.settings[id(parameter)] != (parameter.dtype, parameter.device) and not model.facts.moved:
                 before = model.settings[id(parameter)]
-                model.facts.moved = f"{name} was {before[0]} on {before[1]}, and is {parameter.dtype} on {parameter.device}"
+                model.facts.moved = (
+                    f"{name} was {before[0]} on {before[1]}, and is {parameter.dtype} on {parameter.device}"
+                )
                 model.facts.moved = model.facts.moved.replace("torch.", "")
                 model.facts.moved_place = self.recorder.place(2)
         for parameter in outside:
@@ -240,6 +245,3 @@ def _hyper(optimizer: Any) -> list[tuple[str, object]]:
             if name != "params" and isinstance(value, (int, float, tuple)) and len(found) < HYPER:
                 found.append((name if len(optimizer.param_groups) == 1 else f"{name} of group {i}", value))
     return found
-
-
-OPTIMIZER = Optimizer

@@ -23,9 +23,8 @@ def kind(name: str) -> str:
     """Raises ArgumentTypeError for a name that no kind has."""
     if name not in KINDS:
         near = difflib.get_close_matches(name, KINDS, 1)
-        raise argparse.ArgumentTypeError(
-            f"{name} is not a kind of finding; {f'did you mean {near[0]}?' if near else 'see docs/reference/findings.md'}"
-        )
+        hint = f"did you mean {near[0]}?" if near else "docs/findings.md lists them"
+        raise argparse.ArgumentTypeError(f"{name} is not a kind of finding; {hint}")
     return name
 
 

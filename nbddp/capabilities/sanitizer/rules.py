@@ -46,7 +46,8 @@ def notes(records: Mapping[int, RankRecord], missing: Sequence[int], same_input:
     """What was not seen."""
     found = []
     if missing:
-        found.append(f"{rank_words(list(missing))} left no record, so models of {'its' if len(missing) == 1 else 'their'} groups are not compared")
+        whose = "its" if len(missing) == 1 else "their"
+        found.append(f"{rank_words(list(missing))} left no record, so models of {whose} groups are not compared")
     ended = [rank for rank, record in records.items() if record.ended]
     if ended:
         found.append(f"the program did not end well on {rank_words(ended)}: findings are those until then")
