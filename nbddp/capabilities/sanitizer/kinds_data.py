@@ -156,6 +156,8 @@ def _augmentation(view: View, replica: Replica) -> Iterator[Seen]:
     for some in view.passes(replica):
         drawn = {rank: {f[:3]: f[3] for f in each.random_before} for rank, each in some.items()}
         common = set.intersection(*(set(each) for each in drawn.values()))
+        if place_of(view, some).through:
+            continue
         if len(common) < LEAST or _equal_batches(some):
             continue
         if all(len({each[key] for each in drawn.values()}) == 1 for key in common):
@@ -182,6 +184,8 @@ def _mask(replica: Replica) -> Iterator[Seen]:
     if len(rows) < LEAST or any(len({f.random for f in row}) > 1 for row in rows):
         return
     rank = min(drew)
+    if replica.place(rank, rows[0][0].place).through:
+        return  # a library's loop, whose seeds are no line of the program
     drops = replica.facts[rank].drops
     names = f"dropout in {', '.join(drops[:4])}" if drops else "random numbers within the forward"
     yield make(

@@ -181,7 +181,9 @@ def _scheduler(replica: Replica) -> Iterator[Seen]:
 
 
 def _graph(view: View) -> Iterator[Seen]:
-    calls = {r: [c for c in rec.calls if c.what == "graph reduced"] for r, rec in view.records.items()}
+    calls = {
+        r: [c for c in rec.calls if c.what == "graph reduced"] for r, rec in view.records.items() if rec.step_counts
+    }
     some = {r: each for r, each in calls.items() if each}
     if not some:
         return

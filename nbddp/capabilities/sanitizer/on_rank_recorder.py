@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import re
 import socket
 import sys
 import sysconfig
@@ -35,6 +36,7 @@ from nbddp.worker.parts import RankWorker
 OWN = str(Path(__file__).parents[2])
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 TORCH = str(Path(torch.__file__).parent)
+PACKAGE = re.compile("(?:site|dist)-packages/")
 FRAMES = 80  # that are looked through for the program's line
 
 
@@ -48,7 +50,7 @@ class Recorder:
         self.record = RankRecord(0, 0)
         self.pending: list[tuple[Any, str, Any]] = []  # an object, its field, the tensor that it gets the value of
         self._undo: list[Callable[[], None]] = []
-        self._places: dict[tuple[CodeType, int], int] = {}
+        self._places: dict[tuple[CodeType, int, str], int] = {}
         self._kinds: dict[str, int] = {}
         self.watchers: list[Any] = []
 
@@ -143,6 +145,7 @@ class Recorder:
         except ValueError:
             return 0
         found: Any = None
+        through = ""
         for _ in range(FRAMES):
             if frame is None:
                 break
@@ -152,8 +155,9 @@ class Recorder:
                 break
             if kind == 1 and found is None:
                 found = frame
+                through = PACKAGE.split(frame.f_code.co_filename)[-1].partition("/")[0]
             frame = frame.f_back
-        return 0 if found is None else self._known(found.f_code, found.f_lineno)
+        return 0 if found is None else self._known(found.f_code, found.f_lineno, through)
 
     def _kind(self, file: str) -> int:
         """0: the program's; 1: a library's; 2: torch's, Python's, or ours."""
@@ -168,14 +172,14 @@ class Recorder:
             self._kinds[file] = kind
         return kind
 
-    def _known(self, code: CodeType, line: int) -> int:
-        key = (code, line)
+    def _known(self, code: CodeType, line: int, through: str) -> int:
+        key = (code, line, through)
         number = self._places.get(key)
         if number is None:
             file = code.co_filename
             name = "" if code.co_name == "<module>" else code.co_name
             shown = self.worker.files.shown.get(file, file)
-            place = Place(shown, line, name, linecache.getline(file, line).strip())
+            place = Place(shown, line, name, linecache.getline(file, line).strip(), through)
             if len(self.record.places) >= 4 * MOST:
                 return self.record.places.index(NOWHERE)
             self.record.places.append(place)

@@ -1,7 +1,7 @@
 """What one rank has recorded while a program ran under `--sanitize`: plain data of bounded size. Pure.
 
-`at` orders what happened on a rank; `place` is an index into `RankRecord.places`. A sample is a flat list: for each
-sampled tensor its dot product with fixed weights and its norm, of at most 512 of its elements.
+`at` orders what happened on a rank; `place` is an index into `RankRecord.places`. A sample is a flat list. For
+each sampled tensor it has the dot product with fixed weights and the norm, of at most 512 elements.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ Sample = list[float]
 
 
 class Place(NamedTuple):
-    """A line of the program. text: the source line."""
+    """A line of the program. text: the source line. through: the library that the program called there, if that called
+    on."""
 
     file: str
     line: int
     function: str
     text: str
+    through: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}, line {self.line}" if self.line else "an unknown line"
