@@ -67,7 +67,7 @@ def _past(replica: Replica, some: list[AlignedStep]) -> Seen:
     first = some[0]
     rank = min(first.pasts)
     past = first.pasts[rank][0]
-    number = sum(1 for each in replica.records[rank].past if each.model == replica.facts[rank].number)
+    number = sum(1 for p in replica.records[rank].past if p.used and p.model == replica.facts[rank].number)
     evidence = [
         f"{counted(number, 'training forward')} of {past.module} ran outside of DDP's forward on rank {rank}, and none "
         "of DDP's came before these steps",

@@ -43,22 +43,35 @@ class Modules:
                 known = models.known.get(module) or models.meet_sharded(module, group)
                 sync = torch.is_grad_enabled()
                 return models.call(known, module, lambda: original(module, *args, **kwargs), (args, kwargs), sync)
-            if known is not None and module is not known.module():
-                self._note(known, module)
-            return original(module, *args, **kwargs)
+            fact = self._past(known, module) if known is not None and module is not known.module() else None
+            out = original(module, *args, **kwargs)
+            if fact is not None:
+                self._watch(fact, out)
+            return out
         finally:
             self.depth -= 1
 
     @digest.safely
-    def _note(self, known: Any, module: Any) -> None:
+    def _past(self, known: Any, module: Any) -> Past | None:
         recorder = self.recorder
         if known.facts.kind != "ddp" or not torch.is_grad_enabled() or not module.training:
-            return
+            return None
         if not any(each.requires_grad and known.knows(each) for each in module.parameters()):
-            return
+            return None
         fact = Past(known.facts.number, recorder.tick(), recorder.place(2), type(module).__name__)
-        recorder.keep(recorder.record.past, fact)
         recorder.models.trained.add(known.facts.number)
+        return fact if recorder.keep(recorder.record.past, fact) else None
+
+    @digest.safely
+    def _watch(self, fact: Past, out: Any) -> None:
+        """Whether backward comes to what such a forward gave: an evaluation has none."""
+
+        def reached(_: Any) -> None:
+            fact.used = True
+
+        for tensor in digest.tensors_in(out):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(reached)
 
     def _load(self, original: Any) -> Any:
         def load_state_dict(module: Any, *args: Any, **kwargs: Any) -> Any:

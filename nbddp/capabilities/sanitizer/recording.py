@@ -86,12 +86,13 @@ class Forward:
 
 @dataclass
 class Past:
-    """A training forward of a module of the model, past it. module: its class."""
+    """A training forward of a module of the model, past it. module: its class. used: whether backward came to it."""
 
     model: int
     at: int
     place: int
     module: str
+    used: bool = False
 
 
 @dataclass

@@ -218,7 +218,7 @@ class Replica:
             return [f for f in facts if f.model == own and since[rank] < f.at < steps[rank].at]
 
         backs = {rank: between(rank, self.records[rank].backwards) for rank in steps}
-        pasts = {rank: between(rank, self.records[rank].past) for rank in steps}
+        pasts = {rank: between(rank, [p for p in self.records[rank].past if p.used]) for rank in steps}
         return AlignedStep(number, steps, parts, backs, pasts, since)  # type: ignore[arg-type]
 
     def beside(self, step: AlignedStep) -> dict[int, Part]:
