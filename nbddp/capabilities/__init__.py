@@ -102,6 +102,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         sanitize: Sanitize | bool
 
 
+SANITIZED = ("cell", "script", "terminal", "torchrun")  # lines that take --sanitize
 SANITIZER_KINDS = (  # for Tab
     "past-ddp", "past-ddp-armed", "replaced-parameter", "moved-model", "unknown-to-ddp", "unfrozen-after-wrap",
     "sync-flag-late", "no-sync-at-step", "no-exchange", "gradients-differ", "hyperparameters-differ",
@@ -608,19 +609,20 @@ ROWS = (
         options=(
             Option(
                 name="sanitize", annotation="Sanitize | bool", default=False, of="run", group="run", after="check",
-                const=True, to_ranks=True, value="nbddp.capabilities.sanitizer.options:asked", of_failed=True,
+                const=True, to_ranks=True, on=SANITIZED, value="nbddp.capabilities.sanitizer.options:asked",
+                of_failed=True,
                 shows="nbddp.capabilities.sanitizer.command:show_recorded",
                 terminal="nbddp.capabilities.sanitizer.command:in_terminal",
                 help="look for silent mistakes of data-parallel training, and name them when the {what} has ended",
             ),
             Option(
-                name="allow", into="sanitize", of="run", repeats=True, default=(), metavar="KIND",
+                name="allow", into="sanitize", of="run", repeats=True, default=(), metavar="KIND", on=SANITIZED,
                 type="nbddp.capabilities.sanitizer.options:kind", offers=SANITIZER_KINDS,
                 help="with --sanitize: do not report findings of this kind",
             ),
             Option(
                 name="same_input", into="sanitize", of="run", annotation="bool", default=False, const=True,
-                help="with --sanitize: the ranks are to see the same input",
+                on=SANITIZED, help="with --sanitize: the ranks are to see the same input",
             ),
         ),
         methods={"findings": "nbddp.capabilities.sanitizer.command:findings"},

@@ -16,6 +16,7 @@ HEAVY = 60  # a weight from which results are wrong; from LIGHT on they may be
 LIGHT = 30
 MOST_SHOWN = 20
 LOOK = "border-left: 3px solid {}; padding: 2px 0 2px 10px; margin: 8px 0"
+CELL = "text-align: left; vertical-align: top; padding: 0; border: none; overflow-wrap: anywhere"
 COLOURS = {"wrong": "#d1495b", "doubtful": "#d98c2b", "slow": "#6b8fb5"}
 
 
@@ -134,9 +135,9 @@ def _html(each: Finding) -> str:
     for name, text in each.lines():
         where = name == "line" and each.place.text
         shown = f"{escape(str(each.place))}: <code>{escape(each.place.text)}</code>" if where else escape(text)
-        head = f'<td style="text-align: left; vertical-align: top; padding: 0 12px 0 0; opacity: 0.7">{name}</td>'
-        rows.append(f'<tr>{head}<td style="text-align: left; padding: 0">{shown}</td></tr>')
-    table = f'<table style="margin: 2px 0; border: none">{"".join(rows)}</table>'
+        head = f'<td style="{CELL}; padding-right: 12px; white-space: nowrap; opacity: 0.7">{name}</td>'
+        rows.append(f'<tr>{head}<td style="{CELL}">{shown}</td></tr>')
+    table = f'<table style="margin: 2px 0; border: none; font-size: inherit">{"".join(rows)}</table>'
     head = f"<div><b>{escape(each.kind)}</b> ({each.degree}): {escape(each.what)}</div>"
     return f'<div style="{LOOK.format(COLOURS[each.degree])}">{head}{table}</div>'
 
