@@ -177,13 +177,11 @@ _GENERATORS = {"torch": "torch's generator", "random": "Python's random", "numpy
 
 
 def _mask(replica: Replica) -> Iterator[Seen]:
-    drew = {r: [f for f in fs if f.random and f.drew] for r, fs in replica.training.items()}
-    length = min(map(len, drew.values()))
-    rows = [[fs[i] for fs in drew.values()] for i in range(length)]
+    rows = [[*row.values()] for row in replica.side_by_side() if all(f.random and f.drew for f in row.values())]
     rows = [row for row in rows if len({f.batch for f in row}) == len(row)]
     if len(rows) < LEAST or any(len({f.random for f in row}) > 1 for row in rows):
         return
-    rank = min(drew)
+    rank = min(replica.ranks)
     if replica.place(rank, rows[0][0].place).through:
         return  # a library's loop, whose seeds are no line of the program
     drops = replica.facts[rank].drops

@@ -12,6 +12,7 @@ from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
+LEAST, MOST = 2, 0.5  # forwards that differ; share of a rank's that have its usual size
 LEAST_SHARE = 0.1  # of the forwards at which sizes must differ
 COUNTS = 4  # elements of a tensor that may carry a count
 
@@ -20,7 +21,7 @@ def found(view: View) -> Iterator[Seen]:
     for replica in view.replicas:
         yield from _hook(replica)
         yield from _by_hand(replica)
-        yield from _unequal(view, replica)
+        yield from _unequal(replica)
         yield from _scheduler(replica)
     yield from _graph(view)
     yield from _gather(view)
@@ -111,37 +112,36 @@ def _changed_by(step: AlignedStep, rank: int) -> float | None:
 # -- sizes, schedules ------------------------------------------------------------------------------
 
 
-def _unequal(view: View, replica: Replica) -> Iterator[Seen]:
-    sizes = {r: [f for f in fs if f.size] for r, fs in replica.training.items()}
-    length = min(map(len, sizes.values()))
-    rows = [{r: fs[i].size for r, fs in sizes.items()} for i in range(length)]
+def _unequal(replica: Replica) -> Iterator[Seen]:
+    forwards = replica.side_by_side()
+    length = len(forwards)
+    rows = [{r: f.size for r, f in row.items()} for row in forwards]
     bad = [i for i, row in enumerate(rows) if len(set(row.values())) > 1]
-    if (
-        not bad
-        or len(bad) < LEAST_SHARE * length
-        or _only_last(view, replica, bad)
-        or _exchanges_counts(replica, length)
-    ):
+    if len(bad) < max(LEAST, LEAST_SHARE * length) or _varies(rows) or _exchanges_counts(replica, length):
         return
     row = rows[bad[0]]
-    rank = min(sizes)
+    rank = min(row)
     least, most = min(row.values()), max(row.values())
     yield make(
         "unequal-batches", "ranks train on batches of different sizes, and each counts the same",
         [f"at {len(bad)} of {counted(length, 'training forward')}, first: {by_value(row)} samples",
          "no count was exchanged before the backwards"],
         f"a sample of the smallest batch weighs {most / least:.3g} times as much as one of the largest",
-        replica.place(rank, sizes[rank][bad[0]].place), about=replica.group, ranks=replica.ranks,
+        replica.place(rank, forwards[bad[0]][rank].place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip
 
 
-def _only_last(view: View, replica: Replica, bad: Sequence[int]) -> bool:
-    """Whether only the last batches of epochs differ in size, by a sample or so of a remainder."""
-    ends, total = set(), 0
-    for some in view.passes(replica):
-        total += min(len(each.batches) for each in some.values())
-        ends.add(total - 1)
-    return bool(ends) and set(bad) <= ends
+def _varies(rows: Sequence[Mapping[int, int]]) -> bool:
+    """Whether sizes differ from step to step, as lengths of sequences and numbers of nodes do; or are unknown. A rank's
+    usual size has most of its steps; the others are ends of epochs."""
+    usual = []
+    for rank in rows[0]:
+        own = [row[rank] for row in rows]
+        size, times = Counter(own).most_common(1)[0]
+        if 0 in own or times < MOST * len(own):
+            return True
+        usual.append(size)
+    return len(set(usual)) == 1
 
 
 def _exchanges_counts(replica: Replica, forwards: int) -> bool:
@@ -159,11 +159,16 @@ def _numel(one: Collective) -> int:
     return number
 
 
+def _detail(call: Call) -> tuple[object, ...]:
+    return tuple(call.detail) if isinstance(call.detail, (tuple, list)) else (call.detail,)
+
+
 def _scheduler(replica: Replica) -> Iterator[Seen]:
     world = len(replica.group)
     rank = min(replica.records)
     for optimizer in replica.optimizers[rank]:
-        own = [c for c in replica.calls("scheduler", rank) if c.detail == optimizer]
+        of_it = [c for c in replica.calls("scheduler", rank) if _detail(c)[0] == optimizer]
+        own = [c for c in of_it if c.detail == of_it[0].detail]
         steps = [s.at for s in replica.records[rank].steps if s.optimizer == optimizer]
         between = [sum(1 for c in own if a < c.at < b) for a, b in zip(steps, [*steps[1:], 1 << 60], strict=True)]
         if len(between) >= 3 and set(between) == {world} and world > 1:

@@ -37,9 +37,8 @@ def _autocast(forward: Forward) -> str:
 
 
 def _modes(replica: Replica) -> Iterator[Seen]:
-    forwards = replica.training
-    length = min(map(len, forwards.values()))
-    rows = [{r: fs[i] for r, fs in forwards.items()} for i in range(length)]
+    rows = replica.side_by_side()
+    length = len(rows)
     for kind, of, what, matters in (
         ("mode-differs", _mode, "train and eval mode",
          "dropout and batch norm act on some ranks alone, so the ranks average gradients of different models"),

@@ -20,6 +20,8 @@ ELEMENTS = 512  # of a tensor that are sampled
 COLUMNS = 2048  # of a row that are looked at
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _weights: dict[tuple[str, Any, int], Any] = {}
+_lengths: dict[tuple[Any, tuple[int, ...]], Any] = {}  # to copy them to a GPU anew would wait for it
+LENGTHS = 256
 
 
 def safely(method: Method) -> Method:
@@ -72,9 +74,17 @@ def sample(tensors: Sequence[Any]) -> Any:
         whole = torch.cat([empty if row is None else row.to(device, torch.float64) for row in rows])
         whole = torch.nan_to_num(whole, nan=54321.0, posinf=1e300, neginf=-1e300).clamp_(-1e150, 1e150)
         both = torch.stack([whole * weights("float", device, whole.numel()), whole * whole], dim=1)
-        sums = torch.segment_reduce(both, "sum", lengths=torch.tensor(lengths, device=device), unsafe=True)
+        sums = torch.segment_reduce(both, "sum", lengths=_on(device, tuple(lengths)), unsafe=True)
         sums[:, 1].sqrt_()
         return sums.reshape(-1)
+
+
+def _on(device: Any, lengths: tuple[int, ...]) -> Any:
+    if len(_lengths) > LENGTHS:
+        _lengths.clear()
+    if (device, lengths) not in _lengths:
+        _lengths[device, lengths] = torch.tensor(lengths, device=device)
+    return _lengths[device, lengths]
 
 
 def rows_of(found: Sequence[Any]) -> Any:

@@ -43,6 +43,7 @@ class Steps:
         self.known: weakref.WeakKeyDictionary[Any, KnownOptimizer] = weakref.WeakKeyDictionary()
         self.reported: set[tuple[int, str]] = set()
         self.within = 0
+        self.schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._sampled: dict[int, tuple[int, list[Any]]] = {}
 
     def install(self) -> None:
@@ -207,7 +208,8 @@ class Steps:
                 self.within -= 1
             optimizer = self.known.get(getattr(scheduler, "optimizer", None))
             if optimizer is not None and not _of_accelerate():
-                fact = Call("scheduler", self.recorder.tick(), self.recorder.place(), optimizer.number)
+                own = self.schedulers.setdefault(scheduler, len(self.schedulers))
+                fact = Call("scheduler", self.recorder.tick(), self.recorder.place(), (optimizer.number, own))
                 self.recorder.keep(self.recorder.record.calls, fact)
             return found
 

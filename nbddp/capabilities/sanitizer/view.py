@@ -169,6 +169,13 @@ class Replica:
             for rank, record in self.records.items()
         }
 
+    def side_by_side(self) -> list[dict[int, Forward]]:
+        """The n-th forward with gradients of each rank; none if their numbers differ, as where one evaluates so."""
+        counts = {len(each) for each in self.training.values()}
+        if max(counts) - min(counts) > 2 * any(record.ended for record in self.records.values()):
+            return []
+        return [dict(zip(self.training, row, strict=True)) for row in zip(*self.training.values(), strict=False)]
+
     def calls(self, what: str, rank: int) -> list[Call]:
         return [each for each in self.records[rank].calls if each.what == what]
 
