@@ -22,11 +22,13 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
     import nbddp.capabilities.hosts.command
     import nbddp.capabilities.memory.command
     import nbddp.capabilities.prove.command
+    import nbddp.capabilities.sanitizer.command
     import nbddp.capabilities.scripts.command
     import nbddp.capabilities.slurm.command
     import nbddp.capabilities.timings.command
     import nbddp.capabilities.trace.command
     from nbddp.capabilities.panel.command import Panel
+    from nbddp.capabilities.sanitizer.options import Sanitize
     from nbddp.capabilities.scripts.logs import LogOptions
     from nbddp.capabilities.slurm.commands import Slurm
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         checkup = nbddp.capabilities.hosts.command.checkup
         collectives = nbddp.capabilities.collectives.command.collectives
         compare = nbddp.capabilities.compare.command.compare
+        findings = nbddp.capabilities.sanitizer.command.findings
         forecast = nbddp.capabilities.forecast.command.forecast
         memory = nbddp.capabilities.memory.command.memory
         prove = nbddp.capabilities.prove.command.prove
@@ -76,6 +79,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         trace: str | bool = False
         check: bool = False
         logs: LogOptions | None = None
+        sanitize: Sanitize | bool = False
 
     class PoolArguments(TypedDict, total=False):
         debug: str | None
@@ -97,7 +101,21 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         trace: bool
         check: bool
         logs: LogOptions | None
+        sanitize: Sanitize | bool
 
+
+SANITIZED = ("cell", "script", "terminal", "torchrun")  # lines that take --sanitize
+SANITIZER_KINDS = (  # for Tab
+    "past-ddp", "past-ddp-armed", "replaced-parameter", "moved-model", "unknown-to-ddp", "unfrozen-after-wrap",
+    "sync-flag-late", "no-sync-at-step", "no-exchange", "gradients-differ", "hyperparameters-differ",
+    "steps-differ", "scales-differ", "edited-gradients", "changed-parameters", "optimizer-state-differs",
+    "lost-result", "buffers-differ", "parameter-order", "beside-differs", "replicas-differ", "sampler-world",
+    "sampler-rank", "sampler-seed", "same-batch", "overlap", "split-differs", "dataset-differs", "same-order",
+    "same-augmentation", "same-mask", "evaluated-twice", "hook-scale", "averaged-twice", "reduced-in-graph",
+    "gather-cuts-gradient", "unequal-batches", "scheduler-steps", "collectives-crossed", "autocast-differs",
+    "mode-differs", "settings-differ", "same-file", "exchange-in-no-sync", "exchanged-again", "starved-rank",
+    "too-many-threads",
+)  # fmt: skip
 
 # fmt: off
 ROWS = (
@@ -612,6 +630,36 @@ ROWS = (
             ),
         ),
         rank=(RankPart(name="check", target="nbddp.capabilities.check.on_rank:Checker", when="option:check"),),
+    ),
+    Capability(
+        name="sanitizer",
+        options=(
+            Option(
+                name="sanitize", annotation="Sanitize | bool", default=False, of="run", group="run", after="check",
+                const=True, to_ranks=True, on=SANITIZED, value="nbddp.capabilities.sanitizer.options:asked",
+                of_failed=True,
+                shows="nbddp.capabilities.sanitizer.command:show_recorded",
+                terminal="nbddp.capabilities.sanitizer.command:in_terminal",
+                help="look for silent mistakes of data-parallel training, and name them when the {what} has ended",
+            ),
+            Option(
+                name="allow", into="sanitize", of="run", repeats=True, default=(), metavar="KIND", on=SANITIZED,
+                type="nbddp.capabilities.sanitizer.options:kind", offers=SANITIZER_KINDS,
+                help="with --sanitize: do not report findings of this kind",
+            ),
+            Option(
+                name="same_input", into="sanitize", of="run", annotation="bool", default=False, const=True,
+                on=SANITIZED, help="with --sanitize: the ranks are to see the same input",
+            ),
+        ),
+        methods={"findings": "nbddp.capabilities.sanitizer.command:findings"},
+        rank=(
+            RankPart(
+                name="sanitizer", target="nbddp.capabilities.sanitizer.on_rank:part", when="option:sanitize",
+                hears="sanitize",
+            ),
+        ),
+        requests={"sanitized": "nbddp.capabilities.sanitizer.on_rank:sanitized"},
     ),
     Capability(
         name="completion",

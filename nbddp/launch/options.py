@@ -397,7 +397,7 @@ class Reader:
 
 
 def options_of(line: str) -> list[Option]:
-    """The options of a kind of line: `cell`, `start`, `script` or `terminal`."""
+    """The options of a kind of line: `cell`, `start`, `script`, `terminal` or `torchrun`."""
     return [one for one in known().values() if line in one.on and (line != START or one.of == "pool")]
 
 

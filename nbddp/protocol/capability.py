@@ -54,8 +54,8 @@ class Option:
 
     - name, default: the field's. annotation: the argument's in Python; python: whether there is one.
     - of: what it describes, `pool` or `run`. keeps: a line without it keeps the running pool's value.
-    - on: the lines that take it: `cell`, `start` (and restart; only for a pool's options), `script`, and `terminal` for
-      `python -m nbddp run`.
+    - on: the lines that take it: `cell`, `start` (and restart; only for a pool's options), `script`, `terminal` for
+      `python -m nbddp run`, and `torchrun` for torchrun's and launch's own.
     - flags: as typed, if not as `name` has it. into: the option that this one is a part of.
     - after: its place in `--help`, where not below the one before it in its row. group: the title there, if not of the
       option above it.

@@ -1,0 +1,265 @@
+"""Data that ranks share, repeat or see in a fixed order. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from nbddp.capabilities.sanitizer.kinds_drift import by_value
+from nbddp.capabilities.sanitizer.make import Seen, make
+from nbddp.capabilities.sanitizer.recording import Pass, Place
+from nbddp.capabilities.sanitizer.view import Replica, View, percent
+from nbddp.launch.machine import counted
+from nbddp.launch.topology import rank_words
+
+LEAST = 2  # batches that must have been seen
+SAME = "the ranks compute the same gradients, so the step costs as before and learns as one rank would"
+
+
+def found(view: View) -> Iterator[Seen]:
+    if not view.same_input:
+        for replica in view.replicas:
+            yield from _samplers(view, replica)
+            yield from _same_batch(view, replica)
+            yield from _overlap(view, replica)
+            yield from _augmentation(view, replica)
+            yield from _mask(replica)
+        yield from _evaluated(view)
+    for replica in view.replicas:
+        yield from _order(view, replica)
+
+
+def place_of(view: View, some: dict[int, Pass]) -> Place:
+    rank = min(some)
+    return view.records[rank].at(some[rank].place)
+
+
+def _samplers(view: View, replica: Replica) -> Iterator[Seen]:
+    """What the samplers of a training loader say of themselves."""
+    for some in view.passes(replica):
+        if any(each.replicas is None for each in some.values()):
+            continue
+        said = {"about": replica.group, "ranks": tuple(some)}
+        place = place_of(view, some)
+        worlds = {rank: each.replicas for rank, each in some.items()}
+        own = {rank: each.rank for rank, each in some.items()}
+        equal = _equal_batches(some)
+        shared = f"{equal} of {min(len(p.batches) for p in some.values())} batches were equal"
+        if any(each != len(replica.group) for each in worlds.values()):
+            made_for = by_value(worlds)
+            yield make(
+                "sampler-world", f"the sampler splits the data for {made_for} replicas, not for {len(replica.group)}",
+                [f"num_replicas: {made_for}; ranks of the model: {len(replica.group)}", shared],
+                "ranks train on the same samples, or samples are left out", place, **said,  # type: ignore[arg-type]
+            )  # fmt: skip
+        elif len(set(own.values())) < len(own):
+            yield make(
+                "sampler-rank", "the samplers of several ranks take the same part of the data",
+                [f"the sampler's rank: {by_value(own)}", shared], SAME, place, **said,  # type: ignore[arg-type]
+            )  # fmt: skip
+        seeds = {rank: each.seed for rank, each in some.items()}
+        if len(set(seeds.values())) > 1 and all(each.shuffles for each in some.values()):
+            yield make(
+                "sampler-seed", "the ranks' samplers shuffle by different seeds, so their parts overlap",
+                [f"the sampler's seed: {by_value(seeds)}"],
+                "in an epoch some samples are seen by several ranks, and others by none", place, **said,  # type: ignore[arg-type]
+            )  # fmt: skip
+        lengths = {rank: each.length for rank, each in some.items()}
+        if len(set(lengths.values())) > 1:
+            yield make(
+                "dataset-differs", "the ranks' data sets differ in length", [f"len(dataset): {by_value(lengths)}"],
+                "each rank's sampler takes its part of another data set, so parts overlap or are left out", place,
+                **said,  # type: ignore[arg-type]
+            )  # fmt: skip
+        return
+
+
+def _equal_batches(some: dict[int, Pass]) -> int:
+    return sum(1 for each in zip(*(p.batches for p in some.values()), strict=False) if len(set(each)) == 1)
+
+
+def _same_batch(view: View, replica: Replica) -> Iterator[Seen]:
+    """Equal batches at all forwards of all ranks, or of some."""
+    inputs = {r: [f for f in fs if f.batch] for r, fs in replica.training.items()}
+    some = {r: [f.batch for f in fs] for r, fs in inputs.items()}
+    if any(len(set(each)) < LEAST for each in some.values()):
+        return  # a constant batch is a benchmark
+    classes: dict[tuple[int, ...], list[int]] = {}
+    length = min(map(len, some.values()))
+    for rank, batches in some.items():
+        classes.setdefault(tuple(batches[:length]), []).append(rank)
+    for ranks in classes.values():
+        if len(ranks) > 1:
+            passes = next(iter(view.passes(replica)), None)
+            first = inputs[ranks[0]][0]
+            place = place_of(view, passes) if passes else replica.place(ranks[0], first.place)
+            loader = _loader_words(passes[ranks[0]]) if passes else "no data loader was seen"
+            yield make(
+                "same-batch", f"{rank_words(ranks)} train on the same batches",
+                [f"inputs of {replica.title} were equal at all {counted(length, 'training forward')}", loader],
+                f"{SAME}: each sample counts {len(ranks)} times", place, about=replica.group, ranks=tuple(ranks),
+            )  # fmt: skip
+            return
+
+
+def _loader_words(one: Pass) -> str:
+    if one.iterable:
+        return "the data set is an IterableDataset, which nobody split"
+    return f"the loader's sampler is {one.sampler}"
+
+
+def _overlap(view: View, replica: Replica) -> Iterator[Seen]:
+    """Samples that several ranks got in one epoch."""
+    for some in view.passes(replica):
+        rows = {rank: Counter(each.rows) for rank, each in some.items()}
+        if any(not each or max(each.values()) > 1 for each in rows.values()):
+            continue  # unknown, or a data set whose samples repeat
+        total = sum((each for each in rows.values()), Counter[int]())
+        twice = sum(count - 1 for count in total.values() if count > 1)
+        padding = sum(max(0, (each.total or 0) - (each.length or 0)) for each in some.values())
+        if twice <= max(padding, len(some) - 1) or twice < 2:
+            continue
+        number = total.total()
+        yield make(
+            "overlap", "in one epoch samples are given to several ranks",
+            [f"{twice} of {number} samples of the epoch were given more than once ({percent(twice / number)})",
+             f"no rank got a sample twice; {_loader_words(next(iter(some.values())))}"],
+            f"{twice} samples count twice or more, and as many others are missing", place_of(view, some),
+            about=replica.group, ranks=tuple(some),
+        )  # fmt: skip
+        return
+
+
+def _order(view: View, replica: Replica) -> Iterator[Seen]:
+    """Two epochs of one loader in the same order."""
+    passes = view.passes(replica)
+    for i, one in enumerate(passes):
+        for two in passes[i + 1 :]:
+            pairs = [(one[r], two[r]) for r in one]
+            if any(a.loader != b.loader or not a.shuffles or a.epoch is None for a, b in pairs):
+                continue
+            if any(a.epoch != b.epoch or a.batches != b.batches or len(set(a.batches)) < LEAST for a, b in pairs):
+                continue
+            first = pairs[0][0]
+            yield make(
+                "same-order", "each epoch has the same order, though the sampler shuffles",
+                [f"epochs {first.number} and {pairs[0][1].number} gave every rank the same "
+                 f"{len(first.batches)} batches in the same order",
+                 f"the sampler's epoch stayed {first.epoch}: set_epoch was not called"],
+                "each rank sees the same part in the same batches again, so shuffling has no effect",
+                place_of(view, two), about=replica.group, ranks=replica.ranks,
+            )  # fmt: skip
+            return
+
+
+def _augmentation(view: View, replica: Replica) -> Iterator[Seen]:
+    for some in view.passes(replica):
+        drawn = {rank: {f[:3]: f[3] for f in each.random_before} for rank, each in some.items()}
+        common = set.intersection(*(set(each) for each in drawn.values()))
+        if place_of(view, some).through:
+            continue
+        if len(common) < LEAST or _equal_batches(some):
+            continue
+        if all(len({each[key] for each in drawn.values()}) == 1 for key in common):
+            generator = sorted({key[2] for key in common})[0]
+            workers = next(iter(some.values())).workers
+            yield make(
+                "same-augmentation", "all ranks draw the same random numbers for their different samples",
+                [f"{len(common)} fetches drew from {_GENERATORS[generator]}, whose state was equal on all ranks",
+                 f"in {'workers of the loader' if workers else 'the main process'}; the batches differed"],
+                "augmentations repeat over ranks, so there are fewer different ones than batches", place_of(view, some),
+                about=replica.group, ranks=tuple(some),
+            )  # fmt: skip
+            return
+
+
+_GENERATORS = {"torch": "torch's generator", "random": "Python's random", "numpy": "numpy's generator"}
+
+
+def _mask(replica: Replica) -> Iterator[Seen]:
+    rows = [[*row.values()] for row in replica.side_by_side() if all(f.random and f.drew for f in row.values())]
+    rows = [row for row in rows if len({f.batch for f in row}) == len(row)]
+    if len(rows) < LEAST or any(len({f.random for f in row}) > 1 for row in rows):
+        return
+    rank = min(replica.ranks)
+    if replica.place(rank, rows[0][0].place).through:
+        return  # a library's loop, whose seeds are no line of the program
+    drops = replica.facts[rank].drops
+    names = f"dropout in {', '.join(drops[:4])}" if drops else "random numbers within the forward"
+    yield make(
+        "same-mask", "the model draws the same random numbers on all ranks, for different inputs",
+        [f"at {counted(len(rows), 'training forward')} the generator's state was equal on all ranks, and the forward "
+         f"used it: {names}"],
+        "masks or noise repeat over ranks, so the average over ranks removes less of their noise",
+        replica.place(rank, rows[0][0].place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+# -- evaluations -----------------------------------------------------------------------------------
+
+
+def _evaluated(view: View) -> Iterator[Seen]:
+    trained = any(replica.training for replica in view.replicas)
+    for some in view.evaluations() if trained and len(view.records) > 1 else ():
+        if all(each.rows for each in some.values()):
+            yield from _leaked(view, some)
+        seen = _padded(some) or _repeated(some)
+        if seen:
+            twice, number, how = seen
+            be = "is" if twice == 1 else "are"
+            yield make(
+                "evaluated-twice", f"{counted(twice, 'sample')} of an evaluation {be} counted more than once",
+                [f"{twice} of {number} evaluated samples were repeated{how}"],
+                f"a metric over all ranks weighs {percent(twice / number)} of the samples twice",
+                place_of(view, some), ranks=tuple(some),
+            )  # fmt: skip
+            return
+
+
+def _padded(some: dict[int, Pass]) -> tuple[int, int, str] | None:
+    """By what the sampler says of itself."""
+    first = next(iter(some.values()))
+    if first.total is None or first.length is None or first.total <= first.length:
+        return None
+    if any(each.total != first.total or not each.whole for each in some.values()) or first.replicas != len(some):
+        return None
+    return first.total - first.length, first.total, ": DistributedSampler pads the data set to a multiple of the ranks"
+
+
+def _repeated(some: dict[int, Pass]) -> tuple[int, int, str] | None:
+    """By the samples. Ranks that all evaluate everything repeat them on purpose."""
+    rows = [each.rows for each in some.values()]
+    if any(not each for each in rows) or any(each.total is not None for each in some.values()):
+        return None
+    total = Counter(row for each in rows for row in each)
+    twice = sum(count - 1 for count in total.values())
+    number = total.total()
+    if not 0 < twice < len(some) or any(len(set(each)) < len(each) for each in rows) or len(total) < 4:
+        return None
+    firsts = {row for each in rows for row in each[:2]}
+    lasts = {row for each in rows for row in each[-2:]}
+    repeated = {row for row, count in total.items() if count > 1}
+    return (twice, number, " at the end of a rank's part") if repeated <= firsts & lasts else None
+
+
+def _leaked(view: View, some: dict[int, Pass]) -> Iterator[Seen]:
+    """Samples that one rank evaluates and another trains on."""
+    trained = {
+        rank: {row for each in record.passes if each.models for row in each.rows}
+        for rank, record in view.records.items()
+    }
+    if any(not each for each in trained.values()):
+        return
+    for rank, each in some.items():
+        rows = set(each.rows)
+        others = [r for r in trained if r != rank and rows & trained[r]]
+        if others and not rows & trained[rank]:
+            number = len(set.union(*(rows & trained[r] for r in others)))
+            yield make(
+                "split-differs", "ranks split the data differently, so one validates on what another trains on",
+                [f"{number} of {len(rows)} samples that rank {rank} evaluated were trained on by {rank_words(others)}, "
+                 f"and none by rank {rank}"],
+                f"{percent(number / len(rows))} of the evaluation is on training data", place_of(view, some),
+                ranks=tuple(some),
+            )  # fmt: skip
+            return

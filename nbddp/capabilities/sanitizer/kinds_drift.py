@@ -1,0 +1,293 @@
+"""Replicas that drift apart although gradients were exchanged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from nbddp.capabilities.sanitizer.kinds_gradients import exempt, shown_steps
+from nbddp.capabilities.sanitizer.make import Seen, make
+from nbddp.capabilities.sanitizer.recording import NOWHERE, Call, Place, Sample
+from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View, difference
+from nbddp.launch.machine import counted, listed
+from nbddp.launch.topology import rank_words
+
+APART = "from then on the ranks train different models, and the one that is saved is rank 0's"
+CAUSES = ("the optimizer's numbers", "the number of steps", "gradients", "edits between steps")
+
+
+def found(view: View) -> Iterator[Seen]:
+    for replica in view.replicas:
+        if replica.kind == "ddp":
+            yield from _order(replica)
+            yield from _counts(replica, view)
+            yield from _scales(replica)
+            yield from _edited(replica)
+            yield from _lost(replica)
+            yield from _hyper(replica)
+            yield from _changed(replica)
+            yield from _state(replica)
+            yield from _buffers(replica)
+            yield from _ends(replica)
+
+
+def by_value(values: Mapping[int, object]) -> str:
+    """`0.1 on rank 0, 0.05 on ranks 1, 2`."""
+    groups: dict[str, list[int]] = {}
+    for rank, value in values.items():
+        groups.setdefault(f"{value:.6g}" if isinstance(value, float) else str(value), []).append(rank)
+    return ", ".join(f"{value} on {rank_words(ranks)}" for value, ranks in groups.items())
+
+
+def _order(replica: Replica) -> Iterator[Seen]:
+    if len({facts.order for facts in replica.facts.values()}) > 1:
+        rows = [facts.names for facts in replica.facts.values()]
+        at = next((i for i, names in enumerate(zip(*rows, strict=False)) if len(set(names)) > 1), None)
+        names = {} if at is None else {rank: facts.names[at] for rank, facts in replica.facts.items()}
+        yield make(
+            "parameter-order", f"the ranks' {replica.title} have parameters of other names, or in another order",
+            [f"parameter {at}: {by_value(names)}" if at is not None else "the names differ"],
+            "DDP exchanges parameters by their position, so gradients of different parameters are averaged",
+            replica.any_place({r: f.place for r, f in replica.facts.items()}), about=replica.group, ranks=replica.ranks,
+        )  # fmt: skip
+
+
+def _counts(replica: Replica, view: View) -> Iterator[Seen]:
+    counts = replica.counts
+    if not view.ended_well or len(set(counts.values())) < 2 or any(f.joins for f in replica.facts.values()):
+        return
+    most = max(counts.values())
+    rank = max(counts, key=lambda r: counts[r])
+    own = [s for s in replica.records[rank].steps if s.optimizer in replica.optimizers[rank]]
+    least = min(counts.values())
+    extra = own[least:] or own
+    place = replica.place(rank, extra[0].place) if extra else NOWHERE
+    yield make(
+        "steps-differ", "ranks made different numbers of optimizer steps",
+        [f"steps that moved {replica.title}: {by_value(counts)}"],
+        f"up to {most - least} of {most} steps are missing on some ranks; {APART}", place,
+        about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _scales(replica: Replica) -> Iterator[Seen]:
+    scales = {rank: replica.calls("scale", rank) for rank in replica.ranks}
+    for i, some in enumerate(zip(*scales.values(), strict=False)):
+        values = {rank: _number(call.detail) for rank, call in zip(scales, some, strict=True)}
+        if len(set(values.values())) > 1:
+            yield make(
+                "scales-differ", "GradScaler has different scales on the ranks",
+                [f"scale at update {i}: {by_value(values)}"],
+                "each rank divides the same gradients by another number, or skips a step alone",
+                replica.any_place({rank: call.place for rank, call in zip(scales, some, strict=True)}),
+                about=replica.group, ranks=replica.ranks,
+            )  # fmt: skip
+            return
+
+
+def _number(value: object) -> object:
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _edited(replica: Replica) -> Iterator[Seen]:
+    """Gradients that were equal when backward had ended."""
+    some = [
+        step for step in replica.steps
+        if step.grads is not None and step.armed_last() and step.is_known_after_backward() and step.exchanged is None
+    ]  # fmt: skip
+    if not some or exempt(replica):
+        return
+    rank = min(some[0].steps)
+    calls = _between(replica, some[0], rank)
+    names = listed(list(dict.fromkeys(call.what for call in calls)))
+    back, step = some[0].backs[rank][-1], some[0].steps[rank]
+    where = f"between backward ({replica.place(rank, back.place)}) and step ({replica.place(rank, step.place)})"
+    yield make(
+        "edited-gradients",
+        f"gradients are changed by numbers that differ between ranks, {'by ' + names if calls else where}",
+        [
+            f"gradients were equal on all ranks when backward ended at these {counted(len(some), 'step')}",
+            shown_steps(some, replica),
+            f"{names} ran {where}" if calls else "no call that edits gradients was seen there, so the program's own "
+            "lines did",
+        ],
+        APART, replica.place(rank, calls[0].place if calls else step.place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+EDITS = ("clip_grad_norm_", "clip_grad_value_", "GradScaler.unscale_", "gradient reduced")
+
+
+def _between(replica: Replica, step: AlignedStep, rank: int) -> list[Call]:
+    ended = step.backs[rank][-1].ended
+    return [c for c in replica.records[rank].calls if c.what in EDITS and ended < c.at < step.steps[rank].at]
+
+
+def _lost(replica: Replica) -> Iterator[Seen]:
+    """An exchange that all ranks had made, after which gradients differ."""
+    some = [
+        step for step in replica.steps
+        if step.grads is not None and step.armed_last() and step.exchanged is not None and _is_plain(replica, step)
+    ]  # fmt: skip
+    if not some or exempt(replica):
+        return
+    first = some[0]
+    rank = min(first.steps)
+    hooks = {facts.hook for facts in replica.facts.values() if facts.hook}
+    hook = next((f for f in replica.facts.values() if f.hook), None)
+    place = replica.place(rank, hook.hook_place if hook else first.backs[rank][-1].place)
+    yield make(
+        "lost-result", f"gradients of {replica.title} differ after DDP has exchanged them",
+        [
+            f"all ranks exchanged before {len(some)} of {counted(len(replica.steps), 'step')}",
+            shown_steps(some, replica),
+            *([f"a communication hook is registered: {listed(sorted(hooks))}"] if hooks else []),
+        ],
+        APART, place, about=replica.group, ranks=replica.ranks, known=False,
+        ruled_out=["forwards past DDP", "no_sync", "edits between backward and step"],
+    )  # fmt: skip
+
+
+def _is_plain(replica: Replica, step: AlignedStep) -> bool:
+    """No backward without an exchange came after the one with it, and each rank's forwards are DDP's alone."""
+    return not any(step.pasts.values())
+
+
+def _hyper(replica: Replica) -> Iterator[Seen]:
+    for step in replica.steps:
+        differs = step.hyper()
+        if differs:
+            name, values = differs[0]
+            more = [f"{n}: {by_value(v)}" for n, v in differs[1:4]]
+            drift = next((s for s in replica.steps if s.after is not None), None)
+            seen = [f"{name} at step {step.number}: {by_value(values)}", *more]
+            if drift is not None:
+                seen.append(f"parameters differed after step {drift.number}, {drift.after.words}")  # type: ignore[union-attr]
+            yield make(
+                "hyperparameters-differ", f"{name} differs between ranks from step {step.number} on", seen, APART,
+                _of_schedulers(replica, step), about=replica.group, ranks=replica.ranks,
+            )  # fmt: skip
+            return
+
+
+def _of_schedulers(replica: Replica, step: AlignedStep) -> Place:
+    """The last scheduler's step before, else the optimizer's."""
+    rank = min(step.steps)
+    before = [c for c in replica.calls("scheduler", rank) if c.at < step.steps[rank].at]
+    return replica.place(rank, before[-1].place if before else step.steps[rank].place)
+
+
+def _changed(replica: Replica) -> Iterator[Seen]:
+    """Parameters that differ before a step, and did not after the one before."""
+    previous: AlignedStep | None = None
+    for step in replica.steps:
+        if step.before is not None:
+            if previous is None:
+                yield from _since_start(replica, step)
+            elif previous.after is None and previous.names == step.names:
+                last = {rank: part.after for rank, part in previous.parts.items()}
+                yield _change(replica, step, last, f"after step {previous.number}", previous.steps)
+            return
+        previous = step
+
+
+def _since_start(replica: Replica, step: AlignedStep) -> Iterator[Seen]:
+    facts = replica.facts
+    start = {rank: each.start for rank, each in facts.items()}
+    known = {len(each) for each in start.values()}
+    if any(each.made_before for each in facts.values()) or len(known) != 1 or difference(start, step.names) is not None:
+        return
+    yield _change(replica, step, start, "when DDP was made", {})
+
+
+def _change(
+    replica: Replica, step: AlignedStep, last: Mapping[int, Sample], when: str, since: Mapping[int, object]
+) -> Seen:
+    moved = [rank for rank, part in step.parts.items() if _differs(last[rank], part.before)]
+    rank = min(moved or step.steps)
+    begin = step.since[rank] if since else 0
+    loads = [c for c in replica.calls("load_state_dict", rank) if begin < c.at < step.steps[rank].at
+             and c.detail == replica.facts[rank].number]  # fmt: skip
+    begun = getattr(since.get(rank), "place", 0) or replica.facts[rank].place
+    a, b = replica.place(rank, begun), replica.place(rank, step.steps[rank].place)
+    what = "load_state_dict" if loads else "the program"
+    return make(
+        "changed-parameters",
+        f"{what} changed the parameters of {replica.title} on {rank_words(moved) if moved else 'the ranks'}"
+        f"{' alone' if len(moved) < len(step.parts) else ' to different values'}, before step {step.number}",
+        [
+            f"equal on all ranks {when}; before step {step.number} they differed, {step.before.words}",  # type: ignore[union-attr]
+            f"load_state_dict ran there on {rank_words([rank])}" if loads else f"changed between {a} and {b}",
+        ],
+        APART, replica.place(rank, loads[0].place) if loads else b, about=replica.group, ranks=tuple(moved),
+    )  # fmt: skip
+
+
+def _differs(one: Sample, two: Sample) -> bool:
+    return difference({0: one, 1: two}, ()) is not None
+
+
+def _state(replica: Replica) -> Iterator[Seen]:
+    for step in replica.steps:
+        if step.after is None:
+            continue
+        if step.before is None and step.grads is None and not step.hyper():
+            rank = min(step.steps)
+            yield make(
+                "optimizer-state-differs", f"step {step.number} moved equal parameters apart, by equal gradients",
+                [f"after it parameters differed, {step.after.words}"],
+                APART, replica.place(rank, step.steps[rank].place), about=replica.group, ranks=replica.ranks,
+            )  # fmt: skip
+        return
+
+
+def _ends_of(replica: Replica, first: bool) -> tuple[dict[int, Sample], list[str]]:
+    """Samples of parameters (first) or buffers when the program ended, and their names."""
+    split = {rank: 2 * min(facts.parameters, len(facts.end_names)) for rank, facts in replica.facts.items()}
+    samples = {
+        rank: facts.ends[: split[rank]] if first else facts.ends[split[rank] :] for rank, facts in replica.facts.items()
+    }
+    facts = next(iter(replica.facts.values()))
+    at = min(facts.parameters, len(facts.end_names))
+    return samples, facts.end_names[:at] if first else facts.end_names[at:]
+
+
+def _buffers(replica: Replica) -> Iterator[Seen]:
+    if all(facts.broadcasts for facts in replica.facts.values()):
+        return
+    differs, when = difference(*_ends_of(replica, False)), "when the program ended"
+    first = next(iter(replica.facts.values()))
+    if differs is None:
+        for i, step in enumerate(first.buffer_steps):
+            some = {r: f.buffers[i] for r, f in replica.facts.items() if i < len(f.buffers)}
+            if len(some) == len(replica.facts) and (found := difference(some, first.buffer_names)) is not None:
+                differs, when = found, f"before step {step - 1}"
+    if differs is None:
+        return
+    yield make(
+        "buffers-differ", f"buffers of {replica.title} differ between ranks, and DDP does not broadcast them",
+        [f"{differs.number} of {counted(differs.of, 'buffer')} {when}, {differs.words}",
+         "DDP was made with broadcast_buffers=False"],
+        "each rank evaluates by its own statistics, and the saved ones are those of the rank that saves",
+        replica.any_place({r: f.place for r, f in replica.facts.items()}), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _ends(replica: Replica) -> Iterator[Seen]:
+    differs = difference(*_ends_of(replica, True))
+    if differs is None or exempt(replica) or not any(replica.counts.values()):
+        return
+    names = set(next(iter(replica.facts.values())).ignored)
+    if names and differs.name.removeprefix("module.") in names:
+        return
+    if any(record.ended for record in replica.records.values()):
+        return
+    last = replica.steps[-1] if replica.steps else None
+    place = replica.place(min(last.steps), last.steps[min(last.steps)].place) if last else NOWHERE
+    checked: Sequence[str] = CAUSES
+    yield make(
+        "replicas-differ", f"the ranks' copies of {replica.title} differ when the program ends",
+        [f"{differs.number} of {counted(differs.of, 'parameter')}, {differs.words}",
+         f"they were equal at all {counted(len(replica.steps), 'compared step')}" if replica.steps
+         and all(s.after is None for s in replica.steps) else "they differed at steps, too"],
+        APART, place, about=replica.group, ranks=replica.ranks, known=False, ruled_out=checked,
+    )  # fmt: skip

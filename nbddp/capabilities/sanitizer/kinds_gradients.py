@@ -1,0 +1,257 @@
+"""Gradients that are not exchanged. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbddp.capabilities.sanitizer.make import Seen, make
+from nbddp.capabilities.sanitizer.recording import OutsideParameter, Past
+from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View, difference
+from nbddp.launch.machine import counted, listed
+from nbddp.launch.topology import rank_words
+
+ALONE = "each rank moves its copy of these parameters by its own gradient, so the replicas drift apart"
+BY_DESIGN = ("post_localSGD_hook", "noop_hook")  # hooks that leave gradients different on purpose
+
+
+def found(view: View) -> Iterator[Seen]:
+    for replica in view.replicas:
+        if replica.kind == "ddp":
+            yield from _outside(replica)
+            yield from _moved(replica)
+            yield from _steps(replica)
+
+
+def exempt(replica: Replica) -> bool:
+    """Whether the model's gradients differ by design."""
+    return any(facts.hook.endswith(BY_DESIGN) for facts in replica.facts.values())
+
+
+def shown_steps(some: list[AlignedStep], replica: Replica) -> str:
+    first = some[0]
+    return (
+        f"gradients differed at {len(some)} of {counted(len(replica.steps), 'optimizer step')}, first at step "
+        f"{first.number}, {first.grads.words}"  # type: ignore[union-attr]
+    )
+
+
+def _steps(replica: Replica) -> Iterator[Seen]:
+    """Each differing step goes to the first rule that holds of it."""
+    if exempt(replica):
+        return
+    by: dict[str, list[AlignedStep]] = {}
+    for step in replica.steps:
+        if step.grads is not None and (name := _why(step)):
+            by.setdefault(name, []).append(step)
+    for name, some in by.items():
+        yield _SAY[name](replica, some)
+    if "past-ddp" not in by:
+        yield from _armed(replica)
+
+
+def _why(step: AlignedStep) -> str:
+    """Which kind a step with different gradients is of; empty if the exchange took place."""
+    if step.armed_last():
+        return ""
+    pasts = all(step.pasts.values())
+    backs = [each[-1] for each in step.backs.values() if each]
+    if not backs:
+        return "past-ddp" if pasts else "no-exchange"
+    unarmed = [each for each in backs if not each.armed]
+    if len(unarmed) < len(step.backs):
+        return "no-exchange"
+    return "sync-flag-late" if any(each.flag for each in unarmed) else "no-sync-at-step"
+
+
+def _past(replica: Replica, some: list[AlignedStep]) -> Seen:
+    first = some[0]
+    rank = min(first.pasts)
+    past = first.pasts[rank][0]
+    number = sum(1 for p in replica.records[rank].past if p.used and p.model == replica.facts[rank].number)
+    evidence = [
+        f"{counted(number, 'training forward')} of {past.module} ran outside of DDP's forward on rank {rank}, and none "
+        "of DDP's came before these steps",
+        shown_steps(some, replica),
+        *_silent(replica, some),
+    ]
+    return make(
+        "past-ddp", f"{replica.title} is called past DDP, so its gradients are not averaged over ranks", evidence,
+        f"no exchange before {len(some)} of {len(replica.steps)} steps: {ALONE}",
+        replica.place(rank, past.place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _silent(replica: Replica, some: list[AlignedStep]) -> list[str]:
+    """That the group began no collective between two such steps, where that is known."""
+    numbers = {step.number for step in some}
+    for one, two in zip(replica.steps, replica.steps[1:], strict=False):
+        if two.number in numbers:
+            deltas = []
+            for rank, facts in replica.facts.items():
+                a, b = one.steps[rank].sequences.get(facts.number), two.steps[rank].sequences.get(facts.number)
+                deltas.append(None if a is None or b is None else b - a)
+            if deltas and all(each == 0 for each in deltas):
+                return [f"DDP's group began no collective between steps {one.number} and {two.number}"]
+            return []
+    return []
+
+
+def _armed(replica: Replica) -> Iterator[Seen]:
+    """Forwards past DDP whose gradients came out equal."""
+    if any(step.grads is not None for step in replica.steps) or not replica.steps:
+        return
+    pasts = {rank: [p for step in replica.steps for p in _of_step(replica, step, rank)] for rank in replica.ranks}
+    if not all(pasts.values()):
+        return
+    rank = min(pasts)
+    first = pasts[rank][0]
+    yield make(
+        "past-ddp-armed",
+        f"a part of {replica.title} is trained by a forward past DDP; gradients were averaged all the same",
+        [
+            f"{counted(len(pasts[rank]), 'training forward')} of {first.module} ran outside of DDP's forward on rank "
+            f"{rank}",
+            f"gradients were equal at all {len(replica.steps)} compared steps: an earlier forward of DDP had prepared "
+            "the exchange",
+        ],
+        "no average is missing now; it will be once such a forward comes without DDP's own, or in another order",
+        replica.place(rank, first.place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _of_step(replica: Replica, step: AlignedStep, rank: int) -> list[Past]:
+    """Forwards past DDP before a step, except for those that another optimizer's step follows, as a GAN's."""
+    others = [s.at for s in replica.records[rank].steps if s.optimizer != step.steps[rank].optimizer]
+    end = step.steps[rank].at
+    return [p for p in step.pasts[rank] if not any(p.at < other < end for other in others)]
+
+
+def _late(replica: Replica, some: list[AlignedStep]) -> Seen:
+    rank, back = _last(some[0])
+    return make(
+        "sync-flag-late",
+        "the last micro-step before a step is not exchanged: its forward ran while gradient synchronization was off",
+        [
+            "require_backward_grad_sync was False at the forward and True at its backward; DDP decides at the forward",
+            shown_steps(some, replica),
+        ],
+        f"gradients of the last micro-step stay each rank's own: {ALONE}",
+        replica.place(rank, back), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _inside(replica: Replica, some: list[AlignedStep]) -> Seen:
+    rank, _ = _last(some[0])
+    return make(
+        "no-sync-at-step",
+        "an optimizer step follows a backward inside no_sync, so gradients are not averaged",
+        [
+            f"forward and backward of the last micro-step before {counted(len(some), 'step')} ran with synchronization "
+            "off",
+            shown_steps(some, replica),
+        ],
+        f"at {len(some)} of {len(replica.steps)} steps {ALONE}",
+        replica.place(rank, some[0].steps[rank].place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _last(step: AlignedStep) -> tuple[int, int]:
+    """A rank and the place of its last backward."""
+    rank = min(r for r, backs in step.backs.items() if backs)
+    return rank, step.backs[rank][-1].place
+
+
+def _none(replica: Replica, some: list[AlignedStep]) -> Seen:
+    rank = min(some[0].steps)
+    return make(
+        "no-exchange", f"optimizer steps of {replica.title} without an exchange of gradients before them",
+        [
+            f"no backward through DDP's output came before {len(some)} of {len(replica.steps)} steps on every rank",
+            shown_steps(some, replica),
+            *_silent(replica, some),
+        ],
+        f"at these steps {ALONE}",
+        replica.place(rank, some[0].steps[rank].place), about=replica.group, ranks=replica.ranks, known=False,
+        ruled_out=["a forward of DDP's module past DDP", "no_sync"],
+    )  # fmt: skip
+
+
+_SAY = {"past-ddp": _past, "sync-flag-late": _late, "no-sync-at-step": _inside, "no-exchange": _none}
+
+# -- parameters that DDP does not exchange ---------------------------------------------------------
+
+_KIND = {
+    "added": "replaced-parameter", "replaced": "replaced-parameter", "unfrozen": "unfrozen-after-wrap",
+    "ignored": "unknown-to-ddp", "outside": "unknown-to-ddp",
+}  # fmt: skip
+_SAID = {
+    "added": "{} was added to the model after DDP had registered its hooks",
+    "replaced": "{} is another object than the one that DDP registered its hooks on",
+    "unfrozen": "{} did not require a gradient when DDP was made, so DDP does not exchange it",
+    "ignored": "{} is in DDP's list of ignored parameters, so DDP does not exchange it",
+    "outside": "the optimizer also moves a {} that is in no DDP model",
+}
+
+
+def _outside(replica: Replica) -> Iterator[Seen]:
+    by: dict[str, dict[int, list[OutsideParameter]]] = {}
+    for rank, record in replica.records.items():
+        for fact in record.outside:
+            if fact.model == replica.facts[rank].number:
+                by.setdefault(fact.why, {}).setdefault(rank, []).append(fact)
+    for why, found_on in by.items():
+        proof = _proof(replica)
+        if set(found_on) != set(replica.ranks) or not proof:
+            continue
+        rank = min(found_on)
+        some = found_on[rank]
+        more = f", and {counted(len(some) - 1, 'more parameter')}" if len(some) > 1 else ""
+        place = replica.place(rank, some[0].place)
+        yield make(
+            _KIND[why], _SAID[why].format(some[0].name) + more,
+            [f"on {rank_words(replica.ranks)}: {listed([each.name for each in some[:6]])}"
+             f"{', …' if len(some) > 6 else ''}", proof],
+            ALONE, place, about=replica.group, ranks=replica.ranks,
+        )  # fmt: skip
+
+
+def _proof(replica: Replica) -> str:
+    """What differed of the parameters that no model knows; empty if nothing did, or if it does from the start and
+    other collectives may carry it."""
+    for step in replica.steps:
+        parts = replica.beside(step)
+        if len(parts) != len(replica.ranks) or len({tuple(p.names) for p in parts.values()}) != 1:
+            return ""
+        names = next(iter(parts.values())).names
+        grads = difference({r: p.grads for r, p in parts.items()}, names)
+        before = difference({r: p.before for r, p in parts.items()}, names)
+        if before is not None and step.number == 0 and _has_collectives(replica):
+            return ""  # may be sharded by design, as a classifier's weights
+        if grads is not None:
+            return f"their gradients differed at step {step.number}, {grads.words}"
+    return ""
+
+
+def _has_collectives(replica: Replica) -> bool:
+    return any(
+        each.op not in ("barrier", "broadcast") for record in replica.records.values() for each in record.collectives
+        if set(each.group) >= set(replica.group)
+    )  # fmt: skip
+
+
+def _moved(replica: Replica) -> Iterator[Seen]:
+    moved = {rank: facts for rank, facts in replica.facts.items() if facts.moved}
+    drift = any(step.grads is not None for step in replica.steps)
+    if moved and drift:
+        rank = min(moved)
+        facts = moved[rank]
+        yield make(
+            "moved-model", f"{replica.title} was converted after DDP had registered its hooks",
+            [f"on {rank_words(list(moved))}: {facts.moved}", *_first_difference(replica)], ALONE,
+            replica.place(rank, facts.moved_place), about=replica.group, ranks=tuple(moved),
+        )  # fmt: skip
+
+
+def _first_difference(replica: Replica) -> list[str]:
+    some = [step for step in replica.steps if step.grads is not None]
+    return [shown_steps(some, replica)] if some else []

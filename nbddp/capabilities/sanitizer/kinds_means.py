@@ -1,0 +1,259 @@
+"""Means over ranks that are not the mean over samples. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from nbddp.capabilities.sanitizer.kinds_drift import by_value
+from nbddp.capabilities.sanitizer.make import Seen, make
+from nbddp.capabilities.sanitizer.recording import Call, Collective, Place
+from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View
+from nbddp.launch.machine import counted
+from nbddp.launch.topology import rank_words
+
+LEAST, MOST = 2, 0.5  # forwards that differ; share of a rank's that have its usual size
+LEAST_SHARE = 0.1  # of the forwards at which sizes must differ
+COUNTS = 4  # elements of a tensor that may carry a count
+
+
+def found(view: View) -> Iterator[Seen]:
+    for replica in view.replicas:
+        yield from _hook(replica)
+        yield from _by_hand(replica)
+        yield from _unequal(replica)
+        yield from _scheduler(replica)
+    yield from _graph(view)
+    yield from _gather(view)
+    yield from _crossed(view)
+
+
+# -- hooks, and averages by hand -------------------------------------------------------------------
+
+
+def _hook(replica: Replica) -> Iterator[Seen]:
+    """The hook's result is a multiple of the mean."""
+    hooks = {r: [h for h in rec.hooks if h.model == replica.facts[r].number] for r, rec in replica.records.items()}
+    factors = []
+    for some in zip(*hooks.values(), strict=False):
+        befores, afters = [h.before for h in some], [h.after for h in some]
+        if len({len(each) for each in (*befores, *afters)}) != 1 or not befores[0]:
+            continue
+        mean = [sum(each) / len(some) for each in zip(*befores, strict=True)]
+        factor = _factor(mean, afters[0])
+        if factor is not None:
+            factors.append(factor)
+    if not factors or abs(factors[0] - 1) < 0.05 or max(factors) - min(factors) > 0.05 * abs(factors[0]):
+        return
+    rank = min(hooks)
+    place = replica.place(rank, replica.facts[rank].hook_place)
+    yield make(
+        "hook-scale", f"the communication hook returns {factors[0]:.2f} x the mean of the ranks' gradients",
+        [f"at {counted(len(factors), 'bucket')}: result over the mean of what went in was {factors[0]:.2f}"
+         + (f", the world size {len(replica.group)}" if abs(factors[0] - len(replica.group)) < 0.05 else "")],
+        f"each gradient is {factors[0]:.2f} times the mean; the learning rate is, in effect, {factors[0]:.2f} times as "
+        "large", place, about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _factor(mean: Sequence[float], got: Sequence[float]) -> float | None:
+    """got = factor * mean, if that holds but for 2 %."""
+    square = sum(each * each for each in mean)
+    size = sum(each * each for each in got)
+    if not square or not size:
+        return None
+    factor = sum(a * b for a, b in zip(mean, got, strict=True)) / square
+    rest = sum((b - factor * a) ** 2 for a, b in zip(mean, got, strict=True))
+    return factor if rest <= 4e-4 * size else None
+
+
+def _by_hand(replica: Replica) -> Iterator[Seen]:
+    """Gradients that were exchanged and are reduced again."""
+    again = [(step, _reduced(replica, step)) for step in replica.steps if step.armed_last()]
+    some = [(step, calls) for step, calls in again if calls]
+    if not some:
+        return
+    step, calls = some[0]
+    rank = min(step.steps)
+    factor = _changed_by(step, rank)
+    name = "exchanged-again" if factor is not None and abs(factor - 1) < 1e-3 else "averaged-twice"
+    if factor is None and step.grads is not None:
+        return
+    said = "an unknown factor" if factor is None else f"{factor:.2f}"
+    detail = calls[0].detail
+    first = detail[0] if isinstance(detail, (tuple, list)) else detail
+    seen = [
+        f"{counted(len(calls), 'gradient')}, first of {first}, {'was' if len(calls) == 1 else 'were'} all-reduced "
+        f"between backward and step {step.number}, and at {len(some)} of {len(replica.steps)} steps",
+        f"from backward to step they changed by a factor of {said}",
+    ]
+    slow = "the exchange costs its time twice and changes nothing"
+    yield make(
+        name, "gradients are all-reduced by hand, and DDP has exchanged them already", seen,
+        slow if name == "exchanged-again" else f"each gradient is {said} times the mean over ranks",
+        replica.place(rank, calls[0].place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _reduced(replica: Replica, step: AlignedStep) -> list[Call]:
+    rank = min(step.steps)
+    ended = step.backs[rank][-1].ended
+    return [c for c in replica.calls("gradient reduced", rank) if ended < c.at < step.steps[rank].at]
+
+
+def _changed_by(step: AlignedStep, rank: int) -> float | None:
+    """By which factor the gradients of a rank changed between backward and step; None if not by one."""
+    before, after = step.backs[rank][-1].grads, step.parts[rank].grads
+    if not before or len(before) != len(after):
+        return None
+    return _factor(before, after)
+
+
+# -- sizes, schedules ------------------------------------------------------------------------------
+
+
+def _unequal(replica: Replica) -> Iterator[Seen]:
+    forwards = replica.side_by_side()
+    length = len(forwards)
+    rows = [{r: f.size for r, f in row.items()} for row in forwards]
+    bad = [i for i, row in enumerate(rows) if len(set(row.values())) > 1]
+    if len(bad) < max(LEAST, LEAST_SHARE * length) or _varies(rows) or _exchanges_counts(replica, length):
+        return
+    row = rows[bad[0]]
+    rank = min(row)
+    least, most = min(row.values()), max(row.values())
+    yield make(
+        "unequal-batches", "ranks train on batches of different sizes, and each counts the same",
+        [f"at {len(bad)} of {counted(length, 'training forward')}, first: {by_value(row)} samples",
+         "no count was exchanged before the backwards"],
+        f"a sample of the smallest batch weighs {most / least:.3g} times as much as one of the largest",
+        replica.place(rank, forwards[bad[0]][rank].place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _varies(rows: Sequence[Mapping[int, int]]) -> bool:
+    """Whether sizes differ from step to step, as lengths of sequences and numbers of nodes do; or are unknown. A rank's
+    usual size has most of its steps; the others are ends of epochs."""
+    usual = []
+    for rank in rows[0]:
+        own = [row[rank] for row in rows]
+        size, times = Counter(own).most_common(1)[0]
+        if 0 in own or times < MOST * len(own):
+            return True
+        usual.append(size)
+    return len(set(usual)) == 1
+
+
+def _exchanges_counts(replica: Replica, forwards: int) -> bool:
+    """Whether the program reduces or gathers small tensors about as often as it trains: they may be counts."""
+    rank = min(replica.records)
+    small = [c for c in replica.records[rank].collectives if c.op != "barrier" and _numel(c) <= COUNTS]
+    return len(small) >= forwards // 2 and bool(small)
+
+
+def _numel(one: Collective) -> int:
+    inside = one.shape.partition("[")[2].rstrip("]")
+    number = 1
+    for each in filter(None, inside.split(",")):
+        number *= int(each)
+    return number
+
+
+def _detail(call: Call) -> tuple[object, ...]:
+    return tuple(call.detail) if isinstance(call.detail, (tuple, list)) else (call.detail,)
+
+
+def _scheduler(replica: Replica) -> Iterator[Seen]:
+    world = len(replica.group)
+    rank = min(replica.records)
+    for optimizer in replica.optimizers[rank]:
+        of_it = [c for c in replica.calls("scheduler", rank) if _detail(c)[0] == optimizer]
+        own = [c for c in of_it if c.detail == of_it[0].detail]
+        steps = [s.at for s in replica.records[rank].steps if s.optimizer == optimizer]
+        between = [sum(1 for c in own if a < c.at < b) for a, b in zip(steps, [*steps[1:], 1 << 60], strict=True)]
+        if len(between) >= 3 and set(between) == {world} and world > 1:
+            yield make(
+                "scheduler-steps", f"the scheduler makes {world} steps for each step of its optimizer",
+                [f"{world} scheduler steps after each of {counted(len(between), 'optimizer step')}, which is the world "
+                 "size"],
+                f"the schedule ends after 1/{world} of the training", replica.place(rank, own[0].place),
+                about=replica.group, ranks=replica.ranks,
+            )  # fmt: skip
+            return
+
+
+# -- collectives in the graph, and crossed ---------------------------------------------------------
+
+
+def _graph(view: View) -> Iterator[Seen]:
+    calls = {
+        r: [c for c in rec.calls if c.what == "graph reduced"] for r, rec in view.records.items() if rec.step_counts
+    }
+    some = {r: each for r, each in calls.items() if each}
+    if not some:
+        return
+    rank = min(some)
+    first = some[rank][0]
+    groups = [c for c in view.records[rank].collectives if c.place == first.place]
+    world = len(groups[0].group) if groups else len(view.records)
+    yield make(
+        "reduced-in-graph", "a tensor of the loss's graph is all-reduced in place before backward",
+        [f"backward ran through a tensor that {first.detail} had reduced, {counted(len(some[rank]), 'time')} on rank "
+         f"{rank}; autograd does not know of the reduction"],
+        f"the gradient is that of the rank's own loss, and what divides the sum by {world} divides the gradient too "
+        f"(1/{world} of the mean)", view.records[rank].at(first.place), ranks=tuple(some),
+    )  # fmt: skip
+
+
+def _gather(view: View) -> Iterator[Seen]:
+    calls = {r: [c for c in rec.calls if c.what == "gather cuts"] for r, rec in view.records.items()}
+    some = {r: each for r, each in calls.items() if each}
+    if not some:
+        return
+    rank = min(some)
+    first = some[rank][0]
+    yield make(
+        "gather-cuts-gradient", "gathered values take part in the loss, and no gradient leads through the gather",
+        [f"a tensor of shape {first.detail} that requires a gradient was gathered, and backward used the other ranks' "
+         f"values, {counted(len(some[rank]), 'time')} on rank {rank}"],
+        "what the other ranks' samples should add to the gradient is missing", view.records[rank].at(first.place),
+        ranks=tuple(some),
+    )  # fmt: skip
+
+
+def _crossed(view: View) -> Iterator[Seen]:
+    by: dict[tuple[int, ...], dict[int, list[Collective]]] = {}
+    for rank, record in view.records.items():
+        for each in record.collectives:
+            by.setdefault(each.group, {}).setdefault(rank, []).append(each)
+    for group, found_on in by.items():
+        if len(group) < 2 or set(found_on) != set(group):
+            continue
+        lines = {r: [view.records[r].at(c.place) for c in some] for r, some in found_on.items()}
+        for i, row in enumerate(zip(*lines.values(), strict=False)):
+            if len(set(row)) == 1:
+                continue
+            rows = dict(zip(lines, row, strict=True))
+            calls = {r: some[i] for r, some in found_on.items()}
+            if _are_crossed(lines, rows) and len({(c.op, c.shape) for c in calls.values()}) == 1:
+                yield _say_crossed(i, rows, calls)
+            break
+
+
+def _are_crossed(lines: Mapping[int, Sequence[object]], row: Mapping[int, object]) -> bool:
+    """Whether each rank calls the other's line as well, at another time: then it is no branch for one rank."""
+    ranks = list(row)
+    counts = {r: Counter(lines[r]) for r in ranks}
+    return all(counts[a][row[b]] for a in ranks for b in ranks)
+
+
+def _say_crossed(i: int, rows: dict[int, Place], calls: dict[int, Collective]) -> Seen:
+    first = next(iter(calls.values()))
+    shown = by_value(rows)
+    return make(
+        "collectives-crossed", f"ranks meet in one {first.op} from different lines",
+        [f"collective {i} of the group, {first.op} of {first.shape}: {shown}",
+         "each of these ranks calls the other's line as well, in another order"],
+        f"{rank_words(list(rows))} reduce values that do not belong together", next(iter(rows.values())),
+        ranks=tuple(rows),
+    )  # fmt: skip

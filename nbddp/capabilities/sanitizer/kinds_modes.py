@@ -1,0 +1,143 @@
+"""Modes, settings and files that differ by rank or should; and what is slow for no reason. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import median
+
+from nbddp.capabilities.sanitizer.kinds_drift import by_value
+from nbddp.capabilities.sanitizer.make import Seen, make
+from nbddp.capabilities.sanitizer.recording import Backward, Forward
+from nbddp.capabilities.sanitizer.view import Replica, View, percent
+from nbddp.launch.machine import counted
+from nbddp.launch.topology import rank_words
+
+STARVED = 0.3  # of a rank's time that it waits for its loader, where the others wait a fifth as long
+BATCHES = 8
+OWN = ("threads", "cores")  # of each host
+
+
+def found(view: View) -> Iterator[Seen]:
+    for replica in view.replicas:
+        yield from _modes(replica)
+        yield from _in_no_sync(replica)
+        yield from _starved(view, replica)
+    yield from _settings(view)
+    yield from _files(view)
+    yield from _threads(view)
+
+
+def _mode(forward: Forward) -> str:
+    return "train" if forward.mode else "eval"
+
+
+def _autocast(forward: Forward) -> str:
+    return forward.autocast or "off"
+
+
+def _modes(replica: Replica) -> Iterator[Seen]:
+    rows = replica.side_by_side()
+    length = len(rows)
+    for kind, of, what, matters in (
+        ("mode-differs", _mode, "train and eval mode",
+         "dropout and batch norm act on some ranks alone, so the ranks average gradients of different models"),
+        ("autocast-differs", _autocast, "autocast",
+         "ranks compute in different precision, and average what differs by more than rounding"),
+    ):  # fmt: skip
+        bad = [i for i, row in enumerate(rows) if len({of(f) for f in row.values()}) > 1]
+        if bad:
+            row: dict[int, Forward] = rows[bad[0]]
+            rank = min(row)
+            yield make(
+                kind, f"{what} of {replica.title} differ between ranks at the same training forward",
+                [f"at {len(bad)} of {counted(length, 'training forward')}, first at {bad[0]}: "
+                 f"{by_value({r: of(f) for r, f in row.items()})}"],
+                matters, replica.place(rank, row[rank].place), about=replica.group, ranks=replica.ranks,
+            )  # fmt: skip
+
+
+def _settings(view: View) -> Iterator[Seen]:
+    of = {rank: record.settings for rank, record in view.records.items() if record.settings}
+    names = dict.fromkeys(name for each in of.values() for name in each if name not in OWN)
+    bad = {n: {r: e.get(n) for r, e in of.items()} for n in names if len({repr(e.get(n)) for e in of.values()}) > 1}
+    if bad and any(replica.counts for replica in view.replicas):
+        yield make(
+            "settings-differ", f"{', '.join(bad)} {'differs' if len(bad) == 1 else 'differ'} between ranks",
+            [f"{name}: {by_value(values)}" for name, values in bad.items()],
+            "ranks compute in different precision, so runs are not repeatable from another number of ranks",
+            ranks=tuple(of),
+        )  # fmt: skip
+
+
+def _files(view: View) -> Iterator[Seen]:
+    by: dict[tuple[object, ...], dict[int, int]] = defaultdict(dict)
+    for rank, record in view.records.items():
+        for call in record.calls:
+            if call.what == "save" and isinstance(call.detail, (tuple, list)):
+                key = (record.host, *call.detail)
+                by[key].setdefault(rank, call.place)
+    for key, ranks in by.items():
+        if len(ranks) > 1:
+            path = key[1]
+            rank, who = min(ranks), rank_words(list(ranks))
+            yield make(
+                "same-file", f"{who} write one file", [f"{path} was written by torch.save on {who}"],
+                "the file may be torn, or hold the state of whichever rank came last",
+                view.records[rank].at(ranks[rank]), ranks=tuple(ranks),
+            )  # fmt: skip
+            return
+
+
+# -- speed -----------------------------------------------------------------------------------------
+
+
+def _in_no_sync(replica: Replica) -> Iterator[Seen]:
+    if replica.kind != "ddp":
+        return
+    bad: dict[int, list[Backward]] = {
+        r: [b for b in rec.backwards if b.model == replica.facts[r].number and b.armed and not b.flag]
+        for r, rec in replica.records.items()
+    }
+    if all(bad.values()):
+        rank = min(bad)
+        total = sum(1 for b in replica.records[rank].backwards if b.model == replica.facts[rank].number)
+        yield make(
+            "exchange-in-no-sync", "backwards inside no_sync exchange gradients all the same",
+            [f"{len(bad[rank])} of {counted(total, 'backward')} ran inside no_sync, with a forward outside of it"],
+            f"{len(bad[rank])} exchanges are made for nothing; gradients are right",
+            replica.place(rank, bad[rank][0].place), about=replica.group, ranks=replica.ranks,
+        )  # fmt: skip
+
+
+def _starved(view: View, replica: Replica) -> Iterator[Seen]:
+    for some in view.passes(replica):
+        waits = {r: p.waits[1:] for r, p in some.items() if len(p.waits) > BATCHES}
+        if len(waits) != len(some):
+            continue
+        typical = {r: median(each) for r, each in waits.items()}
+        worst = max(typical, key=lambda r: typical[r])
+        others = [typical[r] for r in typical if r != worst]
+        if typical[worst] > 0.005 and typical[worst] > 5 * max(others):
+            yield make(
+                "starved-rank", f"rank {worst} waits for its data loader, and the others wait for rank {worst}",
+                [f"median wait for a batch: {', '.join(f'{1000 * t:.3g} ms on rank {r}' for r, t in typical.items())}"],
+                f"each step is {1000 * (typical[worst] - max(others)):.3g} ms longer on all ranks",
+                view.records[worst].at(some[worst].place), about=replica.group, ranks=(worst,),
+            )  # fmt: skip
+            return
+
+
+def _threads(view: View) -> Iterator[Seen]:
+    by: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
+    for rank, record in view.records.items():
+        if record.settings and record.forwards and not any(r.settings.get("cuDNN benchmark") for r in [record]):
+            by[record.host][rank] = (int(str(record.settings["threads"])), int(str(record.settings["cores"])))
+    for host, ranks in by.items():
+        threads, cores = sum(t for t, _ in ranks.values()), max(c for _, c in ranks.values())
+        if threads > max(1.5 * cores, len(ranks)) and len(ranks) > 1 and min(t for t, _ in ranks.values()) > 1:
+            yield make(
+                "too-many-threads", f"{len(ranks)} ranks compute with {threads} threads on {cores} cores",
+                [f"on {host}: torch.get_num_threads() is {by_value({r: t for r, (t, _) in ranks.items()})}"],
+                f"threads wait for each other: {percent(1 - cores / threads)} of them have no core", ranks=tuple(ranks),
+            )  # fmt: skip

@@ -1,0 +1,234 @@
+"""What a rank records of collectives that Python calls, of files that are written, and of settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.on_rank_models import _ranks, capturing
+from nbddp.capabilities.sanitizer.recording import Call, Collective
+from nbddp.deadlock.on_rank.call_log import COLLECTIVES
+
+KEPT = 600  # collectives
+NODES = 4000  # of a graph that are looked through
+SUSPECTS = 8  # gathers whose results are looked for in a graph
+PACKAGE = str(Path(__file__).parents[2])
+
+
+class Calls:
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.inside = False
+        self.gathers: list[tuple[int, tuple[int, ...], list[Any]]] = []
+        self._grads: tuple[int, dict[int, str]] = (-1, {})
+        self._ranks: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        for name in COLLECTIVES:
+            if name in vars(dist.ProcessGroup):
+                self.recorder.wrap(
+                    dist.ProcessGroup, name, lambda original, name=name: self._collective(original, name)
+                )
+        self.recorder.wrap(torch, "save", self._save)
+        self.recorder.wrap(torch.Tensor, "backward", self._from, graphs=True)
+
+    # -- collectives -----------------------------------------------------------------------
+
+    def _collective(self, original: Any, name: str) -> Any:
+        op = COLLECTIVES[name][0]
+
+        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.recorder.on or self.inside or torch.compiler.is_compiling() or capturing():
+                return original(group, *args, **kwargs)
+            self.inside = True
+            try:
+                self._note(group, op, args)
+                found = original(group, *args, **kwargs)
+            finally:
+                self.inside = False
+            return found
+
+        return collective
+
+    @digest.safely
+    def _note(self, group: Any, op: str, args: Any) -> None:
+        recorder = self.recorder
+        given = _tensors(args)
+        if group not in self._ranks:
+            self._ranks[group] = _ranks(group)
+        ranks = self._ranks[group]
+        reduce_op = (
+            str(getattr(getattr(args[-1], "reduceOp", ""), "op", getattr(args[-1], "reduceOp", ""))) if args else ""
+        )
+        reduce_op = reduce_op.rsplit(".", 1)[-1]
+        shape = f"{str(given[0].dtype).removeprefix('torch.')}{list(given[0].shape)}" if given else ""
+        place, at = recorder.place(2), recorder.tick()
+        if _is_the_programs():  # and not of a part of torch, as Join or FSDP2
+            recorder.keep(recorder.record.collectives, Collective(ranks, op, reduce_op, shape, at, place), KEPT)
+        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            return
+        if op == "all_reduce" and given:
+            self._reduced(given[0], reduce_op, at, place)
+        if op in ("all_gather", "_all_gather_base", "allgather") and len(given) > 1:
+            self._gathered(given, place)
+
+    def _reduced(self, tensor: Any, op: str, at: int, place: int) -> None:
+        recorder = self.recorder
+        if tensor.requires_grad and not tensor.is_leaf:
+            fact = Call("reduced in graph", at, place, op)
+
+            def used(_: Any) -> None:
+                if recorder.on and fact.detail is not None:
+                    recorder.keep(recorder.record.calls, Call("graph reduced", recorder.tick(), place, op))
+
+            tensor.register_hook(used)
+        elif tensor.is_floating_point():
+            name = self._grad_names().get(tensor.data_ptr())
+            if name is not None:
+                recorder.keep(recorder.record.calls, Call("gradient reduced", at, place, (name, op)))
+
+    def _grad_names(self) -> dict[int, str]:
+        """Address of each gradient of a model → the parameter's name; made once after each backward."""
+        stamp = sum(1 for _ in self.recorder.record.backwards), len(self.recorder.record.steps)
+        key = stamp[0] * 1_000_003 + stamp[1]
+        if self._grads[0] != key:
+            found: dict[int, str] = {}
+            for known in self.recorder.models.known.values():
+                if known.facts.kind == "ddp":
+                    for name, reference in known.parameters.values():
+                        parameter = reference()
+                        if parameter is not None and parameter.grad is not None:
+                            found[parameter.grad.data_ptr()] = name
+            self._grads = (key, found)
+        return self._grads[1]
+
+    # -- gathers that cut gradients --------------------------------------------------------
+
+    def _gathered(self, given: list[Any], place: int) -> None:
+        own = next((each for each in given if each.requires_grad and not each.is_leaf), None)
+        if own is None or len(self.gathers) >= SUSPECTS or own.dim() < 2:
+            return
+        outputs = [each for each in given if each is not own]
+        self.gathers.append((place, tuple(own.shape), outputs))
+
+    def _from(self, original: Any) -> Any:
+        compiling = torch.compiler.is_compiling
+
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if not compiling() and self.recorder.on and self.gathers:
+                self._look_through(tensor)
+            return original(tensor, *args, **kwargs)
+
+        return backward
+
+    @digest.safely
+    def _look_through(self, loss: Any) -> None:
+        """Whether values that came by a gather are saved in the graph of a loss, where no gradient leads to them."""
+        suspects, self.gathers = self.gathers, []
+        saved = list(_saved(loss))
+        for place, shape, outputs in suspects:
+            rows = torch.cat([each.detach().reshape(-1, shape[-1]) for each in outputs])
+            if any(_holds(each, rows) for each in saved):
+                self.recorder.keep(
+                    self.recorder.record.calls, Call("gather cuts", self.recorder.tick(), place, list(shape))
+                )
+
+    def graph_used(self) -> None:
+        self._grads = (-1, {})
+
+    # -- files, settings -------------------------------------------------------------------
+
+    def _save(self, original: Any) -> Any:
+        def save(found: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+            saved = original(found, file, *args, **kwargs)
+            if self.recorder.on and isinstance(file, (str, os.PathLike)):
+                path = os.path.realpath(file)
+                try:
+                    status = os.stat(path)
+                    detail = (path, status.st_dev, status.st_ino)
+                except OSError:
+                    detail = (path, 0, 0)
+                self.recorder.keep(
+                    self.recorder.record.calls, Call("save", self.recorder.tick(), self.recorder.place(), detail), 4000
+                )
+            return saved
+
+        return save
+
+    def close(self) -> None:
+        settings = self.recorder.record.settings
+        settings["float32 matmul precision"] = torch.get_float32_matmul_precision()
+        settings["deterministic algorithms"] = torch.are_deterministic_algorithms_enabled()
+        settings["default dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
+        if torch.cuda.is_available():
+            settings["cuDNN benchmark"] = torch.backends.cudnn.benchmark
+            settings["TF32 in matrix products"] = torch.backends.cuda.matmul.allow_tf32
+        settings.setdefault("threads", torch.get_num_threads())
+        settings["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+BETWEEN = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py", "/contextlib.py")
+
+
+def _is_the_programs() -> bool:
+    """Whether nothing of torch but the collective's function stands between the program and this call."""
+    frame: Any = sys._getframe(1)
+    for _ in range(40):
+        if frame is None:
+            return False
+        file = frame.f_code.co_filename
+        if "/torch/" in file and not file.endswith(BETWEEN) and "/_dynamo/" not in file:
+            return False
+        if "/torch/" not in file and not file.startswith(PACKAGE) and not file.endswith(BETWEEN):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _tensors(args: Any) -> list[Any]:
+    found = []
+    for each in args:
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            found += _tensors(each)
+    return found
+
+
+def _saved(loss: Any) -> Any:
+    """The tensors that the nodes of a graph have saved."""
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting and len(seen) < NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [each for each, _ in node.next_functions]
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                try:
+                    value = getattr(node, name)
+                except RuntimeError:  # freed by an earlier backward
+                    continue
+                if isinstance(value, torch.Tensor):
+                    yield value
+
+
+def _holds(saved: Any, rows: Any) -> bool:
+    """Whether a tensor has these rows, or all but one rank's of them, as rows or columns in their order."""
+    if saved.dim() != 2 or saved.dtype != rows.dtype:
+        return False
+    with torch.no_grad():
+        for each in (saved.detach(), saved.detach().t()):
+            if each.shape == rows.shape:
+                equal = (each == rows).all(1)
+                return bool(equal.float().mean() >= 0.49)
+    return False

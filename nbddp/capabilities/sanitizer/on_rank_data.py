@@ -1,0 +1,170 @@
+"""What a rank records of data loaders: samplers, digests of batches, and whether fetches drew random numbers.
+
+A fetch happens in the program's process, or in a worker of the loader. A forked worker writes into memory that it
+shares with the program's process; of a spawned one nothing is known.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+import weakref
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data._utils import fetch
+from torch.utils.data.distributed import DistributedSampler
+
+from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.recording import Pass
+from nbddp.compat import torch as torch_compat
+
+PASSES = 200
+ROWS = 60_000  # of all passes whose digests are kept
+BATCHES = 4000
+FETCHES = 32  # of each worker that are looked at
+WORKERS = 32
+GENERATORS = ("torch", "random", "numpy")
+SLOT = struct.Struct("<IIII")  # worker + 1, number + 1, generator, digest before
+
+
+class Data:
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.open: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
+        self.rows = self.batches = 0
+        self.kind = torch_compat.loader_iterator() or object
+        self.shared = mmap.mmap(-1, SLOT.size * FETCHES * WORKERS)
+        self.fetched = 0
+        self.current: Pass | None = None
+        self.forked: Pass | None = None
+
+    def install(self) -> None:
+        self.recorder.wrap(DataLoader, "__iter__", self._iter)
+        if self.kind is not None and "__next__" in vars(self.kind):
+            self.recorder.wrap(self.kind, "__next__", self._next)
+        self.recorder.wrap(fetch._MapDatasetFetcher, "fetch", self._fetch)
+
+    def _iter(self, original: Any) -> Any:
+        def __iter__(loader: Any) -> Any:
+            if not self.recorder.on or len(self.recorder.record.passes) >= PASSES or get_worker_info() is not None:
+                return original(loader)
+            fact = self._facts(loader)
+            self._take_shared()
+            if loader.num_workers:
+                self.forked = fact
+            found = original(loader)
+            if not isinstance(found, self.kind):
+                return found
+            self.recorder.models.trained.clear()
+            self.recorder.record.passes.append(fact)
+            self.open[found] = fact
+            return found
+
+        return __iter__
+
+    def _facts(self, loader: Any) -> Pass:
+        number = self.loaders.setdefault(loader, len(self.loaders))
+        before = sum(1 for each in self.recorder.record.passes if each.loader == number)
+        fact = Pass(number, before, self.recorder.tick(), self.recorder.place(2), workers=loader.num_workers)
+        fact.iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        sampler = getattr(loader, "sampler", None)
+        if not isinstance(sampler, DistributedSampler):
+            own = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+            sampler = own if isinstance(own, DistributedSampler) else sampler
+        fact.sampler = type(sampler).__name__
+        if isinstance(sampler, DistributedSampler):
+            fact.replicas, fact.rank, fact.seed = sampler.num_replicas, sampler.rank, sampler.seed
+            fact.epoch, fact.shuffles, fact.total = sampler.epoch, bool(sampler.shuffle), sampler.total_size
+        else:
+            fact.shuffles = fact.sampler == "RandomSampler"
+        if not fact.iterable and hasattr(loader.dataset, "__len__"):
+            fact.length = len(loader.dataset)
+        return fact
+
+    def _next(self, original: Any) -> Any:
+        def __next__(iterator: Any) -> Any:
+            fact = self.open.get(iterator) if self.recorder.on else None
+            if fact is None:
+                return original(iterator)
+            models = self.recorder.models
+            fact.models |= models.trained
+            models.trained.clear()
+            self.current = fact
+            begin = time.perf_counter()
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                fact.ended, fact.whole = self.recorder.tick(), True
+                raise
+            finally:
+                self.current = None
+            self._note(fact, batch, time.perf_counter() - begin)
+            return batch
+
+        return __next__
+
+    @digest.safely
+    def _note(self, fact: Pass, batch: Any, waited: float) -> None:
+        fact.ended = self.recorder.tick()
+        if self.batches >= BATCHES:
+            return
+        self.batches += 1
+        fact.waits.append(round(waited, 6))
+        found = [each for each in digest.tensors_in(batch) if type(each) is torch.Tensor]
+        rows = digest.rows_of(found) if found else None
+        if rows is None:
+            return
+        fact.sizes.append(rows.numel())
+        self.recorder.later(fact.batches, "append", digest.of_batch(rows))
+        if self.rows < ROWS and digest.tells_rows_apart(found):
+            self.rows += rows.numel()
+            self.recorder.later(fact.rows, "extend", rows)
+
+    # -- random numbers --------------------------------------------------------------------
+
+    def _fetch(self, original: Any) -> Any:
+        def fetch(fetcher: Any, index: Any) -> Any:
+            if not self.recorder.on or self.fetched >= FETCHES:
+                return original(fetcher, index)
+            before = digest.generators()
+            try:
+                return original(fetcher, index)
+            finally:
+                self._fetched(before, digest.generators())
+
+        return fetch
+
+    @digest.safely
+    def _fetched(self, before: dict[str, int], after: dict[str, int]) -> None:
+        info = get_worker_info()
+        number, self.fetched = self.fetched, self.fetched + 1
+        used = next((name for name in GENERATORS if name in before and before[name] != after.get(name)), None)
+        if used is None:
+            return
+        if info is None:
+            if self.current is not None:
+                self.current.random_before.append((0, number, used, before[used]))
+        elif info.id < WORKERS:
+            slot = SLOT.size * (info.id * FETCHES + number)
+            SLOT.pack_into(self.shared, slot, info.id + 1, number + 1, GENERATORS.index(used), before[used])
+
+    def _take_shared(self) -> None:
+        """What workers have written goes to the pass that forked them."""
+        if self.forked is None or len(self.forked.random_before):
+            return
+        for slot in range(FETCHES * WORKERS):
+            worker, number, generator, before = SLOT.unpack_from(self.shared, slot * SLOT.size)
+            if worker:
+                self.forked.random_before.append((worker, number - 1, GENERATORS[generator], before))
+        self.shared[:] = bytes(len(self.shared))
+
+    def close(self) -> None:
+        if self.current is None:
+            self._take_shared()
+        for fact in self.recorder.record.passes:
+            if not fact.whole:
+                fact.models |= self.recorder.models.trained

@@ -1,0 +1,325 @@
+"""What a rank records of DistributedDataParallel: models, forwards, backwards, hooks, and what they hold in the end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, ModelFacts
+from nbddp.compat import torch as torch_compat
+
+AT_ONCE = 32  # tensors that one sample of a step has
+RANDOM_FORWARDS = 16  # whose generators are looked at
+HOOK_CALLS = 64
+ENDS = 4096  # tensors of a model that are looked at in the end
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is captured, in which nothing else may be called."""
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+
+
+def gpus_at_work() -> bool:
+    """Whether this process's current streams have work before them. One that is broken has none."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        return not all(torch.cuda.current_stream(device).query() for device in range(torch.cuda.device_count()))
+    except RuntimeError:
+        return False
+
+
+def is_whole(tensor: Any) -> bool:
+    """Whether a tensor is a rank's own in full: no shard of one, and not on the `meta` device."""
+    return not hasattr(tensor, "device_mesh") and tensor.device.type != "meta"
+
+
+class KnownModel:
+    """A DDP model, or an FSDP2 root, that this rank has met. parameters: name → parameter that is exchanged."""
+
+    def __init__(self, module: Any, facts: ModelFacts, parameters: dict[str, Any], group: Any) -> None:
+        self.module, self.facts, self.group = weakref.ref(module), facts, group
+        self.parameters = {id(each): (name, weakref.ref(each)) for name, each in parameters.items()}
+        self.settings = {id(each): (each.dtype, each.device) for each in parameters.values()}
+        self.frozen: set[int] = set()
+        self.armed = False
+        self.backward: Backward | None = None
+
+    def knows(self, parameter: Any) -> str:
+        """The name under which a parameter is exchanged; empty if it is not."""
+        name, reference = self.parameters.get(id(parameter), ("", None))
+        return name if reference is not None and reference() is parameter else ""
+
+    def tensors(self) -> list[Any]:
+        found = [reference() for _, reference in self.parameters.values()]
+        return [each for each in found if each is not None and is_whole(each)]
+
+    def sequence(self) -> int | None:
+        try:
+            return int(self.group._get_sequence_number_for_group())
+        except (RuntimeError, AttributeError):
+            return None
+
+
+class Models:
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.known: weakref.WeakKeyDictionary[Any, KnownModel] = weakref.WeakKeyDictionary()
+        self.members: dict[int, KnownModel] = {}  # id of a module within a model → the model
+        self.inside = 0  # depth of forwards of models
+        self.engine = torch_compat.autograd_engine()
+        self.trained: set[int] = set()  # models that had a training forward since a loader asked
+
+    def install(self) -> None:
+        wrap = self.recorder.wrap
+        wrap(DDP, "__init__", self._init)
+        wrap(DDP, "forward", self._forward)
+        wrap(DDP, "register_comm_hook", self._comm_hook)
+
+    # -- models ----------------------------------------------------------------------------
+
+    def _init(self, original: Any) -> Any:
+        def __init__(ddp: Any, *args: Any, **kwargs: Any) -> None:
+            original(ddp, *args, **kwargs)
+            if self.recorder.on:
+                self.meet(ddp, False)
+
+        return __init__
+
+    @digest.safely
+    def meet(self, ddp: Any, made_before: bool) -> KnownModel | None:
+        """The model's facts, taken when it is made or first called."""
+        inner = ddp.module
+        facts = ModelFacts(
+            len(self.recorder.record.models), "ddp", type(inner).__name__, _ranks(ddp.process_group),
+            self.recorder.place(2), made_before,
+        )  # fmt: skip
+        ignored = set(getattr(ddp, "parameters_to_ignore", ()))
+        named = dict(inner.named_parameters())
+        own = {name: p for name, p in named.items() if name not in ignored}
+        facts.names, facts.order = list(own)[:ENDS], digest.of_names(named)
+        facts.ignored, facts.broadcasts = sorted(ignored & named.keys()), bool(ddp.broadcast_buffers)
+        exchanged = {name: p for name, p in own.items() if p.requires_grad or made_before}
+        known = KnownModel(ddp, facts, exchanged, ddp.process_group)
+        known.frozen = {id(p) for p in own.values() if not p.requires_grad} if not made_before else set()
+        self._add(ddp, known)
+        return known
+
+    @digest.safely
+    def meet_sharded(self, module: Any, group: Any) -> KnownModel | None:
+        """The root of a model that FSDP2 shards over a group."""
+        facts = ModelFacts(
+            len(self.recorder.record.models),
+            "fsdp2",
+            type(module).__name__,
+            _ranks(group),
+            self.recorder.place(2),
+            True,
+        )
+        known = KnownModel(module, facts, dict(module.named_parameters()), group)
+        self._add(module, known)
+        return known
+
+    def _add(self, module: Any, known: KnownModel) -> None:
+        facts = known.facts
+        facts.drops = [
+            name for name, each in module.named_modules()
+            if type(each).__name__.startswith(("Dropout", "AlphaDropout", "DropPath")) and getattr(each, "p", True)
+        ][:16]  # fmt: skip
+        self.recorder.record.models.append(facts)
+        self.known[module] = known
+        for each in module.modules():
+            self.members[id(each)] = known
+        tensors = known.tensors()
+        if tensors:
+            self.recorder.later(facts, "start", digest.sample(tensors[:AT_ONCE]))
+
+    def of_parameter(self, parameter: Any) -> tuple[KnownModel | None, str]:
+        for known in self.known.values():
+            if name := known.knows(parameter):
+                return known, name
+        return None, ""
+
+    # -- forward and backward --------------------------------------------------------------
+
+    def _forward(self, original: Any) -> Any:
+        def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.recorder.on or capturing():
+                return original(ddp, *args, **kwargs)
+            known = self.known.get(ddp) or self.meet(ddp, True)
+            if known is None:
+                return original(ddp, *args, **kwargs)
+            armed = torch.is_grad_enabled() and bool(ddp.require_backward_grad_sync)
+            known.facts.joins |= bool(ddp._join_config.enable)
+            return self.call(known, ddp, lambda: original(ddp, *args, **kwargs), (args, kwargs), armed)
+
+        return forward
+
+    @torch_compat.outside_graphs
+    def call(self, known: KnownModel, module: Any, do: Callable[[], Any], given: Any, armed: bool) -> Any:
+        """Call a model and note it."""
+        fact = self._begin(known, module, given, armed)
+        looks = fact is not None and fact.training and len(self.recorder.record.forwards) <= RANDOM_FORWARDS
+        before = self._generators(known) if looks else None
+        self.inside += 1
+        try:
+            out = do()
+        finally:
+            self.inside -= 1
+        if fact is not None and self.recorder.on:
+            if before is not None and (after := self._generators(known)) is not None:
+                used = [name for name in before if before[name] != after.get(name)]
+                fact.drew, fact.random = bool(used), before[used[0]] if used else 0
+            self._watch_backward(known, module, fact, out)
+        return out
+
+    @digest.safely
+    def _generators(self, known: KnownModel) -> dict[str, int] | None:
+        return digest.generators(_device(known))
+
+    @digest.safely
+    def _begin(self, known: KnownModel, module: Any, given: Any, armed: bool) -> Forward | None:
+        recorder = self.recorder
+        training = module.training and torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            self.trained.add(known.facts.number)
+        fact = Forward(known.facts.number, recorder.tick(), recorder.place(2), training, armed)
+        device = _device(known).type
+        if torch.is_autocast_enabled(device):
+            fact.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        known.armed = armed
+        if not recorder.keep(recorder.record.forwards, fact):
+            return None
+        found = list(digest.tensors_in(given))
+        rows = digest.rows_of(found) if found else None
+        if rows is not None:
+            fact.size = rows.numel()
+            recorder.later(fact, "batch", digest.of_batch(rows))
+        fact.training = fact.training or (torch.is_grad_enabled() and not module.training)
+        fact.mode = bool(module.training)
+        return fact
+
+    @digest.safely
+    def _watch_backward(self, known: KnownModel, module: Any, fact: Forward, out: Any) -> None:
+        if not torch.is_grad_enabled() or self.engine is None or torch.compiler.is_compiling():
+            return
+        reached = [False]
+
+        def reach(_: Any) -> None:
+            if reached[0] or not self.recorder.on:
+                return
+            reached[0] = True
+            self._backward_begins(known, module, fact)
+
+        for tensor in digest.tensors_in(out):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(reach)
+
+    @digest.safely
+    def _backward_begins(self, known: KnownModel, module: Any, fact: Forward) -> None:
+        flag = bool(getattr(module, "require_backward_grad_sync", True))
+        made = Backward(known.facts.number, self.recorder.tick(), self.recorder.place(2), fact.armed, flag)
+        known.backward = made
+        self.recorder.calls.graph_used()
+        if not self.recorder.keep(self.recorder.record.backwards, made):
+            return
+
+        def through() -> None:
+            self.engine.queue_callback(lambda: self._backward_ended(known, made))
+
+        self.engine.queue_callback(through)
+
+    @digest.safely
+    def _backward_ended(self, known: KnownModel, made: Backward) -> None:
+        if not self.recorder.on or capturing():
+            return
+        made.ended = self.recorder.tick()
+        if known.facts.kind == "ddp":
+            tensors = self.recorder.steps.sampled(known)
+            if tensors:
+                self.recorder.later(made, "grads", digest.sample([each.grad for each in tensors]))
+
+    # -- communication hooks ---------------------------------------------------------------
+
+    def _comm_hook(self, original: Any) -> Any:
+        def register_comm_hook(ddp: Any, state: object, hook: Any) -> Any:
+            known = (self.known.get(ddp) or self.meet(ddp, True)) if self.recorder.on else None
+            if known is None or not callable(hook):
+                return original(ddp, state, hook)
+            known.facts.hook = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__name__)}"
+            known.facts.hook_place = self.recorder.place()
+            watched = torch.compiler.disable(self._watched(known, hook), recursive=False)
+            found = original(ddp, state, watched)
+            torch_compat.replace_last_hook(ddp, hook, state)
+            return found
+
+        return register_comm_hook
+
+    def _watched(self, known: KnownModel, hook: Any) -> Any:
+        def watched(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            facts = self.recorder.record.hooks
+            if not self.recorder.on or len(facts) >= HOOK_CALLS or capturing():
+                return hook(state, bucket)
+            fact = HookCall(known.facts.number, self.recorder.tick())
+            facts.append(fact)
+            self.recorder.later(fact, "before", digest.elements(bucket.buffer()).to(torch.float64, copy=True))
+
+            def after(future: Any) -> Any:
+                value = future.value()
+                given = value[0] if isinstance(value, (list, tuple)) else value
+                if self.recorder.on:
+                    self.recorder.later(fact, "after", digest.elements(given).to(torch.float64, copy=True))
+                return given
+
+            return hook(state, bucket).then(after)
+
+        watched.__name__ = getattr(hook, "__name__", "hook")
+        watched.__annotations__ = {
+            "state": object, "bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]
+        }  # fmt: skip
+        return watched
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def look_at_buffers(self, known: KnownModel, step: int) -> None:
+        """A sample of buffers that nobody broadcasts, at steps 1, 2, 4, 8 and so on: the model may be gone later."""
+        module = known.module()
+        if known.facts.broadcasts or module is None or step & (step - 1) or not step:
+            return
+        named = [(name, each) for name, each in module.module.named_buffers() if is_whole(each)][:AT_ONCE]
+        if named:
+            known.facts.buffer_names = [name for name, _ in named]
+            known.facts.buffer_steps.append(step)
+            self.recorder.later(known.facts.buffers, "append", digest.sample([each for _, each in named]))
+
+    def close(self) -> None:
+        """Samples of all that the models hold, one by one, and what has become of their parameters."""
+        for known in list(self.known.values()):
+            module = known.module()
+            if module is None or known.facts.kind != "ddp":
+                continue
+            inner = module.module
+            named = [*inner.named_parameters(), *inner.named_buffers()]
+            whole = [(name, each) for name, each in named if is_whole(each)][:ENDS]
+            known.facts.parameters = sum(1 for name, _ in inner.named_parameters())
+            known.facts.end_names = [name for name, _ in whole]
+            if whole:
+                self.recorder.later(known.facts, "ends", digest.sample([each for _, each in whole]))
+
+
+def _device(known: KnownModel) -> Any:
+    first = next(iter(known.settings.values()), None)
+    return torch.device("cpu") if first is None else first[1]
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except (RuntimeError, ValueError, KeyError):
+        return ()

@@ -1,0 +1,99 @@
+"""What a rank records of modules: calls past a model, and what is loaded into one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.on_rank_models import capturing
+from nbddp.capabilities.sanitizer.recording import Call, Past
+
+
+class Modules:
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.depth = 0
+
+    def install(self) -> None:
+        # torch.compile traces calls of modules: there the wrapper is a branch that is not taken
+        self.recorder.wrap(torch.nn.Module, "__call__", self._call, graphs=True)
+        self.recorder.wrap(torch.nn.Module, "load_state_dict", self._load)
+
+    def _call(self, original: Any) -> Any:
+        compiling = torch.compiler.is_compiling
+
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if compiling() or self.depth or not self.recorder.on:
+                return original(module, *args, **kwargs)
+            return self._outermost(original, module, args, kwargs)
+
+        return __call__
+
+    def _outermost(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        models = self.recorder.models
+        known = models.members.get(id(module))
+        if models.inside or torch._C._current_graph_task_id() != -1 or capturing():
+            return original(module, *args, **kwargs)  # within a model, or recomputed within backward
+        self.depth += 1
+        try:
+            group = _shards(module) if known is None or known.facts.kind == "fsdp2" else None
+            if group is not None:
+                known = models.known.get(module) or models.meet_sharded(module, group)
+                sync = torch.is_grad_enabled()
+                return models.call(known, module, lambda: original(module, *args, **kwargs), (args, kwargs), sync)
+            fact = self._past(known, module) if known is not None and module is not known.module() else None
+            out = original(module, *args, **kwargs)
+            if fact is not None:
+                self._watch(fact, out)
+            return out
+        finally:
+            self.depth -= 1
+
+    @digest.safely
+    def _past(self, known: Any, module: Any) -> Past | None:
+        recorder = self.recorder
+        if known.facts.kind != "ddp" or not torch.is_grad_enabled() or not module.training:
+            return None
+        if not any(each.requires_grad and known.knows(each) for each in module.parameters()):
+            return None
+        fact = Past(known.facts.number, recorder.tick(), recorder.place(2), type(module).__name__)
+        recorder.models.trained.add(known.facts.number)
+        return fact if recorder.keep(recorder.record.past, fact) else None
+
+    @digest.safely
+    def _watch(self, fact: Past, out: Any) -> None:
+        """Whether backward comes to what such a forward gave: an evaluation has none."""
+
+        def reached(_: Any) -> None:
+            fact.used = True
+
+        for tensor in digest.tensors_in(out):
+            if tensor.requires_grad and not tensor.is_leaf:
+                tensor.register_hook(reached)
+
+    def _load(self, original: Any) -> Any:
+        def load_state_dict(module: Any, *args: Any, **kwargs: Any) -> Any:
+            known = self.recorder.models.members.get(id(module))
+            if self.recorder.on and known is not None:
+                fact = Call("load_state_dict", self.recorder.tick(), self.recorder.place(), known.facts.number)
+                self.recorder.keep(self.recorder.record.calls, fact)
+            return original(module, *args, **kwargs)
+
+        return load_state_dict
+
+    def close(self) -> None:
+        pass
+
+
+def _shards(module: Any) -> Any:
+    """The data-parallel group over which FSDP2 shards this module; None if it does not."""
+    state = getattr(module, "_get_fsdp_state", None)
+    if state is None:
+        return None
+    groups = getattr(state(), "_fsdp_param_group", None)
+    mesh = getattr(getattr(groups, "mesh_info", None), "mesh", None)
+    if mesh is None or mesh.ndim != 1:
+        return None
+    return mesh.get_group()

@@ -1,0 +1,249 @@
+"""What a rank records of optimizers, schedulers, scalers and clipping."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, capturing, is_whole
+from nbddp.capabilities.sanitizer.recording import BESIDE, Call, OutsideParameter, Part, Step
+
+LOOKS = 4  # first steps at which an optimizer's parameters are looked through; then at each fiftieth
+STEPS = 1000  # that are kept with samples
+HYPER = 64  # numbers of an optimizer's groups
+EDITS = (  # what edits gradients: where it stands, and the name that users know
+    (clip_grad, "_clip_grads_with_norm_", "clip_grad_norm_"),
+    (clip_grad, "clip_grad_value_", "clip_grad_value_"),
+    (torch.amp.GradScaler, "unscale_", "GradScaler.unscale_"),
+)
+
+
+class KnownOptimizer:
+    """An optimizer that has stepped. split: its parameters by the model that knows them."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.steps = number, 0
+        self.split: dict[int, list[tuple[str, Any]]] = {}
+        self.shape: tuple[int, ...] = ()
+        self.open: Step | None = None
+
+
+class Steps:
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.known: weakref.WeakKeyDictionary[Any, KnownOptimizer] = weakref.WeakKeyDictionary()
+        self.reported: set[tuple[int, str]] = set()
+        self.within = 0
+        self.schedulers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._sampled: dict[int, tuple[int, list[Any]]] = {}
+
+    def install(self) -> None:
+        self.recorder.undo(register_optimizer_step_pre_hook(self._before).remove)
+        self.recorder.undo(register_optimizer_step_post_hook(self._after).remove)
+        for owner, name, shown in EDITS:
+            if name in vars(owner):
+                self.recorder.wrap(owner, name, lambda original, shown=shown: self._noted(original, shown))
+        self.recorder.wrap(torch.amp.GradScaler, "update", self._scaler)
+        own = [c for c in vars(lr_scheduler).values() if isinstance(c, type) and "step" in vars(c)]
+        for each in dict.fromkeys(own):
+            if each is not lr_scheduler.LRScheduler or "step" in vars(each):
+                self.recorder.wrap(each, "step", self._scheduler)
+
+    # -- steps -----------------------------------------------------------------------------
+
+    @digest.safely
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.recorder.on or torch.compiler.is_compiling() or capturing():
+            return
+        recorder = self.recorder
+        known = self.known.get(optimizer)
+        if known is None:
+            known = self.known[optimizer] = KnownOptimizer(len(self.known))
+            recorder.record.settings.setdefault("threads", torch.get_num_threads())
+        known.steps += 1
+        recorder.record.step_counts[known.number] = known.steps
+        shape = tuple(len(group["params"]) for group in optimizer.param_groups)
+        if known.steps <= LOOKS or known.steps % 50 == 0 or shape != known.shape:
+            known.shape = shape
+            self._split(optimizer, known)
+        if not known.split.keys() - {BESIDE}:
+            return
+        self._note(optimizer, known)
+
+    def _note(self, optimizer: Any, known: KnownOptimizer) -> None:
+        recorder = self.recorder
+        step = Step(known.number, known.steps - 1, recorder.tick(), recorder.place(2))
+        step.hyper = _hyper(optimizer)
+        if not recorder.keep(recorder.record.steps, step, STEPS):
+            return
+        known.open = step
+        for model in recorder.models.known.values():
+            number = model.facts.number
+            if number in known.split and (sequence := model.sequence()) is not None:
+                step.sequences[number] = sequence
+            if number in known.split:
+                recorder.models.look_at_buffers(model, known.steps)
+        for number, named in known.split.items():
+            some = _turn(named, step.number)
+            part = Part(number, [name for name, _ in some])
+            step.parts.append(part)
+            if not some:
+                continue
+            tensors = [each for _, each in some]
+            recorder.later(part, "before", digest.sample(tensors))
+            recorder.later(part, "grads", digest.sample([each.grad for each in tensors]))
+
+    @digest.safely
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        known = self.known.get(optimizer)
+        if known is None or known.open is None or not self.recorder.on or torch.compiler.is_compiling():
+            return
+        step, known.open = known.open, None
+        self.recorder.tick()
+        for part in step.parts:
+            if not known.split.get(part.model):
+                continue
+            tensors = [each for _, each in _turn(known.split[part.model], step.number)]
+            self.recorder.later(part, "after", digest.sample(tensors))
+
+    def _split(self, optimizer: Any, known: KnownOptimizer) -> None:
+        """Which model knows each parameter. Those with a gradient that none knows are noted."""
+        models = self.recorder.models
+        known.split = {}
+        outside: list[Any] = []
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            model, name = models.of_parameter(parameter)
+            if not is_whole(parameter) or (model is not None and model.facts.kind != "ddp"):
+                continue
+            if model is None:
+                outside.append(parameter)
+                continue
+            known.split.setdefault(model.facts.number, []).append((name, parameter))
+            if model.settings[id(parameter)] != (parameter.dtype, parameter.device) and not model.facts.moved:
+                before = model.settings[id(parameter)]
+                model.facts.moved = (
+                    f"{name} was {before[0]} on {before[1]}, and is {parameter.dtype} on {parameter.device}"
+                )
+                model.facts.moved = model.facts.moved.replace("torch.", "")
+                model.facts.moved_place = self.recorder.place(2)
+        for parameter in outside:
+            self._outside(known, parameter)
+
+    def _outside(self, known: KnownOptimizer, parameter: Any) -> None:
+        models = list(self.recorder.models.known.values())
+        for model in (each for each in models if each.facts.kind == "ddp"):
+            module = model.module()
+            if module is None:
+                continue
+            name = next((name for name, each in module.module.named_parameters() if each is parameter), "")
+            if name:
+                why = "replaced" if name in model.facts.names else "added"
+                why = "ignored" if name in model.facts.ignored else why
+                why = "unfrozen" if id(parameter) in model.frozen else why
+                known.split.setdefault(model.facts.number, [])
+                self._report(known, model.facts.number, name, why, parameter)
+                known.split.setdefault(BESIDE, []).append((name, parameter))
+                return
+        if known.split and parameter.grad is not None:
+            name = f"parameter of shape {list(parameter.shape)}"
+            known.split.setdefault(BESIDE, []).append((name, parameter))
+            number = min(known.split.keys() - {BESIDE}, default=BESIDE)
+            self._report(known, number, name, "outside", parameter)
+
+    def _report(self, known: KnownOptimizer, model: int, name: str, why: str, parameter: Any) -> None:
+        key = (id(parameter), why)
+        if parameter.grad is None or key in self.reported:
+            return
+        self.reported.add(key)
+        recorder = self.recorder
+        fact = OutsideParameter(model, known.number, name, why, recorder.place(5), recorder.clock)
+        recorder.keep(recorder.record.outside, fact, 64)
+
+    def sampled(self, model: KnownModel) -> list[Any]:
+        """The parameters of a model whose gradients are sampled after backward: those of the next step."""
+        for optimizer in self.known.values():
+            if named := optimizer.split.get(model.facts.number):
+                return [each for _, each in _turn(named, optimizer.steps)]
+        return [each for each in model.tensors() if each.requires_grad][:AT_ONCE]
+
+    # -- what stands between backward and step ---------------------------------------------
+
+    def _noted(self, original: Any, shown: str) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if self.recorder.on and not torch.compiler.is_compiling():
+                fact = Call(shown, self.recorder.tick(), self.recorder.place())
+                self.recorder.keep(self.recorder.record.calls, fact)
+            return original(*args, **kwargs)
+
+        return noted
+
+    def _scaler(self, original: Any) -> Any:
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            scale = getattr(scaler, "_scale", None)
+            if self.recorder.on and scale is not None and not capturing():
+                fact = Call("scale", self.recorder.tick(), self.recorder.place())
+                if self.recorder.keep(self.recorder.record.calls, fact):
+                    self.recorder.later(fact, "detail", scale.detach().clone())
+            return original(scaler, *args, **kwargs)
+
+        return update
+
+    def _scheduler(self, original: Any) -> Any:
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.recorder.on or self.within:
+                return original(scheduler, *args, **kwargs)
+            self.within += 1
+            try:
+                found = original(scheduler, *args, **kwargs)
+            finally:
+                self.within -= 1
+            optimizer = self.known.get(getattr(scheduler, "optimizer", None))
+            if optimizer is not None and not _of_accelerate():
+                own = self.schedulers.setdefault(scheduler, len(self.schedulers))
+                fact = Call("scheduler", self.recorder.tick(), self.recorder.place(), (optimizer.number, own))
+                self.recorder.keep(self.recorder.record.calls, fact)
+            return found
+
+        return step
+
+    def close(self) -> None:
+        pass
+
+
+def _of_accelerate() -> bool:
+    """Whether accelerate steps a scheduler: it does so for each process, by design."""
+    import sys
+
+    frame: Any = sys._getframe(2)
+    for _ in range(4):
+        if frame is None:
+            return False
+        if "/accelerate/" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _turn(named: list[tuple[str, Any]], step: int) -> list[tuple[str, Any]]:
+    """Of many tensors those whose turn it is at a step: each comes by."""
+    turns = -(-len(named) // AT_ONCE)
+    return named if turns <= 1 else named[step % turns :: turns]
+
+
+def _hyper(optimizer: Any) -> list[tuple[str, object]]:
+    """The numbers of an optimizer's groups. Those that are tensors are left out: to read them waits for a GPU."""
+    found: list[tuple[str, object]] = []
+    for i, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if name != "params" and isinstance(value, (int, float, tuple)) and len(found) < HYPER:
+                found.append((name if len(optimizer.param_groups) == 1 else f"{name} of group {i}", value))
+    return found

@@ -1,0 +1,33 @@
+"""`--sanitize`, and what belongs to it. Pure."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.capabilities.sanitizer.table import KINDS
+
+
+@dataclass(frozen=True)
+class Sanitize:
+    """allow: kinds that are not reported. same_input: the ranks are to see the same input."""
+
+    allow: tuple[str, ...] = ()
+    same_input: bool = False
+
+
+def kind(name: str) -> str:
+    """Raises ArgumentTypeError for a name that no kind has."""
+    if name not in KINDS:
+        near = difflib.get_close_matches(name, KINDS, 1)
+        hint = f"did you mean {near[0]}?" if near else "docs/findings.md lists them"
+        raise argparse.ArgumentTypeError(f"{name} is not a kind of finding; {hint}")
+    return name
+
+
+def asked(typed: Mapping[str, Any]) -> Sanitize:
+    """`--allow` and `--same-input` ask for the sanitizer as well."""
+    return Sanitize(tuple(typed.get("allow") or ()), bool(typed.get("same_input")))

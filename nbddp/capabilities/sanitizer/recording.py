@@ -1,0 +1,239 @@
+"""What one rank has recorded while a program ran under `--sanitize`: plain data of bounded size. Pure.
+
+`at` orders what happened on a rank; `place` is an index into `RankRecord.places`. A sample is a flat list. For
+each sampled tensor it has the dot product with fixed weights and the norm, of at most 512 elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+NO_TENSOR = 12321.0  # the norm in a sample where there is no tensor, as a gradient that is None
+BESIDE = -1  # the number of what an optimizer moves and no model knows
+MOST = 2000  # facts of a kind that are kept
+Sample = list[float]
+
+
+class Place(NamedTuple):
+    """A line of the program. text: the source line. through: the library that the program called there, if that called
+    on."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+    through: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}" if self.line else "an unknown line"
+
+
+NOWHERE = Place("", 0, "", "")
+
+
+@dataclass
+class ModelFacts:
+    """A model that replicates or shards: made by `place`, or before the cell. names: of the parameters it exchanges;
+    order: a digest of all names in their order. ignored: names that it was told to ignore. hook: its communication
+    hook. start: a sample of the parameters when it was made, or first seen. ends: a sample of each tensor when the
+    program ended: parameters first, then buffers. buffers: samples at some steps.
+    drops: names of its dropout modules. moved: what became of its parameters' dtype or device."""
+
+    number: int
+    kind: str
+    title: str
+    group: tuple[int, ...]
+    place: int
+    made_before: bool
+    names: list[str] = field(default_factory=list)
+    order: int = 0
+    ignored: list[str] = field(default_factory=list)
+    broadcasts: bool = True
+    joins: bool = False
+    hook: str = ""
+    hook_place: int = 0
+    start: Sample = field(default_factory=list)
+    ends: Sample = field(default_factory=list)
+    end_names: list[str] = field(default_factory=list)
+    parameters: int = 0
+    buffers: list[Sample] = field(default_factory=list)
+    buffer_steps: list[int] = field(default_factory=list)
+    buffer_names: list[str] = field(default_factory=list)
+    drops: list[str] = field(default_factory=list)
+    moved: str = ""
+    moved_place: int = 0
+
+
+@dataclass
+class Forward:
+    """A call of the model. armed: whether its backward will exchange. batch: digest of the input, 0 if unknown;
+    size: of its first dimension. random: digest of the generator before; drew: whether the forward used it.
+    training: with gradients; mode: `module.training`."""
+
+    model: int
+    at: int
+    place: int
+    training: bool
+    armed: bool
+    autocast: str = ""
+    batch: int = 0
+    size: int = 0
+    random: int = 0
+    drew: bool = False
+    mode: bool = True
+
+
+@dataclass
+class Past:
+    """A training forward of a module of the model, past it. module: its class. used: whether backward came to it."""
+
+    model: int
+    at: int
+    place: int
+    module: str
+    used: bool = False
+
+
+@dataclass
+class Backward:
+    """A backward through the model's output. flag: `require_backward_grad_sync` when it began; armed: as its forward
+    was. grads: a sample once the exchange is through. sequence: of the group's collectives, None if unknown."""
+
+    model: int
+    at: int
+    place: int
+    armed: bool
+    flag: bool
+    ended: int = 0
+    grads: Sample = field(default_factory=list)
+
+
+@dataclass
+class Part:
+    """The parameters of one model in an optimizer's step (BESIDE: of none). names: those that were sampled, or their
+    digest's; before, grads, after: samples."""
+
+    model: int
+    names: list[str]
+    before: Sample = field(default_factory=list)
+    grads: Sample = field(default_factory=list)
+    after: Sample = field(default_factory=list)
+
+
+@dataclass
+class Step:
+    """An optimizer's step. hyper: its numbers, by group and name. sequences: model → number of collectives that its
+    group has begun."""
+
+    optimizer: int
+    number: int
+    at: int
+    place: int
+    parts: list[Part] = field(default_factory=list)
+    hyper: list[tuple[str, object]] = field(default_factory=list)
+    sequences: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class OutsideParameter:
+    """A parameter with a gradient that an optimizer of the model's moves and the model does not exchange. why: `added`
+    or `replaced` within the model, `unfrozen`, `ignored`, `moved`, or `outside` of it."""
+
+    model: int
+    optimizer: int
+    name: str
+    why: str
+    place: int
+    at: int
+
+
+@dataclass
+class Pass:
+    """An iteration over a data loader. rows, batches: digests. training: whether a model was trained meanwhile.
+    fetches: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for each
+    batch. padded: samples that the sampler adds."""
+
+    loader: int
+    number: int
+    at: int
+    place: int
+    sampler: str = ""
+    replicas: int | None = None
+    rank: int | None = None
+    seed: int | None = None
+    epoch: int | None = None
+    shuffles: bool = False
+    length: int | None = None
+    total: int | None = None
+    workers: int = 0
+    iterable: bool = False
+    batches: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    random_before: list[tuple[int, int, str, int]] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    ended: int = 0
+    whole: bool = False
+    models: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Call:
+    """Something the program called. what: its name; detail: what matters of it."""
+
+    what: str
+    at: int
+    place: int
+    detail: object = None
+
+
+@dataclass
+class Collective:
+    """A collective that Python called in a group of these ranks."""
+
+    group: tuple[int, ...]
+    name: str
+    op: str
+    shape: str
+    at: int
+    place: int
+
+
+@dataclass
+class HookCall:
+    """A bucket that went through the program's communication hook: samples before and after."""
+
+    model: int
+    at: int
+    before: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+
+
+@dataclass
+class RankRecord:
+    """All of one rank. ended: how the program ended, empty if well. counts: of what was not kept."""
+
+    rank: int
+    run: int
+    cell: int | None = None
+    host: str = ""
+    ended: str = ""
+    places: list[Place] = field(default_factory=lambda: [NOWHERE])
+    models: list[ModelFacts] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    past: list[Past] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    step_counts: dict[int, int] = field(default_factory=dict)
+    outside: list[OutsideParameter] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    hooks: list[HookCall] = field(default_factory=list)
+    settings: dict[str, object] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    lost: str = ""
+
+    def at(self, place: int) -> Place:
+        return self.places[place]

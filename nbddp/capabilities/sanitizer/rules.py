@@ -1,0 +1,60 @@
+"""From the ranks' records to findings: every rule is tried, effects of a cause that was found are left out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nbddp.capabilities.sanitizer import kinds_data, kinds_drift, kinds_gradients, kinds_means, kinds_modes
+from nbddp.capabilities.sanitizer.findings import Findings, silence
+from nbddp.capabilities.sanitizer.make import Seen
+from nbddp.capabilities.sanitizer.recording import RankRecord
+from nbddp.capabilities.sanitizer.table import KINDS
+from nbddp.capabilities.sanitizer.view import View
+from nbddp.launch.machine import counted
+from nbddp.launch.topology import rank_words
+
+RULES = (kinds_gradients.found, kinds_drift.found, kinds_data.found, kinds_means.found, kinds_modes.found)
+
+
+def judge(
+    records: Mapping[int, RankRecord], allow: Sequence[str] = (), same_input: bool = False, missing: Sequence[int] = ()
+) -> Findings:
+    """The findings of one run. missing: ranks that have left no record."""
+    view = View(dict(records), same_input)
+    seen = unexplained([each for rule in RULES for each in rule(view)])
+    order = sorted((each.finding for each in seen), key=lambda each: -each.weight)
+    shown, quiet = silence(order, allow)
+    steps = max((sum(record.step_counts.values()) for record in records.values()), default=0)
+    return Findings(tuple(shown), tuple(quiet), len(records), steps, tuple(notes(records, missing, same_input)))
+
+
+def unexplained(seen: Sequence[Seen]) -> list[Seen]:
+    """Without effects whose cause is among them, about the same model; and each kind once for a model."""
+    found: dict[tuple[str, object, object], Seen] = {}
+    for each in seen:
+        name = each.finding.kind
+        if not any(name in KINDS[o.finding.kind].explains and _is_of(o, each) for o in seen if o is not each):
+            found.setdefault((name, each.about, each.finding.place), each)
+    return list(found.values())
+
+
+def _is_of(cause: Seen, effect: Seen) -> bool:
+    return cause.about == effect.about or cause.about is None or effect.about is None
+
+
+def notes(records: Mapping[int, RankRecord], missing: Sequence[int], same_input: bool) -> list[str]:
+    """What was not seen."""
+    found = []
+    if missing:
+        whose = "its" if len(missing) == 1 else "their"
+        found.append(f"{rank_words(list(missing))} left no record, so models of {whose} groups are not compared")
+    ended = [rank for rank, record in records.items() if record.ended]
+    if ended:
+        found.append(f"the program did not end well on {rank_words(ended)}: findings are those until then")
+    found += [f"rank {rank}: {record.lost}" for rank, record in records.items() if record.lost]
+    dropped = sum(sum(record.dropped.values()) for record in records.values())
+    if dropped:
+        found.append(f"{counted(dropped, 'later fact')} of a long run were counted, and not compared")
+    if same_input:
+        found.append("--same-input: inputs are not compared")
+    return found

@@ -1,0 +1,277 @@
+"""The records of all ranks, laid side by side: models by their groups, steps by their numbers. Pure.
+
+Two ranks' models are the same one if they are of the same group, and the n-th of that group on each. What is compared
+are samples: two of them differ if they do so by more than rounding.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from nbddp.capabilities.sanitizer.recording import (
+    BESIDE,
+    NO_TENSOR,
+    Backward,
+    Call,
+    Forward,
+    ModelFacts,
+    Part,
+    Pass,
+    Past,
+    Place,
+    RankRecord,
+    Sample,
+    Step,
+)
+
+ROUNDING = 1e-6  # of a norm; equal ranks have equal bits
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first tensor that differs. number: of those sampled. norms: rank → its norm. share: how far apart, as a share
+    of the largest norm; at least."""
+
+    name: str
+    number: int
+    of: int
+    norms: Mapping[int, float]
+    share: float
+
+    @property
+    def words(self) -> str:
+        shown = ", ".join(_norm(n) for n in list(self.norms.values())[:4]) + ", …" * (len(self.norms) > 4)
+        return f"first in {self.name} (norms of its sample {shown}; at least {percent(self.share)} apart)"
+
+
+def _norm(value: float) -> str:
+    return "no gradient" if value == NO_TENSOR else f"{value:.5g}"
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.095 else f"{share:.1g}" if share < 0.001 else f"{share:.1%}"
+
+
+def difference(samples: Mapping[int, Sample], names: Sequence[str]) -> Difference | None:
+    """Where samples of ranks differ; None if they do not, or cannot be compared."""
+    lengths = {len(each) for each in samples.values()}
+    if len(samples) < 2 or len(lengths) != 1 or not (length := lengths.pop()):
+        return None
+    found: Difference | None = None
+    count = 0
+    for i in range(length // 2):
+        dots = [each[2 * i] for each in samples.values()]
+        norms = [each[2 * i + 1] for each in samples.values()]
+        apart = max(max(dots) - min(dots), max(norms) - min(norms))
+        if apart > ROUNDING * max(max(norms), 1e-30):
+            count += 1
+            if found is None:
+                name = names[i] if i < len(names) else f"tensor {i}"
+                shown = {rank: each[2 * i + 1] for rank, each in samples.items()}
+                found = Difference(name, 0, length // 2, shown, apart / max(norms))
+    return None if found is None else Difference(found.name, count, found.of, found.norms, found.share)
+
+
+@dataclass
+class AlignedStep:
+    """One optimizer step on all ranks of a model. number: counted over all optimizers that move the model."""
+
+    number: int
+    steps: dict[int, Step]
+    parts: dict[int, Part]
+    backs: dict[int, list[Backward]] = field(default_factory=dict)
+    pasts: dict[int, list[Past]] = field(default_factory=dict)
+    since: dict[int, int] = field(default_factory=dict)  # rank → `at` of the step before
+
+    @cached_property
+    def before(self) -> Difference | None:
+        return self._of("before")
+
+    @cached_property
+    def grads(self) -> Difference | None:
+        return self._of("grads")
+
+    @cached_property
+    def after(self) -> Difference | None:
+        return self._of("after")
+
+    def _of(self, what: str) -> Difference | None:
+        if len({tuple(part.names) for part in self.parts.values()}) != 1:
+            return None
+        return difference({r: getattr(part, what) for r, part in self.parts.items()}, self.names)
+
+    @property
+    def names(self) -> list[str]:
+        return next(iter(self.parts.values())).names
+
+    @cached_property
+    def exchanged(self) -> Difference | None:
+        """As `grads`, when the last backward had ended."""
+        last = {rank: backs[-1].grads for rank, backs in self.backs.items() if backs}
+        return difference(last, self.names) if len(last) == len(self.steps) else None
+
+    def is_known_after_backward(self) -> bool:
+        wanted = {len(part.grads) for part in self.parts.values()}
+        have = {len(backs[-1].grads) if backs else 0 for backs in self.backs.values()}
+        return len(wanted) == 1 and have == wanted
+
+    def armed_last(self) -> bool:
+        """Whether the last backward before the step exchanged, on each rank."""
+        return all(backs and backs[-1].armed for backs in self.backs.values())
+
+    def hyper(self) -> list[tuple[str, dict[int, object]]]:
+        """Numbers of the optimizer that differ: name, rank → value."""
+        of = {rank: dict(step.hyper) for rank, step in self.steps.items()}
+        names = dict.fromkeys(name for each in of.values() for name in each)
+        return [
+            (name, {rank: each.get(name) for rank, each in of.items()})
+            for name in names
+            if len({repr(each.get(name)) for each in of.values()}) > 1
+        ]
+
+
+@dataclass
+class Replica:
+    """One model on the ranks of its group."""
+
+    kind: str
+    group: tuple[int, ...]
+    facts: dict[int, ModelFacts]
+    records: dict[int, RankRecord]
+
+    @property
+    def title(self) -> str:
+        return next(iter(self.facts.values())).title
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(self.facts)
+
+    def is_whole(self) -> bool:
+        """Whether every rank of the group has left a record."""
+        return set(self.group) == set(self.facts)
+
+    def place(self, rank: int, number: int) -> Place:
+        return self.records[rank].at(number)
+
+    def any_place(self, numbers: Mapping[int, int]) -> Place:
+        rank = min(numbers)
+        return self.place(rank, numbers[rank])
+
+    @cached_property
+    def training(self) -> dict[int, list[Forward]]:
+        """Its forwards with gradients."""
+        return {
+            rank: [f for f in record.forwards if f.model == self.facts[rank].number and f.training]
+            for rank, record in self.records.items()
+        }
+
+    def side_by_side(self) -> list[dict[int, Forward]]:
+        """The n-th forward with gradients of each rank; none if their numbers differ, as where one evaluates so."""
+        counts = {len(each) for each in self.training.values()}
+        if max(counts) - min(counts) > 2 * any(record.ended for record in self.records.values()):
+            return []
+        return [dict(zip(self.training, row, strict=True)) for row in zip(*self.training.values(), strict=False)]
+
+    def calls(self, what: str, rank: int) -> list[Call]:
+        return [each for each in self.records[rank].calls if each.what == what]
+
+    @cached_property
+    def optimizers(self) -> dict[int, list[int]]:
+        """Rank → numbers of the optimizers that have moved the model, in order."""
+        return {
+            rank: list(dict.fromkeys(
+                s.optimizer for s in record.steps if any(p.model == self.facts[rank].number for p in s.parts)
+            ))
+            for rank, record in self.records.items()
+        }  # fmt: skip
+
+    @cached_property
+    def counts(self) -> dict[int, int]:
+        """Rank → how many steps have moved the model."""
+        return {r: sum(self.records[r].step_counts.get(o, 0) for o in some) for r, some in self.optimizers.items()}
+
+    @cached_property
+    def steps(self) -> list[AlignedStep]:
+        """Steps that all ranks have made, of which all parts are known."""
+        by: dict[int, dict[tuple[int, int], Step]] = {}
+        for rank, record in self.records.items():
+            order = {number: i for i, number in enumerate(self.optimizers[rank])}
+            by[rank] = {(order[s.optimizer], s.number): s for s in record.steps if s.optimizer in order}
+        common = [key for key in by[min(by)] if all(key in each for each in by.values())]
+        found: list[AlignedStep] = []
+        since = dict.fromkeys(by, 0)
+        for key in common:
+            steps = {rank: each[key] for rank, each in by.items()}
+            parts = {rank: self._part(rank, step) for rank, step in steps.items()}
+            some = {rank: part for rank, part in parts.items() if part is not None}
+            if len(some) == len(steps):
+                found.append(self._aligned(len(found), steps, some, since))
+                since = {rank: step.at for rank, step in steps.items()}
+        return found
+
+    def _part(self, rank: int, step: Step, model: int | None = None) -> Part | None:
+        number = self.facts[rank].number if model is None else model
+        return next((part for part in step.parts if part.model == number), None)
+
+    def _aligned(
+        self, number: int, steps: dict[int, Step], parts: dict[int, Part], since: dict[int, int]
+    ) -> AlignedStep:
+        def between(rank: int, facts: Sequence[Backward] | Sequence[Past]) -> list[Backward | Past]:
+            own = self.facts[rank].number
+            return [f for f in facts if f.model == own and since[rank] < f.at < steps[rank].at]
+
+        backs = {rank: between(rank, self.records[rank].backwards) for rank in steps}
+        pasts = {rank: between(rank, [p for p in self.records[rank].past if p.used]) for rank in steps}
+        return AlignedStep(number, steps, parts, backs, pasts, since)  # type: ignore[arg-type]
+
+    def beside(self, step: AlignedStep) -> dict[int, Part]:
+        """The part of a step that no model knows."""
+        found = {rank: self._part(rank, s, BESIDE) for rank, s in step.steps.items()}
+        return {rank: part for rank, part in found.items() if part is not None}
+
+
+@dataclass
+class View:
+    """All ranks. same_input: the program's ranks are to see the same input."""
+
+    records: dict[int, RankRecord]
+    same_input: bool = False
+
+    @cached_property
+    def replicas(self) -> list[Replica]:
+        """Models of groups with several ranks, whose ranks have all left a record."""
+        found: dict[tuple[str, tuple[int, ...], int], dict[int, ModelFacts]] = defaultdict(dict)
+        for rank, record in sorted(self.records.items()):
+            seen: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+            for facts in record.models:
+                key = facts.kind, facts.group
+                found[(*key, seen[key])][rank] = facts
+                seen[key] += 1
+        made = [
+            Replica(kind, group, facts, {rank: self.records[rank] for rank in facts})
+            for (kind, group, _), facts in found.items()
+        ]
+        return [each for each in made if len(each.group) > 1 and each.is_whole()]
+
+    @property
+    def ended_well(self) -> bool:
+        return not any(record.ended for record in self.records.values())
+
+    def passes(self, replica: Replica) -> list[dict[int, Pass]]:
+        """Iterations over loaders that trained a model, side by side: the n-th of each rank."""
+        own = {
+            rank: [p for p in record.passes if replica.facts[rank].number in p.models and p.batches]
+            for rank, record in replica.records.items()
+        }
+        return [dict(zip(own, some, strict=True)) for some in zip(*own.values(), strict=False)]
+
+    def evaluations(self) -> list[dict[int, Pass]]:
+        """Iterations over loaders that trained nothing, side by side."""
+        own = {rank: [p for p in record.passes if not p.models] for rank, record in self.records.items()}
+        if len({tuple(p.loader for p in some) for some in own.values()}) != 1:
+            return []
+        return [dict(zip(own, some, strict=True)) for some in zip(*own.values(), strict=False)]

@@ -1,0 +1,85 @@
+"""Programs with a silent mistake beside their healthy twins (`tests/data/silent.txt`), and how they are run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import nbddp
+from nbddp.capabilities.sanitizer.findings import Findings
+from nbddp.output.screens import NullScreen
+from tests.places import ROOT
+
+HELPERS = """
+import contextlib, copy, os, random, tempfile
+import numpy as np, torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as Fn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+class Net(nn.Module):
+    def __init__(self, drop=0.0, bn=False):
+        super().__init__()
+        self.a, self.bn = nn.Linear(8, 16), nn.BatchNorm1d(16) if bn else nn.Identity()
+        self.d, self.b = nn.Dropout(drop), nn.Linear(16, 2)
+    def forward(self, x): return self.b(self.d(torch.relu(self.bn(self.a(x)))))
+def data(n=32):
+    g = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(n, 8, generator=g), torch.randint(0, 2, (n,), generator=g))
+def loader(r, w, ds=None, bs=4, sampler=True, **more):
+    ds = ds or data(); sm = DistributedSampler(ds, w, r, **more) if sampler else None
+    return DataLoader(ds, bs, sampler=sm, shuffle=sm is None), sm
+def std(r, w, net=None, seed=True, **more):
+    torch.manual_seed(0); net = net or Net(); torch.manual_seed(100 + r if seed else 0)
+    d = DDP(net, **more); return d, torch.optim.SGD(d.parameters(), 0.1)
+def epochs(d, o, ld, sm, n=2, set_epoch=True, first=0):
+    for e in range(first, first + n):
+        if sm and set_epoch: sm.set_epoch(e)
+        for x, y in ld:
+            o.zero_grad(); Fn.cross_entropy(d(x), y).backward(); o.step()
+"""
+RUN = """
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo")
+try: {name}(rank, world, {bad})
+finally: dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A body with a mistake where `bad` holds. kind: of its finding, empty if there is none; line: words of its line.
+    always: it is run without `-m more`."""
+
+    name: str
+    kind: str
+    line: str
+    always: bool
+    body: str
+
+
+def programs() -> list[Program]:
+    text = (ROOT / "tests/data/silent.txt").read_text(encoding="utf-8")
+    found = []
+    for title, body in re.findall(r"^## (.*)\n((?:(?!## ).*\n?)*)", text, re.MULTILINE):
+        name, kind, line, *star = (part.strip() for part in title.split("|"))
+        found.append(Program(name, kind, line, bool(star), body.rstrip()))
+    return found
+
+
+PROGRAMS = {each.name: each for each in programs()}
+
+
+def define(pool: nbddp.Pool, body: str = "", name: str = "") -> None:
+    """Define the helpers on the ranks, or a program."""
+    source = f"def {name}(r, w, bad):\n{body}\n" if body else HELPERS
+    pool.run_cell(source, cell=2 if body else 1, screen=NullScreen())
+
+
+def found_in(pool: nbddp.Pool, name: str, bad: bool) -> Findings:
+    """What the sanitizer says of a program. One that fails loudly has findings until then."""
+    try:
+        pool.run_cell(RUN.format(name=name, bad=bad), cell=3, sanitize=True, screen=NullScreen())
+    except nbddp.WorkerFailed:
+        if not bad:
+            raise
+    return pool.findings()

@@ -1,0 +1,197 @@
+"""`--sanitize` on real ranks: each mistake is found with kind and line, each healthy twin is silent, and nothing that a
+program computes or counts is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import nbddp
+from nbddp.output.screens import NullScreen
+from tests.pool.silent import HELPERS, PROGRAMS, Program, define, found_in
+
+CASES = [pytest.param(each, id=each.name, marks=() if each.always else pytest.mark.more) for each in PROGRAMS.values()]
+# a twin, a small change of it, and the kind that must be found; empty: the change is harmless
+MUTANTS = (
+    ("set_epoch_forgotten", "loader(r, w)", "loader(0, w)", "sampler-rank"),
+    ("set_epoch_forgotten", "loader(r, w)", "loader(r, w, seed=r)", "sampler-seed"),
+    ("set_epoch_forgotten", "loader(r, w)", "loader(r, w, drop_last=True)", ""),
+    ("set_epoch_forgotten", "std(r, w)", "std(r, w, Net(drop=.5), seed=False)", "same-mask"),
+    ("set_epoch_forgotten", "std(r, w)", "std(r, w, Net(drop=.5))", ""),
+    ("set_epoch_forgotten", "epochs(d, o,", "d.train(r == 0); epochs(d, o,", "mode-differs"),
+    ("set_epoch_forgotten", "epochs(d, o,", "d.train(); epochs(d, o,", ""),
+    ("set_epoch_forgotten", "epochs(d, o,", "epochs(d.module, o,", "past-ddp"),
+    ("step_on_rank0", "if r == 0 or not bad: o.step()", "if r == 1: o.step()", "steps-differ"),
+    ("step_on_rank0", "if r == 0 or not bad: o.step()", "o.step()", ""),
+    ("step_on_rank0", "if r == 0 or not bad: o.step()", "o.param_groups[0]['lr'] /= 1 + r; o.step()",
+     "hyperparameters-differ"),
+    ("step_on_rank0", "if r == 0 or not bad: o.step()", "o.param_groups[0]['lr'] /= 2; o.step()", ""),
+    ("step_on_rank0", "if r == 0 or not bad: o.step()", "next(d.parameters()).grad.mul_(1 + r); o.step()",
+     "edited-gradients"),
+    ("step_on_rank0", "if r == 0 or not bad: o.step()", "next(d.parameters()).grad.mul_(2); o.step()", ""),
+    ("step_on_rank0", "if r == 0 or not bad: o.step()", "o.step(); next(d.parameters()).data.add_(r)",
+     "changed-parameters"),
+    ("step_on_rank0", "if r == 0 or not bad: o.step()", "o.step(); next(d.parameters()).data.add_(1)", ""),
+    ("load_on_rank0_after_wrap", "if r == 0 or not bad:", "if r == 1:", "changed-parameters"),
+    ("accumulation_remainder", "or (not bad and i == n - 1)", "", "no-sync-at-step"),
+    ("accumulation_remainder", "with contextlib.nullcontext() if last else d.no_sync():", "if True:", ""),
+    ("no_sync_last_forward_inside", "if not bad: d.require_backward_grad_sync = k == 1", "", ""),
+    ("no_sync_last_forward_inside", "if not bad: d.require_backward_grad_sync = k == 1",
+     "d.require_backward_grad_sync = k == 0", "no-sync-at-step"),
+    ("hook_without_division", "b.buffer().div_(w)", "b.buffer().div_(w * w)", "hook-scale"),
+    ("averaged_twice", "o.step()", "[dist.all_reduce(p.grad) for p in d.parameters()]; o.step()", "averaged-twice"),
+    ("unequal_batches", "if bad and r: x, y = x[:1], y[:1]", "x, y = x[: 2 + r], y[: 2 + r]", "unequal-batches"),
+    ("unequal_batches", "if bad and r: x, y = x[:1], y[:1]", "x, y = x[:2], y[:2]", ""),
+    ("all_ranks_write_one_file", "if bad or r == 0:", "if True:", "same-file"),
+    ("all_ranks_write_one_file", "if bad or r == 0:", "if r == 1:", ""),
+    ("autocast_on_one_rank", "enabled=(r == 0 or not bad)", "enabled=bool(r)", "autocast-differs"),
+    ("autocast_on_one_rank", "enabled=(r == 0 or not bad)", "enabled=False", ""),
+    ("scheduler_steps_world_times", "range(w if bad else 1)", "range(w)", "scheduler-steps"),
+    ("loss_logged", "else: l.backward(); dist.all_reduce(l)", "else: l.backward(); dist.all_reduce(l.detach())", ""),
+    ("head_added_after_wrap", "head(d(x)) if bad else d(x)", "d.module(x)", "past-ddp"),
+    ("iterable_not_split", "i % w == r", "i % w == 0", "same-batch"),
+    ("shuffle_list_with_rank_rng", "random.seed(r if bad else 0)", "random.seed(r)", "overlap"),
+    ("bn_buffers_not_broadcast", "broadcast_buffers=not bad", "broadcast_buffers=False", "buffers-differ"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ready(pool: nbddp.Pool) -> nbddp.Pool:
+    """The module's pool, with the programs' helpers on its ranks."""
+    define(pool)
+    return pool
+
+
+@pytest.mark.parametrize("program", CASES)
+def test_a_mistake_is_found_with_kind_and_line_and_its_healthy_twin_is_silent(
+    ready: nbddp.Pool, program: Program
+) -> None:
+    define(ready, program.body, program.name)
+    found = found_in(ready, program.name, bad=True)
+    assert [each.kind for each in found] == [program.kind] * bool(program.kind), str(found)
+    for each in found:
+        assert program.line in each.place.text
+        assert each.evidence
+        assert each.cure
+    assert not found_in(ready, program.name, bad=False), str(ready.findings())
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant[0]}-{mutant[3] or 'harmless'}")
+def test_a_small_change_of_a_healthy_program_is_found_if_it_is_a_mistake(
+    ready: nbddp.Pool, mutant: tuple[str, str, str, str]
+) -> None:
+    name, old, new, kind = mutant
+    assert old in PROGRAMS[name].body
+    define(ready, PROGRAMS[name].body.replace(old, new), name)
+    found = found_in(ready, name, bad=False)
+    assert ([kind] if kind else []) == [each.kind for each in found], str(found)
+
+
+TRAINS = f"""
+{HELPERS}
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+d, o = std(rank, world, Net(drop=.3, bn=True))
+ld, sm = loader(rank, world)
+epochs(d, o, ld, sm)
+bits = [p.detach().numpy().tobytes() for p in [*d.parameters(), *d.buffers()]]
+sequence = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()
+state = (torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes(), random.getstate())
+saved = sorted(d.state_dict())
+dist.destroy_process_group()
+(bits, sequence, state[0], saved, len(d._forward_hooks), len(d.module._forward_hooks))
+"""
+SEEDED = "import random, numpy, torch\nrandom.seed(1); numpy.random.seed(1); torch.manual_seed(1)\n"
+WRAPPED = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+places = (torch.nn.Module, DDP, torch.utils.data.DataLoader, torch.Tensor, dist.ProcessGroup, torch)
+[sorted((n, id(v)) for n, v in vars(place).items() if callable(v)) for place in places]
+"""
+
+
+def test_a_program_computes_the_same_bits_and_counts_the_same_collectives_under_it(pool: nbddp.Pool) -> None:
+    def values(sanitize: bool) -> list[object]:
+        found = pool.run_cell(SEEDED + TRAINS, sanitize=sanitize, want_value=True, screen=NullScreen())
+        return list(found)
+
+    assert values(sanitize=True) == values(sanitize=False)
+
+
+def test_nothing_stays_wrapped_when_the_cell_has_ended(pool: nbddp.Pool) -> None:
+    def names() -> list[object]:
+        return list(pool.run_cell(WRAPPED, want_value=True, screen=NullScreen()))
+
+    before = names()
+    pool.run_cell(TRAINS, sanitize=True, screen=NullScreen())
+    assert names() == before
+    with pytest.raises(nbddp.WorkerFailed):
+        pool.run_cell("1 / 0", sanitize=True, screen=NullScreen())
+    assert names() == before
+
+
+def test_nothing_of_it_is_loaded_without_the_option() -> None:
+    with nbddp.Pool(nproc=1) as own:
+        own.run_cell("import torch.distributed", screen=NullScreen())
+        loaded = own.run_cell(
+            "import sys\n[n for n in sys.modules if 'sanitizer.' in n]", want_value=True, screen=NullScreen()
+        )
+        assert list(loaded) == [["nbddp.capabilities.sanitizer.on_rank"]]  # which imports none of the others
+        with pytest.raises(nbddp.BadInput, match="no run was sanitized"):
+            own.findings()
+
+
+def test_an_error_in_recording_is_no_error_of_the_program(ready: nbddp.Pool) -> None:
+    """As a tensor of a kind that nobody has thought of."""
+    program = PROGRAMS["module_forward"]
+    define(ready, program.body, program.name)
+    breaks = "import nbddp.capabilities.sanitizer.on_rank_digest as digest\nkept = digest.sample\n"
+    ready.run_cell(f"{breaks}digest.sample = lambda *_: 1 / 0", screen=NullScreen())
+    try:
+        found = found_in(ready, "module_forward", bad=False)
+        assert not found
+        assert "recording ended with ZeroDivisionError" in "".join(found.notes)
+    finally:
+        ready.run_cell("digest.sample = kept", screen=NullScreen())
+    assert found_in(ready, "module_forward", bad=True).of("past-ddp")
+
+
+def test_a_cell_that_fails_has_findings_until_then(ready: nbddp.Pool) -> None:
+    body = PROGRAMS["module_forward"].body + "\n    if r: raise ValueError('late')"
+    define(ready, body, "fails")
+    found = found_in(ready, "fails", bad=True)
+    assert [each.kind for each in found] == ["past-ddp"]
+    assert "did not end well on rank 1" in str(found)
+
+
+def test_a_kind_can_be_allowed_and_a_line_marked(ready: nbddp.Pool) -> None:
+    program = PROGRAMS["module_forward"]
+    define(ready, program.body, program.name)
+    found_in(ready, program.name, bad=True)
+    found = ready.findings(allow=["past-ddp"])
+    assert not found
+    assert "silenced: past-ddp" in str(found)
+    assert "(--allow past-ddp)" in str(found)
+    with pytest.raises(nbddp.BadInput, match="no-such is not a kind"):
+        ready.findings(allow=["no-such"])
+    define(ready, PROGRAMS["marked_ok"].body, "marked_ok")
+    assert "(# nbddp: ok)" in str(found_in(ready, "marked_ok", bad=True))
+
+
+def test_ranks_that_are_to_see_the_same_input_are_not_accused_of_it(ready: nbddp.Pool) -> None:
+    define(ready, PROGRAMS["no_sampler"].body, "no_sampler")
+    assert found_in(ready, "no_sampler", bad=True).of("same-batch")
+    assert not ready.findings(same_input=True)
+
+
+def test_a_cell_shows_its_findings_and_a_failed_one_too(ready: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+    """The command asks the pool for what the cell has left; `tests/notebook` has the whole way."""
+    define(ready, PROGRAMS["step_on_rank0"].body, "step_on_rank0")
+    found = found_in(ready, "step_on_rank0", bad=True)
+    data, _ = found._repr_mimebundle_()
+    assert "steps-differ" in str(data["text/plain"])
+    assert "<code>if r == 0 or not bad: o.step()</code>" in str(data["text/html"])
+    assert found[0].to_dict()["place"]["line"] > 0
+    assert shows("print(1)")
