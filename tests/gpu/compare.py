@@ -27,6 +27,7 @@ CHANGING = (  # what differs from one run to the next, also on one GPU
     (r"/tmp/\S+", "FILE"),
     (r"127\.0\.0\.1:\d+|localhost:\d+", "HOST"),
     (r"line \d+", "line ?"),
+    (r"registered at \S+", "registered"),
     (r" +\n", "\n"),
 )
 

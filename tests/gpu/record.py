@@ -81,13 +81,7 @@ def main() -> None:
     """Asks everything, within the time given."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("out", type=Path)
-    p.add_argument(
-        "--simulate",
-        nargs="?",
-        const="simgpu",
-        default="",
-        help="the module whose install(gpus, name, bytes) simulates",
-    )
+    p.add_argument("--simulate", nargs="?", const="1xH100", default="", help="the simulated GPUs to ask")
     p.add_argument("--only", nargs="*", default=[], help="groups: " + ", ".join(name for name, _, _ in phases()))
     p.add_argument("--cases", nargs="*", default=[], help="words of the names of cases")
     p.add_argument("--seconds", type=float, default=125.0, help="no child begins later")
