@@ -103,7 +103,8 @@ def differences(found: list[Pair], group: str) -> str:
         if p.group == group and group in ("sequences", "operators"):
             lines += list(numbers(p))
         elif p.group == group and not p.equal:
-            lines += [f"{p.name}  [{p.real.get('program', '')}]", f"  real {words(p.real)}", f"  here {words(p.simulated)}"]
+            lines.append(f"{p.name}  [{p.real.get('program', '')}]")
+            lines += [f"  real {words(p.real)}", f"  here {words(p.simulated)}"]
     return "\n".join(lines)
 
 
