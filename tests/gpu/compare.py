@@ -32,6 +32,32 @@ CHANGING = (  # what differs from one run to the next, also on one GPU
 )
 
 
+LEFT_OUT = ("frames", "seconds", "seconds of steps", "program", "stats")  # of a case that is kept as a fact
+OF_ONE_MACHINE = ("get_env_info", "uuid", "__config__", "nvml_device")  # questions whose answer says nothing of GPUs
+
+
+def keep(record: Path, to: Path) -> None:
+    """Writes the part of a record that tests compare with, compressed."""
+    whole = json.loads(record.read_text())
+    for group, cases in whole["answers"].items():
+        for name, said in list(cases.items()):
+            if any(word in name for word in OF_ONE_MACHINE):
+                del cases[name]
+            cut = {what: value for what, value in said.items() if what not in LEFT_OUT and value != ""}
+            cases[name] = {what: shortened(value) for what, value in cut.items()} if name in cases else {}
+        whole["answers"][group] = {name: said for name, said in cases.items() if said}
+    to.write_bytes(gzip.compress(json.dumps(whole, separators=(",", ":")).encode(), 9, mtime=0))
+
+
+def shortened(value: Any) -> Any:
+    """Texts without what names a machine, and not longer than is compared."""
+    if isinstance(value, list):
+        return [shortened(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}", "UUID", value)[:1500]
+
+
 def read(path: Path) -> dict[str, dict[str, Said]]:
     """The answers of a record, by group and case."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -43,7 +69,9 @@ def words(said: Said) -> str:
     """What a case said, without what changes from run to run."""
     if "ended" in said:
         return "the process ended"
-    text = f"{said['type']}: {said['message']}" if "message" in said else str(said.get("answer", ""))
+    text = (
+        f"{said['type']}: {shortened(said['message'])}" if "message" in said else shortened(str(said.get("answer", "")))
+    )
     for pattern, instead in CHANGING:
         text = re.sub(pattern, instead, text, flags=re.S)
     return text.strip()
@@ -127,7 +155,10 @@ def main() -> None:
     parser.add_argument("real", type=Path)
     parser.add_argument("simulated", type=Path)
     parser.add_argument("--list", nargs="*", default=[], help="groups whose differences are printed")
+    parser.add_argument("--keep", type=Path, help="writes what tests need of the real record there")
     a = parser.parse_args()
+    if a.keep:
+        keep(a.real, a.keep)
     found = list(pairs(read(a.real), read(a.simulated)))
     if not a.list:
         print(groups(found), trainings(found), sep="\n\n")

@@ -87,6 +87,9 @@ def main() -> None:
     p.add_argument("--seconds", type=float, default=125.0, help="no child begins later")
     p.add_argument("--each", type=float, default=12.0, help="seconds a case may take")
     p.add_argument("--width", type=int, default=10, help="children at a time, where they do not disturb each other")
+    p.add_argument(
+        "--together", type=int, default=14, help="cases that one child runs, where they do not disturb each other"
+    )
     p.add_argument("--steps", type=int, default=3, help="steps of training")
     a = p.parse_args()
     faulthandler.enable()
@@ -106,12 +109,12 @@ def phases() -> list[tuple[str, dict[str, str], bool]]:
     return rows
 
 
-def jobs(group: str, cases: dict[str, str]) -> Iterator[Job]:
-    """The children a group needs: single ones for what would change later cases."""
+def jobs(group: str, cases: dict[str, str], together: int) -> Iterator[Job]:
+    """The children a group needs, of so many cases: single ones for what would change later cases."""
     single = group in ("alone", "two_ranks", "programs", "trainings")
     own = {n: c for n, c in cases.items() if single or (group not in TOGETHER and any(w in n + c for w in CHANGES_ALL))}
     rest = [(n, c) for n, c in cases.items() if n not in own]
-    size = len(rest) if group in TOGETHER else 5 if group == "ranks" else 14
+    size = len(rest) if group in TOGETHER else min(5, together) if group == "ranks" else together
     for i in range(0, len(rest), size or 1):
         yield Job(group, dict(rest[i : i + size]))
     for n, c in own.items():
@@ -145,9 +148,9 @@ class Recorder:
         """All phases: the ones that may run side by side together, the others one child at a time."""
         chosen = [(g, self.wanted(c), alone) for g, c, alone in phases() if not self.a.only or g in self.a.only]
         self.write()
-        beside = [job for g, c, alone in chosen if not alone for job in jobs(g, c)]
-        first = [job for g, c, alone in chosen if alone and g == "questions" for job in jobs(g, c)]
-        last = [job for g, c, alone in chosen if alone and g != "questions" for job in jobs(g, c)]
+        beside = [job for g, c, alone in chosen if not alone for job in jobs(g, c, self.a.together)]
+        first = [job for g, c, alone in chosen if alone and g == "questions" for job in jobs(g, c, self.a.together)]
+        last = [job for g, c, alone in chosen if alone and g != "questions" for job in jobs(g, c, self.a.together)]
         for some, width in ((first, 1), (beside, self.a.width), (last, 1)):
             self.work(some, width)
         self.write()
