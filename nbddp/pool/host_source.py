@@ -76,11 +76,14 @@ class HostSource:
 
     def plan(self, spec: LaunchSpec) -> Topology:
         """Who is where, for `spec` on the nodes that there are. Raises BadInput where that cannot be."""
-        hosts = self.group.hosts
+        hosts = [node.host(i) for i, node in enumerate(self.group.hosts)]
+        nnodes = spec.nnodes or self.wanted()
+        for replaced in self.pool.parts.machines:
+            hosts = replaced(spec, hosts, nnodes)
         return Topology.plan(
-            [node.host(i) for i, node in enumerate(hosts)],
+            hosts,
             nproc=spec.nproc or self.slots(),
-            nnodes=spec.nnodes or self.wanted(),
+            nnodes=nnodes,
             gpus_per_proc=spec.gpus_per_proc,
             oversubscribe=spec.oversubscribe,
             device=spec.device or "auto",

@@ -27,6 +27,8 @@ class Hooks:
         self.removed: list[Callable[[], None]] = []
         # a line that is to be met; one that raises BadInput refuses it, and nothing has changed
         self.environment: list[Callable[[Any], Any]] = []  # its `LaunchSpec`; to an `EnvChange` of `nbddp.pool.change`
+        # and the machines, if so many nodes are to be there; to the nodes that workers are placed on
+        self.machines: list[Callable[[Any, Any, int], Any]] = []
         self.planned: list[Callable[[Any, Any], list[str]]] = []  # and its `Topology`; what to say of it
         # the pool, in its life and in lines
         self.started: list[Callable[[Any], None]] = []  # it has workers; given the agent of this machine
