@@ -205,6 +205,7 @@ ROWS = (
                 ),
                 given="nbddp.capabilities.simulated_gpus.options:given",
                 merge="nbddp.capabilities.simulated_gpus.options:merged", to_ranks=True,
+                exported="Its cells ran on simulated GPUs; the script is for real ones, and simulates none.",
                 help="run CUDA programs without GPUs: each node has N simulated ones, computed on the CPU (N T4; "
                 "4xA100-80GB names a model; 0 for none)",
             ),

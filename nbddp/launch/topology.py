@@ -272,7 +272,9 @@ def cpu_default(cores: int) -> int:
 
 
 def simulate(host: Node, nnodes: int) -> tuple[Node, ...]:
-    """Share one machine among `nnodes` simulated nodes: GPUs in consecutive equal blocks."""
+    """Share one machine among `nnodes` simulated nodes: GPUs in consecutive equal blocks. Each has all simulated GPUs."""
+    if any(d.simulated for d in host.devices):
+        return tuple(replace(host, index=i, cores=max(1, host.cores // nnodes), simulated=True) for i in range(nnodes))
     share = len(host.devices) // nnodes
     if host.devices and share == 0:
         raise BadInput(

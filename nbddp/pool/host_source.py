@@ -76,14 +76,10 @@ class HostSource:
 
     def plan(self, spec: LaunchSpec) -> Topology:
         """Who is where, for `spec` on the nodes that there are. Raises BadInput where that cannot be."""
-        hosts = [node.host(i) for i, node in enumerate(self.group.hosts)]
-        nnodes = spec.nnodes or self.wanted()
-        for replaced in self.pool.parts.machines:
-            hosts = replaced(spec, hosts, nnodes)
         return Topology.plan(
-            hosts,
+            self.pool.parts.placed_on(spec, [node.host(i) for i, node in enumerate(self.group.hosts)]),
             nproc=spec.nproc or self.slots(),
-            nnodes=nnodes,
+            nnodes=spec.nnodes or self.wanted(),
             gpus_per_proc=spec.gpus_per_proc,
             oversubscribe=spec.oversubscribe,
             device=spec.device or "auto",

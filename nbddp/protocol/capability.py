@@ -70,6 +70,7 @@ class Option:
     - given: (argument) -> the field's value, in Python.
     - merge: (spec, spec of the running pool) -> value; called if either has one.
     - workers: where it has workers run, on `hosts` or as `engines` of a cluster; empty: it does not decide that.
+    - exported: what is said of a script or job that is exported where a pool or a cell has a value for it.
     - to_ranks: whether the ranks are told if it holds; of a pool's option, its value.
     - shows: (Asked, value) -> what is displayed when the run has ended. of_failed: also if it failed. later: the
       command that shows the same of the last run. terminal: (Pool, value) -> what `python -m nbddp run` says then.
@@ -98,6 +99,7 @@ class Option:
     given: Target = ""
     merge: Target = ""
     workers: str = ""
+    exported: str = ""
     to_ranks: bool = False
     shows: Target = ""
     of_failed: bool = False

@@ -1,19 +1,38 @@
-"""The part of a rank that has simulated GPUs: it installs them before any program."""
+"""The part of a rank that has simulated GPUs: installs them before any program, and explains mistakes with devices."""
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from nbddp.capabilities.simulated_gpus.cards import cards_of
+from nbddp.capabilities.simulated_gpus.mistakes import Placed, explain, placed
 from nbddp.capabilities.simulated_gpus.on_rank import install
 from nbddp.deadlock.on_rank import call_log
 
 if TYPE_CHECKING:
+    from nbddp.errors import Raised
     from nbddp.worker.parts import RankWorker
 
 
 class SimulatedDevices:
-    """Says more of exceptions about devices."""
+    """Says more of exceptions about devices. `_frames`: of the exception that is read, what its user's frames held."""
+
+    def __init__(self) -> None:
+        self._frames: list[list[Placed]] = []
+
+    def values(self, frame: FrameType, line: str) -> list[tuple[str, str]]:
+        """Adds nothing to the values of a frame; notes where they are."""
+        import torch
+
+        self._frames.append(placed(frame, line, torch))
+        return []
+
+    def note(self, raised: Raised) -> str:
+        import torch
+
+        frames, self._frames = self._frames, []
+        return explain(raised, frames, torch.cuda.device_count(), torch.cuda.current_device())
 
 
 def part(worker: RankWorker) -> SimulatedDevices:

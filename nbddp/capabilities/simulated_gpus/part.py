@@ -11,11 +11,13 @@ from nbddp.capabilities.simulated_gpus.cards import Card, cards_of, link_matrix,
 from nbddp.errors import BadInput
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
-from nbddp.launch.topology import Topology, simulate
+from nbddp.launch.topology import Topology
 
 if TYPE_CHECKING:
     from nbddp.pool.state import PoolState
 
+DRAWN_SO = ("topology",)  # their figures say it by themselves
+FIGURE_NOTE = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
 UNTOLD = "the GPUs are simulated: the CPU computes in their place, and times are not a GPU's"
 
 
@@ -26,14 +28,12 @@ class SimulatedGpusPart:
         self._pool = pool
         self._told: str | None = None
 
-    def machines(self, spec: LaunchSpec, hosts: Sequence[Node], nnodes: int) -> Sequence[Node]:
+    def machines(self, spec: LaunchSpec, hosts: Sequence[Node]) -> Sequence[Node]:
         """The nodes with simulated GPUs in place of those that they have."""
         if not spec.simulate_gpus:
             return hosts
         cards = cards_of(str(spec.simulate_gpus))
-        bare = [replace(host, devices=(), links=(), untold=()) for host in hosts]
-        nodes = simulate(bare[0], nnodes) if len(bare) == 1 and nnodes > 1 else bare
-        return [_with_cards(node, cards) for node in nodes]
+        return [_with_cards(host, cards) for host in hosts]
 
     def planned(self, spec: LaunchSpec, topology: Topology) -> list[str]:
         """What they are, where the last line did not say so. Raises BadInput where they cannot be had."""
@@ -46,6 +46,10 @@ class SimulatedGpusPart:
         if why := probe.unusable():
             raise BadInput(f"{asked}: {why}; leave it out to run on the CPU")
         return [words(cards_of(str(spec.simulate_gpus)))]
+
+    def figure_notes(self, name: str) -> str:
+        """Under a figure of what was measured."""
+        return "" if name in DRAWN_SO or not self._told else FIGURE_NOTE
 
     def stopped(self) -> None:
         self._told = None
