@@ -272,7 +272,7 @@ def cpu_default(cores: int) -> int:
 
 
 def simulate(host: Node, nnodes: int) -> tuple[Node, ...]:
-    """Share one machine among `nnodes` simulated nodes: GPUs in consecutive equal blocks. Each has all simulated GPUs."""
+    """Share one machine among `nnodes` simulated nodes: GPUs in equal blocks, but simulated GPUs all to each."""
     if any(d.simulated for d in host.devices):
         return tuple(replace(host, index=i, cores=max(1, host.cores // nnodes), simulated=True) for i in range(nnodes))
     share = len(host.devices) // nnodes

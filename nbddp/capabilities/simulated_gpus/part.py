@@ -16,8 +16,10 @@ from nbddp.launch.topology import Topology
 if TYPE_CHECKING:
     from nbddp.pool.state import PoolState
 
-DRAWN_SO = ("topology",)  # their figures say it by themselves
-FIGURE_NOTE = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
+COUNTED = "Simulated GPUs: memory is counted by tensor, without the workspaces of a GPU's libraries."
+TIMED = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
+# command or option → what is said under its figure, where that is not TIMED
+UNDER = {"topology": "", "memory": COUNTED}
 UNTOLD = "the GPUs are simulated: the CPU computes in their place, and times are not a GPU's"
 
 
@@ -45,23 +47,25 @@ class SimulatedGpusPart:
             raise BadInput(f"{asked} needs processes that nbddp starts, and a cluster has its own; leave out --cluster")
         if why := probe.unusable():
             raise BadInput(f"{asked}: {why}; leave it out to run on the CPU")
-        return [words(cards_of(str(spec.simulate_gpus)))]
+        return [_words(spec, topology)]
 
     def figure_notes(self, name: str) -> str:
         """Under a figure of what was measured."""
-        return "" if name in DRAWN_SO or not self._told else FIGURE_NOTE
+        return UNDER.get(name, TIMED) if self._told else ""
 
     def stopped(self) -> None:
         self._told = None
 
     def holds(self) -> list[str]:
         """What `status` says besides its table."""
-        placed, spec = self._pool.group.topology, self._pool.spec
-        if placed is None or not placed.simulates_gpus:
-            return []
-        each = " per node" * (placed.nnodes > 1)
-        said = words(cards_of(str(spec.simulate_gpus)))
-        return [said.replace(" (", f"{each} (", 1)]
+        placed = self._pool.group.topology
+        return [_words(self._pool.spec, placed)] if placed is not None and placed.simulates_gpus else []
+
+
+def _words(spec: LaunchSpec, placed: Topology) -> str:
+    """`4 simulated GPUs per node (T4, 16 GB; …)`."""
+    said = words(cards_of(str(spec.simulate_gpus)))
+    return said.replace(" (", " per node (", 1) if placed.nnodes > 1 else said
 
 
 def _with_cards(node: Node, cards: Sequence[Card]) -> Node:
