@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -32,11 +33,19 @@ class SimulatedDevices:
         import torch
 
         frames, self._frames = self._frames, []
-        return explain(raised, frames, torch.cuda.device_count(), torch.cuda.current_device())
+        gpus = torch.cuda.device_count()
+        return explain(raised, frames, gpus, torch.cuda.current_device() if gpus else 0)
+
+
+def _share_memory(log: str) -> None:
+    """The ranks of a node have their GPUs' memory together: they write what they take in one file of the pool's."""
+    name = f"simulated-gpus-{os.environ.get('GROUP_RANK', '0')}"
+    os.environ["NBDDP_SIMULATED_GPUS_MEMORY"] = os.path.join(os.path.dirname(log), name)
 
 
 def part(worker: RankWorker) -> SimulatedDevices:
     """Raises RuntimeError, and has changed nothing, if this torch is not laid out as known."""
+    _share_memory(worker.log_path)
     install(cards_of(str(worker.pool_options["simulate_gpus"])))
     call_log.STANDS_FOR["nccl"] = "gloo"
     return SimulatedDevices()
