@@ -59,6 +59,11 @@ def forecast(
         raise BadInput(f"there is no algorithm {algorithm}; use {', '.join(ALGORITHMS)}")
     if nodes < 1 or (ranks_per_node is not None and ranks_per_node < 1):
         raise BadInput("a forecast needs at least one node and one rank on it; use --nodes 1 and --ranks-per-node 1")
+    if pool.placed().simulates_gpus:
+        raise BadInput(
+            "the steps were timed on simulated GPUs, for which the CPU computes, so they say nothing of a GPU's; train "
+            "on GPUs, or without --simulate-gpus for a forecast of CPUs"
+        )
     recording = pool.timings()
     number = typical(recording)
     if number is None:

@@ -6,7 +6,6 @@ some MiB from driver to driver. Links are those of `nvidia-smi topo -m` on the u
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import re
 from collections.abc import Mapping, Sequence
@@ -91,14 +90,6 @@ def cards_of(text: str) -> tuple[Card, ...]:
     if not 1 <= number <= MOST:
         raise BadInput(f"{text!r}: a node has 1 to {MOST} simulated GPUs, not {asked[1]}; {_usage()}")
     return (CARDS[_known(model, text)],) * number
-
-
-def asked(text: str) -> str:
-    """What is typed, in one form: `4` → `4xT4`; for argparse."""
-    try:
-        return typed(cards_of(text))
-    except BadInput as e:
-        raise argparse.ArgumentTypeError(str(e)) from None
 
 
 def typed(cards: Sequence[Card]) -> str:

@@ -87,6 +87,8 @@ def index_for(device: Any) -> int:
     """The index that a program means by a device, or by None. Raises the driver's error."""
     if forked:
         torch.cuda._lazy_init()  # raises torch's own words on forked processes
+    if not count():
+        raise RuntimeError("No CUDA GPUs are available")
     index: int = current() if device is None or device.index is None else device.index
     if not 0 <= index < count():
         raise versions.driver_error(versions.ORDINAL)

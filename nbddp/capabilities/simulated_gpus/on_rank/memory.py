@@ -109,6 +109,7 @@ class Ledger:
                 self._row = next((n for n in range(PROCESSES) if not self._lives(n)), 0)
                 me = ProcessId.of(os.getpid())
                 self.ROW.pack_into(self._map, self._row * self.ROW.size, me.pid, me.started, *[0] * GPUS)
+                fcntl.flock(file, fcntl.LOCK_UN)  # the map keeps the file open
         except (OSError, AgentFailed):
             self._map = None
             return

@@ -8,6 +8,7 @@ callers, DDP's reducer among them, are served too. Work objects and futures are 
 from __future__ import annotations
 
 import datetime
+import os
 import socket
 import types
 import warnings
@@ -25,6 +26,11 @@ TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
 ALONE = {"c10d::send", "c10d::recv_", "c10d::recv_any_source_"}  # not every rank takes part
 FLAT = {"c10d::_allgather_base_", "c10d::_reduce_scatter_base_"}  # gloo cuts along dimension 0, nccl sees no shapes
 NOT_COLLECTIVE = {"c10d::check_for_nan", "c10d::monitored_barrier_"}
+OF_BACKENDS = (  # methods of a backend that a program may call without a group
+    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "alltoall",
+    "alltoall_base", "broadcast", "gather", "recv", "recv_anysource", "reduce", "reduce_scatter",
+    "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
 AVERAGED = (  # gloo lacks AVG: some versions raise, and reduce-scatter of 2.10 silently sums
     "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
 )  # fmt: skip
@@ -47,7 +53,9 @@ class Shadow:
     device: int | None = None  # the GPU that this rank has brought, from its first collective on
 
 
+SHARED = -1  # in place of a GPU that a rank has brought
 _shadows: dict[int, Shadow] = {}  # id of a gloo backend → its shadow
+_nccls: set[int] = set()  # ids of those that programs know as nccl
 
 
 def install() -> None:
@@ -64,11 +72,29 @@ def install() -> None:
     for name in AVERAGED:
         if hasattr(compiled.ProcessGroup, name):
             setattr(compiled.ProcessGroup, name, _averaging(getattr(compiled.ProcessGroup, name)))
+    for name in OF_BACKENDS:
+        if hasattr(compiled.ProcessGroupGloo, name):
+            setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
     library = torch.library.Library("c10d", "IMPL")
     machine.held.append(library)
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
             _register(library, full.removeprefix("c10d::"))
+
+
+def _on_twins(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a backend, called on the CPU twins of its tensors."""
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(self, *map(_twinned, args), **{name: _twinned(value) for name, value in kwargs.items()})
+
+    return called
+
+
+def _twinned(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_twinned, value))
+    return machine.twin(value) if isinstance(value, torch.Tensor) and value.is_cuda else value
 
 
 def _register(library: Any, name: str) -> None:
@@ -91,7 +117,7 @@ def _backend(compiled: Any) -> Any:
 
     class Kind(type):
         def __instancecheck__(cls, one: Any) -> bool:
-            return id(one) in _shadows
+            return id(one) in _nccls
 
     class ProcessGroupNCCL(metaclass=Kind):
         def __new__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
@@ -106,13 +132,19 @@ def _shadowed(compiled: Any, store: Any, rank: int, size: int, timeout: Any) -> 
     """A gloo backend, known as nccl."""
     if devices.count() < 1:
         raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
-    kind = compiled.ProcessGroup.BackendType.GLOO
     gloo = compiled.ProcessGroupGloo(dist.PrefixStore("simulated/nccl/", store), rank, size, timeout=timeout)
+    _shadows[id(gloo)] = _over(gloo, store)
+    _nccls.add(id(gloo))
+    return gloo
+
+
+def _over(gloo: Any, store: Any) -> Shadow:
+    compiled = torch._C._distributed_c10d
+    kind, rank, size = compiled.ProcessGroup.BackendType.GLOO, gloo.rank(), gloo.size()
     group = compiled.ProcessGroup(dist.PrefixStore("simulated/group/", store), rank, size)
     group._register_backend(torch.device("cpu"), kind, gloo)
     group._set_default_backend(kind)
-    _shadows[id(gloo)] = Shadow(gloo, group, group.boxed(), store, rank, size)
-    return gloo
+    return Shadow(gloo, group, group.boxed(), store, rank, size)
 
 
 def _collective(op: Any) -> Callable[..., Any]:
@@ -148,8 +180,11 @@ def _shadow_of(boxed: Any) -> Shadow:
     except RuntimeError:
         raise RuntimeError("No backend type associated with device type cuda") from None
     shadow = _shadows.get(id(backend))
+    if shadow is None and isinstance(backend, torch._C._distributed_c10d.ProcessGroupGloo):
+        shadow = _shadows[id(backend)] = _over(backend, dist.HashStore())
+        shadow.device = SHARED  # gloo takes ranks on one GPU
     if shadow is None:
-        raise NotImplementedError("simulated GPUs carry out collectives on CUDA tensors with the backend nccl alone")
+        raise NotImplementedError("simulated GPUs carry out collectives on CUDA tensors with nccl and gloo alone")
     return shadow
 
 
@@ -158,7 +193,8 @@ def _bring(shadow: Shadow, device: int) -> None:
     if shadow.device is not None:
         return
     shadow.device = device
-    mine = f"{socket.gethostname()}:{devices.physical(device)}"
+    node = os.environ.get("GROUP_RANK", "")  # simulated nodes have GPUs of their own
+    mine = f"{socket.gethostname()}:{node}:{devices.physical(device)}"
     shadow.store.set(f"simulated/{shadow.rank}", mine)
     for rank in range(shadow.size):
         other = shadow.store.get(f"simulated/{rank}").decode()
