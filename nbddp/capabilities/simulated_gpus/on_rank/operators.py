@@ -160,6 +160,7 @@ def install() -> None:
         op = _operator(name) if name != full else None
         if op is not None:
             _register(library, name, op)
+    library.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "Meta")  # else it asks CUDA for a fake CUDA tensor
     for key in (AUTOGRAD, DENSE):
         for name, (kernel, _) in cuda_only.COMPOSITE.items():
             library.impl(name, kernel, key)
