@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import cuda_only, kernels, machine
+from nbddp.capabilities.simulated_gpus.on_rank import cuda_only, kernels, machine, workspaces
 from nbddp.capabilities.simulated_gpus.on_rank.kernels import Kernel, functional, general
 
 aten = torch.ops.aten
@@ -183,14 +183,15 @@ def _register(library: Any, name: str, op: Any) -> None:
         if _has(name, of_cpu):
             library.impl(name, kernels.sparse(op), key)
     if name in EXCEPTIONS:
-        library.impl(name, EXCEPTIONS[name].make(op), DENSE)
+        library.impl(name, workspaces.beside(name, EXCEPTIONS[name].make(op)), DENSE)
     elif name.partition(".")[0] in LEFT_OUT and not name.endswith("_backward"):
         return
     elif _has(name, "CompositeImplicitAutograd") and not _has(name, "CPU"):
         for key in (AUTOGRAD, DENSE) if _has(name, DENSE) else ():
             library.impl(name, op.decompose, key)  # a CUDA build has a kernel (rms_norm); the composite one is taken
     elif _has(name, "CPU") or name.startswith("_foreach_") or _has(name, DENSE):
-        library.impl(name, _kernel(name, op), DENSE)  # what only a CUDA build has is refused when it is called
+        # what only a CUDA build has is refused when it is called
+        library.impl(name, workspaces.beside(name, _kernel(name, op)), DENSE)
 
 
 def _has(name: str, key: str) -> bool:
