@@ -138,21 +138,6 @@ def convolution(x: Any, *more: Any) -> None:
         raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {WORDS[x.dtype]}")
 
 
-def attention(query: Any, key: Any, value: Any) -> None:
-    """What is checked before one of the kernels for attention is chosen."""
-    if not query.dtype == key.dtype == value.dtype:
-        names = [IN_CPP.get(one.dtype, one.dtype) for one in (query, key, value)]
-        raise RuntimeError(
-            "Expected query, key, and value to have the same dtype, but got "
-            f"query.dtype: {names[0]} key.dtype: {names[1]} and value.dtype: {names[2]} instead."
-        )
-    if not query.device == key.device == value.device:
-        raise RuntimeError(
-            "Expected query, key, and value to have the same device type, but got "
-            f"query.device: {query.device} key.device: {key.device} and value.device: {value.device} instead."
-        )
-
-
 CHECKS: Mapping[str, Check] = {
     "mm": products,
     "addmm": products_and_sum,
