@@ -22,6 +22,8 @@ PER_WORD, HALF_PAIR = 8, 4
 PAIR = 4  # words that two normals take
 MOST = 1 << 28  # words that are drawn to come to an offset; beyond, the offset seeds
 AT_ONCE = 1 << 20
+REMEMBERED = 64  # states that were asked for last
+_states: dict[tuple[int, int], bytes] = {}  # (seed, offset) → the CPU's state there
 OriginalGenerator = torch.Generator
 
 
@@ -91,8 +93,12 @@ class CudaGenerator(OriginalGenerator):  # type: ignore[misc, valid-type]
         index = self.device.index
         OriginalGenerator.manual_seed(self, seed)
         self._begin()
+        remembered = _states.get((seed & (1 << 64) - 1, offset))
         machine.label_generator(self, None)
         try:
+            if remembered is not None:
+                OriginalGenerator.set_state(self, torch.frombuffer(bytearray(remembered), dtype=torch.uint8))
+                return
             if words > MOST:
                 OriginalGenerator.manual_seed(self, hash((seed, offset)) & (1 << 63) - 1)
                 return
@@ -107,8 +113,12 @@ class CudaGenerator(OriginalGenerator):  # type: ignore[misc, valid-type]
             machine.label_generator(self, index)
 
     def get_state(self) -> Any:
-        state = bytearray(CUDA_STATE.pack(self.initial_seed() & (1 << 64) - 1, self.get_offset()))
-        return torch.frombuffer(state, dtype=torch.uint8)
+        key = self.initial_seed() & (1 << 64) - 1, self.get_offset()
+        _states.pop(key, None)
+        _states[key] = self._cpu_state()
+        if len(_states) > REMEMBERED:
+            del _states[next(iter(_states))]
+        return torch.frombuffer(bytearray(CUDA_STATE.pack(*key)), dtype=torch.uint8)
 
     def set_state(self, state: Any) -> Any:
         if not isinstance(state, torch.Tensor):

@@ -45,7 +45,7 @@ class CUDAGraph:
         self._done = False
         self._pool = (0, 0)
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+    def capture_begin(self, pool: Any = None, *modes: Any, **more: Any) -> None:
         if kernels.recording:
             raise versions.driver_error(versions.CAPTURING)
         self._pool = pool or graph_pool_handle()

@@ -270,6 +270,19 @@ def view(op: Any) -> Kernel:
     return kernel
 
 
+def sparse(op: Any) -> Kernel:
+    """For sparse tensors. What they consist of has the CPU's label and keeps it: a program gets a copy of the label."""
+    returns = op._schema.returns
+    if not any(r.alias_info and not r.alias_info.is_write for r in returns):
+        return general(op)
+
+    def kernel(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        out = op(machine.twin(tensor), *args, **kwargs)
+        return labelled(out.data, machine.index_of(tensor)) if isinstance(out, Tensor) else out
+
+    return kernel
+
+
 def metadata_write(op: Any) -> Kernel:
     """`resize_` and `set_` change the tensor itself."""
     call = op._handle.redispatch_boxed

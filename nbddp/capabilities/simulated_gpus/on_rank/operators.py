@@ -180,7 +180,7 @@ def _register(library: Any, name: str, op: Any) -> None:
         kernels.random_operators.add(schema.name)
     for key, of_cpu in SPARSE.items():
         if _has(name, of_cpu):
-            library.impl(name, general(op), key)
+            library.impl(name, kernels.sparse(op), key)
     if name in EXCEPTIONS:
         library.impl(name, EXCEPTIONS[name].make(op), DENSE)
     elif name.partition(".")[0] in LEFT_OUT and not name.endswith("_backward"):

@@ -17,6 +17,18 @@ NVML: Mapping[str, str] = {  # of torch.cuda → what it would measure
     "clock_rate": "clock",
     "list_gpu_processes": "list of processes by the driver",
 }
+OF_DRIVER: Mapping[str, str] = {  # of torch._C → why there is none
+    "_cuda_jiterator_compile_and_launch_kernel": "jiterator compiles CUDA C++, which only a GPU runs",
+    "_cuda_jiterator_compile_and_launch_kernel_multi_outputs": "jiterator compiles CUDA C++, which only a GPU runs",
+    "_cuda_customAllocator": "a CUDA allocator of one's own calls the driver, and there is none",
+    "_cuda_changeCurrentAllocator": "a CUDA allocator of one's own calls the driver, and there is none",
+    "_cuda_getStreamFromExternal": "a stream of another library is the driver's, and there is none",
+    "_cuda_cudaCachingAllocator_raw_alloc": "memory by its address is a GPU's, and there is none",
+    "_cuda_cudaCachingAllocator_raw_delete": "memory by its address is a GPU's, and there is none",
+    "_cuda_tunableop_enable": "TunableOp tries kernels of cuBLAS, and there is none",
+    "_nccl_unique_id": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
+    "_nccl_init_rank": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
+}
 INDUCTOR = (
     "torch.compile's default backend, inductor, writes Triton kernels, which only a GPU runs. On simulated GPUs use "
     "torch.compile(..., backend='aot_eager'): it traces the same graphs, and finds the same graph breaks"
@@ -31,7 +43,10 @@ def install() -> None:
     for name, what in NVML.items():
         if hasattr(torch.cuda, name):
             setattr(torch.cuda, name, _refuse(NOT_MEASURED.format(what)))
+    for name, why in OF_DRIVER.items():
+        setattr(torch._C, name, _refuse(f"simulated GPUs: {why}"))
     torch.cuda.nvtx._nvtx = _ranges()
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # its own answer comes with a warning
     _profiler()
     _inductor()
 
@@ -70,6 +85,17 @@ def _profiler() -> None:
     """CUDA activities are accepted, and none occur."""
     profiler = torch.autograd.profiler
     cuda = torch.autograd.ProfilerActivity.CUDA
+    supported = profiler._supported_activities
+    fallback, plain = torch.autograd.ProfilerState.KINETO_GPU_FALLBACK, torch.autograd.ProfilerState.KINETO
+    of = profiler.profile.config
+
+    def config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.profiler_kind == fallback:  # which would record CUDA's events
+            self.profiler_kind = plain
+        return of(self, *args, **kwargs)
+
+    profiler.profile.config = config
+    profiler._supported_activities = lambda: supported() | {cuda}
     for name in ("_prepare_profiler", "_enable_profiler"):
         original = getattr(profiler, name)
 
