@@ -8,10 +8,10 @@ import pytest
 
 import nbddp
 from nbddp import capabilities
-from nbddp.capabilities.simulated_gpus import mistakes, options
+from nbddp.capabilities.simulated_gpus import on_worker, options
 from nbddp.capabilities.simulated_gpus.advice import without_gpus
 from nbddp.capabilities.simulated_gpus.cards import CARDS, MOST, cards_of, link_matrix, typed, visible, words
-from nbddp.capabilities.simulated_gpus.mistakes import Placed
+from nbddp.capabilities.simulated_gpus.on_worker import Placed
 from nbddp.capabilities.simulated_gpus.part import SimulatedGpusPart
 from nbddp.errors import BadInput, Cause, Frame, Raised
 from nbddp.launch import torchrun_env
@@ -204,17 +204,17 @@ NET, X, Y = Placed("net", "cuda:1", 8, True), Placed("x", "cpu", 9), Placed("y",
 
 def test_operands_on_several_devices_are_named() -> None:
     said = "the parameters of net (made in line 8) are on cuda:1 and x (made in line 9) is on cpu"
-    assert mistakes.explain(Raised("RuntimeError", MIXED), [[], [NET, X], [X, Y]], 4, 1) == said
-    assert mistakes.explain(Raised("RuntimeError", MIXED), [[NET, Y], [X]], 4, 1) == ""
-    assert mistakes.explain(Raised("RuntimeError", "bad"), [[NET, X]], 4, 1) == ""
+    assert on_worker.explain(Raised("RuntimeError", MIXED), [[], [NET, X], [X, Y]], 4, 1) == said
+    assert on_worker.explain(Raised("RuntimeError", MIXED), [[NET, Y], [X]], 4, 1) == ""
+    assert on_worker.explain(Raised("RuntimeError", "bad"), [[NET, X]], 4, 1) == ""
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Raised("AcceleratorError", "CUDA error: invalid device ordinal\nGPU device may be out of range")
-    assert mistakes.explain(wrong, [], 2, 0) == "this process sees 2 GPUs, cuda:0 to cuda:1"
-    assert mistakes.explain(wrong, [], 1, 0) == "this process sees one GPU, cuda:0"
+    assert on_worker.explain(wrong, [], 2, 0) == "this process sees 2 GPUs, cuda:0 to cuda:1"
+    assert on_worker.explain(wrong, [], 1, 0) == "this process sees one GPU, cuda:0"
     shared = Raised("DistBackendError", "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert "its LOCAL_RANK is 1" in mistakes.explain(shared, [], 2, 0)
-    assert mistakes.explain(shared, [], 2, 1) == mistakes.explain(shared, [], 1, 0) == ""
+    assert "its LOCAL_RANK is 1" in on_worker.explain(shared, [], 2, 0)
+    assert on_worker.explain(shared, [], 2, 1) == on_worker.explain(shared, [], 1, 0) == ""
     assert MOST == 16

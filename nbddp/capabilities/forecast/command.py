@@ -59,11 +59,7 @@ def forecast(
         raise BadInput(f"there is no algorithm {algorithm}; use {', '.join(ALGORITHMS)}")
     if nodes < 1 or (ranks_per_node is not None and ranks_per_node < 1):
         raise BadInput("a forecast needs at least one node and one rank on it; use --nodes 1 and --ranks-per-node 1")
-    if pool.placed().simulates_gpus:
-        raise BadInput(
-            "the steps were timed on simulated GPUs, for which the CPU computes, so they say nothing of a GPU's; train "
-            "on GPUs, or without --simulate-gpus for a forecast of CPUs"
-        )
+    _refuse_simulated(pool.placed())
     recording = pool.timings()
     number = typical(recording)
     if number is None:
@@ -76,6 +72,14 @@ def forecast(
         recording, _measured(pool, largest, progress), inter_node=asked[0], intra_node=asked[1], latency=wait,
         ranks_per_node=per_node, nodes=nodes, strong=strong, algorithm=algorithm, world_size=pool.placed().world_size,
     )  # fmt: skip
+
+
+def _refuse_simulated(placed: Topology) -> None:
+    if placed.simulates_gpus:
+        raise BadInput(
+            "the steps were timed on simulated GPUs, for which the CPU computes, so they say nothing of a GPU's; train "
+            "on GPUs, or without --simulate-gpus for a forecast of CPUs"
+        )
 
 
 def _measured(source: Source, largest: int, progress: Callable[[str], None]) -> list[Measured]:
