@@ -59,7 +59,7 @@ CARDS: Mapping[str, Card] = {  # as typed → the model
     "L4": Card("NVIDIA L4", 22563 * MIB, (8, 9), 58),
     "L40S": Card("NVIDIA L40S", 45495 * MIB, (8, 9), 142),
     "RTX-4090": Card("NVIDIA GeForce RTX 4090", 24217 * MIB, (8, 9), 128),
-    "H100": Card("NVIDIA H100 80GB HBM3", 81089 * MIB, (9, 0), 132, "NV18"),
+    "H100": Card("NVIDIA H100 80GB HBM3", 81079 * MIB, (9, 0), 132, "NV18"),
 }
 DEFAULT = "T4"
 ALSO = {  # names that mean one of these

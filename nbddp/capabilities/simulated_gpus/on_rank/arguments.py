@@ -1,38 +1,17 @@
-"""An operator's arguments on their way to the CPU's kernel: twins for CUDA tensors, and the check of their devices."""
+"""An operator's arguments on their way to the CPU's kernel: twins for CUDA tensors."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import machine, memory, versions
+from nbddp.capabilities.simulated_gpus.on_rank import machine, memory
 
 Tensor, Device = torch.Tensor, torch.device
 ON_CPU = torch.device("cpu")
 CUDA_KEYS = torch._C.DispatchKey.CUDA, torch._C.DispatchKey.SparseCUDA, torch._C.DispatchKey.SparseCsrCUDA
-
-MIXED = {  # operators whose tensors may be on several devices → why
-    "aten::copy_": "it copies between devices",
-    "aten::_copy_from": "it copies between devices",
-    "aten::_foreach_copy_": "it copies between devices",
-    "aten::index": "indices may be on the CPU; the kernel checks them by itself",
-    "aten::_unsafe_index": "as index",
-    "aten::index_put_": "as index, and a value of no dimensions may be on the CPU",
-    "aten::_index_put_impl_": "as index_put_",
-    "aten::index_put": "as index_put_",
-    "aten::_unsafe_index_put": "as index_put_",
-    "aten::is_set_to": "it compares storages",
-    "aten::repeat_interleave": "its repeats may be on the CPU",
-    "aten::_ctc_loss": "its lengths are on the CPU",
-    "aten::_ctc_loss_backward": "its lengths are on the CPU",
-    "aten::_amp_foreach_non_finite_check_and_unscale_": "gradients of several devices have their own found_inf",
-    "aten::multi_margin_loss": "its kernel checks by itself",
-}  # fmt: skip
-INDEXING = {"aten::index", "aten::_unsafe_index", "aten::index_put_", "aten::_index_put_impl_", "aten::index_put"}
 
 
 class Relabelled:
@@ -91,62 +70,3 @@ def flat(args: Any) -> Iterator[Any]:
             yield arg
         elif isinstance(arg, list | tuple):
             yield from flat(arg)
-
-
-@functools.cache
-def _native() -> Mapping[str, tuple[bool, bool]]:
-    """Operator → (whether devices are checked before its kernel, whether it is structured): torch's own table."""
-    path = Path(torch.__file__).parents[1] / "torchgen" / "packaged/ATen/native/native_functions.yaml"
-    found: dict[str, tuple[bool, bool]] = {}
-    name = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("- func: "):
-            name = line[8:].split("(")[0]
-            found[name] = True, False
-        elif line.startswith("  device_check: NoCheck"):
-            found[name] = False, found[name][1]
-        elif line.startswith("  structured"):
-            found[name] = found[name][0], True
-    return found
-
-
-def check_devices(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Two devices among the arguments: allowed, or torch's error."""
-    schema = op._schema
-    if schema.name in INDEXING:
-        for index in flat(args[1:2]):
-            if index.is_cuda and index.device != args[0].device:
-                raise RuntimeError(
-                    f"indices should be either on cpu or on the same device as the indexed tensor ({args[0].device})"
-                )
-    if schema.name in MIXED or not schema.name.startswith("aten::"):
-        return
-    name, overload = schema.name[6:], schema.overload_name
-    checked, structured = _native().get(f"{name}.{overload}" if overload else name, (True, False))
-    values = {arg.name: value for arg, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
-    if checked:
-        method = f"wrapper_CUDA_{overload}_{name}"
-        if structured:
-            method = f"wrapper_CUDA_{name}{'_' + overload if overload else ''}"
-        _check_each(schema, values, method)
-    else:
-        _check_iterator(values)
-
-
-def _check_each(schema: Any, values: Mapping[str, Any], method: str) -> None:
-    """Every tensor is on the device of the first, in the order of the declaration."""
-    common = None
-    for argument in schema.arguments:
-        for tensor in flat([values.get(argument.name)]):
-            common = common or tensor.device
-            if tensor.device != common:
-                raise versions.other_device(argument.name, tensor.device, common, method)
-
-
-def _check_iterator(values: Mapping[str, Any]) -> None:
-    """As TensorIterator: the first CUDA device is the common one, and a CPU tensor of no dimensions is a number."""
-    tensors = [*flat([values.get("out")]), *flat([v for k, v in values.items() if k != "out"])]
-    common = next(tensor.device for tensor in tensors if tensor.is_cuda)
-    for tensor in tensors:
-        if tensor.device != common and not (tensor.dim() == 0 and not tensor.is_cuda):
-            raise versions.two_devices(common, tensor.device)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import kernels, machine
+from nbddp.capabilities.simulated_gpus.on_rank import kernels, machine, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
 
 aten = torch.ops.aten
@@ -122,6 +122,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
+    _check_attention(query, key, value, attn_mask)
     twins = [machine.twin(one).requires_grad_(_needs_grad(one)) for one in (query, key, value)]
     seen = attn_mask if attn_mask is None or not attn_mask.is_cuda else machine.twin(attn_mask)
     options = {"scale": scale, "enable_gqa": enable_gqa}
@@ -134,6 +135,21 @@ def scaled_dot_product_attention(
         return flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     math = aten._scaled_dot_product_attention_math
     return math(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+
+
+def _check_attention(query: Any, key: Any, value: Any, mask: Any) -> None:
+    """What attention checks before it chooses a kernel."""
+    places = {query.device, key.device, value.device}
+    if len(places) > 1:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same device type, but got "
+            f"query.device: {query.device} key.device: {key.device} and value.device: {value.device} instead."
+        )
+    if len({query.dtype, key.dtype, value.dtype}) > 1 or min(query.dim(), key.dim(), value.dim()) < 2:
+        aten.scaled_dot_product_attention(*(machine.twin(one) for one in (query, key, value)))  # raises its own words
+    if mask is not None and mask.device != query.device:
+        method = "wrapper_CUDA___scaled_dot_product_efficient_attention"
+        raise versions.other_device("attn_bias", mask.device, query.device, method)
 
 
 def _needs_grad(tensor: Any) -> bool:
@@ -169,17 +185,20 @@ class _ToCuda(torch.autograd.Function):  # type: ignore[misc]
 def as_on_cpu(op: Any) -> Callable[..., Any]:
     """An operator whose whole way the CPU takes. Under autocast its tensors are cast, as cuDNN's are."""
 
+    packed = op._schema.overload_name == "data"  # with a tensor of batch sizes after the input, which is on the CPU
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        found = [one for one in flat(args) if one.is_cuda]
-        for one in flat(args):
-            if one.is_floating_point() and one.device != found[0].device:
-                raise RuntimeError(
-                    f"Input and parameter tensors are not at the same device, found input tensor at "
-                    f"{args[0].device} and parameter tensor at {one.device}"
-                )
+        hidden, parameters = args[2:4] if packed else args[1:3]
+        for what, tensors in (("hidden", hidden), ("parameter", parameters)):
+            for one in flat([tensors]):
+                if one.device != args[0].device:
+                    raise RuntimeError(
+                        f"Input and {what} tensors are not at the same device, found input tensor at "
+                        f"{args[0].device} and {what} tensor at {one.device}"
+                    )
         low = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         out = op(*(_on_cpu(arg, low) for arg in args), **kwargs)
-        return tuple(_ToCuda.apply(one, machine.index_of(found[0])) for one in out)
+        return tuple(_ToCuda.apply(one, machine.index_of(args[0])) for one in out)
 
     return kernel
 

@@ -33,7 +33,8 @@ class CudaGenerator(OriginalGenerator):  # type: ignore[misc, valid-type]
     _known: tuple[int, bytes]  # blocks drawn, and the twister then
 
     def __new__(cls, device: Any = "cuda") -> Any:
-        index = devices.index_for(torch.device(device))
+        asked = torch.device(device).index  # whether there is such a GPU is seen when it is used
+        index = devices.current() if asked is None else asked
         made = OriginalGenerator.__new__(cls)
         machine.label_generator(made, index)
         made._begin()

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory, versions
-from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, Tensor, check_devices, flat
+from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory, mixed_devices, versions
+from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, Tensor, flat
 
 Kernel = Callable[..., Any]
 CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -38,7 +38,7 @@ def run_now(op: Any, *args: Any, **kwargs: Any) -> Any:
         torch.cuda._lazy_init()
     call = Relabelled(op, args, kwargs)
     if call.mixed:
-        check_devices(op, args, kwargs)
+        mixed_devices.check(op, args, kwargs)
     index = devices.index_for(kwargs.get("device")) if call.device is None else call.device
     if op._schema.name in random_operators:
         _give_generator(call, index)
@@ -252,6 +252,22 @@ def _on_meta(arg: Any) -> Any:
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
 
 
+def foreach(op: Any) -> Kernel:
+    """For lists of tensors. Where a list has several devices, one element after the other, as torch's slow way."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        lists = [arg for arg in args if isinstance(arg, list | tuple) and arg and isinstance(arg[0], Tensor)]
+        if len({tensor.device for one in lists for tensor in one}) < 2:
+            return run(op, *args, **kwargs)
+        single = [
+            op(*([arg[i]] if isinstance(arg, list | tuple) else arg for arg in args), **kwargs)
+            for i in range(len(lists[0]))
+        ]
+        return [one for part in single for one in part] if single[0] is not None else None
+
+    return kernel
+
+
 def view(op: Any) -> Kernel:
     """Changes metadata only. The CPU's kernel copies the keys of its argument, so it may see the CUDA tensor itself."""
     call = op._handle.redispatch_boxed
@@ -296,10 +312,11 @@ def metadata_write(op: Any) -> Kernel:
             machine.to_cuda(tensor, index)
         storage = tensor.untyped_storage()
         other = memory.index_of(storage)
-        if other not in (-1, index):
+        if other != index and (other >= 0 or (args and not isinstance(args[0], list | tuple))):
+            where = f"cuda:{other}" if other >= 0 else "cpu"
             raise RuntimeError(
                 f'Attempted to set the storage of a tensor on device "cuda:{index}" to a storage on different device '
-                f'"cuda:{other}".  This is no longer allowed; the devices must match.'
+                f'"{where}".  This is no longer allowed; the devices must match.'
             )
         memory.adopt(storage, index)
         return tensor

@@ -14,7 +14,6 @@ import mmap
 import os
 import struct
 import weakref
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,155 +21,70 @@ import torch
 
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.runtime_dir import runtime
-from nbddp.capabilities.simulated_gpus.on_rank import devices, versions
+from nbddp.capabilities.simulated_gpus.cards import Card
+from nbddp.capabilities.simulated_gpus.on_rank import devices, streams, versions
+from nbddp.capabilities.simulated_gpus.on_rank.allocator import Allocator, Block, Full
 from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 from nbddp.errors import AgentFailed
 
-CONTEXT = 105 * MIB  # what a CUDA context takes before the first tensor
-ROUNDED = 512  # bytes: sizes of blocks are multiples of it
-SMALL, SMALL_SEGMENT = MIB, 2 * MIB  # blocks up to a size come from segments of another
-LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB  # so do these; larger ones have their own segment
-STEP = 2 * MIB  # of which the size of such a segment is a multiple
+CONTEXT = 105 * MIB  # what a CUDA context takes before the first tensor, with the kernels that every program loads
+CONTEXTS = {(9, 0): 610 * MIB}  # capability → where it was measured: an H100 under driver 580
+DRIVER = 8 * MIB  # what the driver keeps for itself besides
+CUBLAS = 66 * MIB  # what each handle of cuBLAS takes of the GPU, beside its workspace
 SHARED = "NBDDP_SIMULATED_GPUS_MEMORY"  # the file in which processes write; children inherit it
 PROCESSES, GPUS = 128, 16  # that the file has room for
 
 
-@dataclass
-class Pool:
-    """Blocks of one kind, small or large: bytes, and how many there are."""
-
-    now: int = 0
-    peak: int = 0
-    taken: int = 0  # since the start
-    returned: int = 0
-    count: int = 0
-    count_peak: int = 0
-    count_taken: int = 0
-    segments: int = 0
-    reserved: int = 0
-    free: int = 0  # reserved, and in no block
-
-
-@dataclass
 class DeviceMemory:
     """What this process has of one GPU."""
 
-    index: int
-    total: int
-    now: int = 0
-    peak: int = 0
-    requested: int = 0
-    requested_peak: int = 0
-    reserved: int = 0
-    reserved_peak: int = 0
-    reserved_taken: int = 0
-    reserved_returned: int = 0
-    retries: int = 0
-    failures: int = 0
-    allowed: int = 0  # by set_per_process_memory_fraction; 0: all
-    small: Pool = field(default_factory=Pool)
-    large: Pool = field(default_factory=Pool)
-
-    def add(self, n: int, requested: int) -> None:
-        """A block of n bytes. Raises OutOfMemoryError."""
-        pool = self.small if n <= SMALL else self.large
-        if pool.free < n:
-            self._grow(pool, n)
-        pool.free -= n
-        pool.now += n
-        pool.taken += n
-        pool.count += 1
-        pool.count_taken += 1
-        if pool.now > pool.peak:
-            pool.peak = pool.now
-        if pool.count > pool.count_peak:
-            pool.count_peak = pool.count
-        self.now += n
-        self.requested += requested
-        if self.now > self.peak:
-            self.peak = self.now
-        if self.requested > self.requested_peak:
-            self.requested_peak = self.requested
-
-    def remove(self, n: int, requested: int) -> None:
-        pool = self.small if n <= SMALL else self.large
-        pool.free += n
-        pool.now -= n
-        pool.returned += n
-        pool.count -= 1
-        self.now -= n
-        self.requested -= requested
+    def __init__(self, index: int, card: Card):
+        self.index, self.total = index, card.memory
+        self.context = CONTEXTS.get(card.capability, CONTEXT)
+        self.allowed = 0  # by set_per_process_memory_fraction; 0: all
+        self.libraries = 0  # bytes that libraries have taken of the GPU, not through torch
+        self.allocator = Allocator(self._fits, lambda: ledger.write(self.index, self.used))
 
     def make_room(self, requested: int) -> None:
         """Raises OutOfMemoryError if so many bytes more do not fit, before anything is taken of the host's memory."""
-        n = rounded(requested)
-        pool = self.small if n <= SMALL else self.large
-        if pool.free < n and not self._fits(segment(n)):
-            self.release_cached()
-            if not self._fits(segment(n)):
-                self._refuse(segment(n))
+        try:
+            self.allocator.check(requested, streams.current(self.index))
+        except Full as full:
+            raise self._refusal(full.asked) from None
 
-    def release_cached(self) -> None:
-        """Returns to the GPU what is reserved and in no block."""
-        for pool, step in ((self.small, SMALL_SEGMENT), (self.large, STEP)):
-            kept = -(-pool.now // step) * step
-            self.reserved_returned += pool.reserved - kept
-            pool.reserved, pool.free = kept, kept - pool.now
-            pool.segments = min(pool.segments, -(-kept // step))
-        self.reserved = self.small.reserved + self.large.reserved
-        ledger.write(self.index, self.used)
+    def take(self, requested: int) -> Block:
+        """A block for so many bytes. Raises OutOfMemoryError."""
+        try:
+            return self.allocator.take(requested, streams.current(self.index))
+        except Full as full:
+            raise self._refusal(full.asked) from None
 
     @property
     def used(self) -> int:
         """Bytes of the GPU that this process has, with its context."""
-        return self.reserved + CONTEXT if self.reserved_taken else 0
+        counts = self.allocator.both.reserved_bytes
+        return counts.now + self.context + self.libraries if counts.came else 0
 
     def free(self) -> int:
         others = sum(size for _, size in ledger.others(self.index))
-        return max(0, self.total - others - (self.used or CONTEXT))
+        return max(0, self.total - others - (self.used or self.context) - DRIVER)
 
     def _fits(self, size: int) -> bool:
-        return size <= self.free() and not 0 < self.allowed < self.reserved + size
+        return size <= self.free() and not 0 < self.allowed < self.allocator.both.reserved_bytes.now + size
 
-    def _grow(self, pool: Pool, n: int) -> None:
-        size = segment(n)
-        if not self._fits(size):
-            self.retries += 1
-            self.release_cached()
-            if not self._fits(size):
-                self._refuse(size)
-        pool.reserved += size
-        pool.free += size
-        pool.segments += 1
-        self.reserved += size
-        self.reserved_taken += size
-        if self.reserved > self.reserved_peak:
-            self.reserved_peak = self.reserved
-        ledger.write(self.index, self.used)
-
-    def _refuse(self, size: int) -> None:
-        self.failures += 1
-        words = versions.size
+    def _refusal(self, size: int) -> BaseException:
+        words, both = versions.size, self.allocator.both
         others = "".join(f"Process {pid} has {words(used)} memory in use. " for pid, used in ledger.others(self.index))
         allowed = f"{words(self.allowed)} allowed; " if self.allowed else ""
-        raise torch.OutOfMemoryError(
+        unused = both.reserved_bytes.now - both.allocated_bytes.now
+        error: BaseException = torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {words(size)}. GPU {self.index} has a total capacity of "
             f"{words(self.total)} of which {words(self.free())} is free. {others}Including non-PyTorch memory, this "
-            f"process has {words(self.used or CONTEXT)} memory in use. {allowed}Of the allocated memory "
-            f"{words(self.now)} is allocated by PyTorch, and {words(self.reserved - self.now)} is reserved by PyTorch "
+            f"process has {words(self.used or self.context)} memory in use. {allowed}Of the allocated memory "
+            f"{words(both.allocated_bytes.now)} is allocated by PyTorch, and {words(unused)} is reserved by PyTorch "
             f"but unallocated.{versions.alloc_conf()}"
         )
-
-
-def rounded(n: int) -> int:
-    return -(-n // ROUNDED) * ROUNDED
-
-
-def segment(n: int) -> int:
-    """Bytes that the allocator asks of the driver for a block of n bytes."""
-    if n <= SMALL:
-        return SMALL_SEGMENT
-    return LARGE_SEGMENT if n < LARGE else -(-n // STEP) * STEP
+        return error
 
 
 class Ledger:
@@ -249,28 +163,28 @@ def begin() -> None:
     """CUDA is in use from now on."""
     devices.freeze()
     if not _of:
-        _of.extend(DeviceMemory(i, devices.card(i).memory) for i in range(devices.count()))
+        _of.extend(DeviceMemory(i, devices.card(i)) for i in range(devices.count()))
         ledger.begin()
 
 
-class Block(weakref.ref[Any]):
-    """The memory of one storage. It ends with the storage."""
+class Owned(weakref.ref[Any]):
+    """What a storage has of a GPU. It ends with the storage."""
 
-    __slots__ = ("index", "key", "requested", "size")
+    __slots__ = ("block", "index", "key", "requested")
     index: int
     key: int
     requested: int
-    size: int
+    block: Block | None  # None: another process has allocated it, or it is empty
 
 
-blocks: dict[int, Block] = {}  # address of a StorageImpl → its block
+blocks: dict[int, Owned] = {}  # address of a StorageImpl → what it has
 
 
-def _ended(block: Block) -> None:
-    if block.size:
-        _of[block.index].remove(block.size, block.requested)
-    if blocks.get(block.key) is block:
-        del blocks[block.key]
+def _ended(owned: Owned) -> None:
+    if owned.block is not None:
+        _of[owned.index].allocator.give(owned.block)
+    if blocks.get(owned.key) is owned:
+        del blocks[owned.key]
 
 
 def adopt(storage: Any, index: int, counted: bool = True) -> None:
@@ -278,25 +192,22 @@ def adopt(storage: Any, index: int, counted: bool = True) -> None:
     if not torch.cuda._initialized:  # finding the layout has used up C++'s own lazy initialisation
         torch.cuda._lazy_init()
     key, requested = storage._cdata, storage.nbytes()
-    n = rounded(requested) if counted else 0
     old = blocks.get(key)
-    if old is not None:
-        if old.requested == requested:
-            return
-        if old.size:  # the storage was resized
-            _of[old.index].remove(old.size, old.requested)
-        old.size = old.requested = 0
-    if n:
-        _of[index].add(n, requested)
-    block = Block(storage, _ended)
-    block.index, block.key, block.requested, block.size = index, key, requested, n
-    blocks[key] = block
+    if old is not None and old.requested == requested:
+        return
+    block = _of[index].take(requested) if counted and requested else None
+    if old is not None and old.block is not None:  # the storage was resized: its content was copied
+        _of[old.index].allocator.give(old.block)
+        old.block = None
+    owned = Owned(storage, _ended)
+    owned.index, owned.key, owned.requested, owned.block = index, key, requested, block
+    blocks[key] = owned
 
 
 def index_of(storage: Any) -> int:
     """The index of the GPU to which a storage belongs, else -1."""
-    block = blocks.get(storage._cdata)
-    return -1 if block is None else block.index
+    owned = blocks.get(storage._cdata)
+    return -1 if owned is None else owned.index
 
 
 def make_room(index: int, requested: int) -> None:

@@ -9,18 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import cuda_only, kernels, machine
+from nbddp.capabilities.simulated_gpus.on_rank import cuda_only, kernels, machine, mixed_devices, versions, workspaces
 from nbddp.capabilities.simulated_gpus.on_rank.kernels import Kernel, functional, general
 
 aten = torch.ops.aten
 WARNING = "(?s).*Overriding a previously registered kernel"
 DENSE, AUTOGRAD = "CUDA", "AutogradCUDA"
 SPARSE = {"SparseCUDA": "SparseCPU", "SparseCsrCUDA": "SparseCsrCPU"}  # key → the CPU's
-WORDS = {
-    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.int64: "Long", torch.int32: "Int", torch.uint8: "Byte", torch.bool: "Bool",
-    torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-}  # fmt: skip
 
 
 def copy(tensor: Any, source: Any, non_blocking: bool = False) -> Any:
@@ -39,21 +34,26 @@ def _copy_now(op: Any, tensor: Any, source: Any) -> Any:
 
 
 def convolution(op: Any) -> Kernel:
-    """With cuDNN's check of types, which the CPU's kernel words otherwise."""
+    """With the check of types, which the CPU's kernel words otherwise."""
     kernel = functional(op)
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        x, weight, bias = args[:3]
-        for what, other in (("weight", weight), ("bias", bias)):
-            if other is not None and (x.is_cuda, x.dtype) != (other.is_cuda, other.dtype):
-                raise RuntimeError(f"Input type ({_type(x)}) and {what} type ({_type(other)}) should be the same")
+        x, weight, bias, *sizes = args[:9]
+        mixed_devices.convolution(x, weight, bias, sizes)
         return kernel(*args, **kwargs)
 
     return checked
 
 
-def _type(tensor: Any) -> str:
-    return f"torch.{'cuda.' if tensor.is_cuda else ''}{WORDS.get(tensor.dtype, 'Float')}Tensor"
+def rms_norm(op: Any) -> Kernel:
+    """CUDA has a kernel of its own, which checks devices; the composite one computes."""
+
+    def checked(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+        if weight is not None and weight.device != x.device and versions.at_least(2, 9):
+            raise versions.other_device("weight", weight.device, x.device, "wrapper_CUDA___fused_rms_norm")
+        return op.decompose(x, shape, weight, eps)
+
+    return checked
 
 
 def softmax(op: Any) -> Kernel:
@@ -144,7 +144,7 @@ EXCEPTIONS: Mapping[str, Exception_] = {
 }
 LEFT_OUT = {  # they have a kernel of ours for autograd too
     name.partition(".")[0] for name in cuda_only.COMPOSITE
-}
+} | {"rms_norm"}
 
 
 def install() -> None:
@@ -160,9 +160,11 @@ def install() -> None:
         op = _operator(name) if name != full else None
         if op is not None:
             _register(library, name, op)
+    library.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "Meta")  # else it asks CUDA for a fake CUDA tensor
     for key in (AUTOGRAD, DENSE):
         for name, (kernel, _) in cuda_only.COMPOSITE.items():
             library.impl(name, kernel, key)
+        library.impl("rms_norm", rms_norm(aten.rms_norm.default), key)
 
 
 def _operator(name: str) -> Any:
@@ -182,14 +184,17 @@ def _register(library: Any, name: str, op: Any) -> None:
         if _has(name, of_cpu):
             library.impl(name, kernels.sparse(op), key)
     if name in EXCEPTIONS:
-        library.impl(name, EXCEPTIONS[name].make(op), DENSE)
+        library.impl(name, workspaces.beside(name, EXCEPTIONS[name].make(op)), DENSE)
+    elif name.startswith("_foreach_"):
+        library.impl(name, kernels.foreach(op), DENSE)
     elif name.partition(".")[0] in LEFT_OUT and not name.endswith("_backward"):
         return
     elif _has(name, "CompositeImplicitAutograd") and not _has(name, "CPU"):
         for key in (AUTOGRAD, DENSE) if _has(name, DENSE) else ():
             library.impl(name, op.decompose, key)  # a CUDA build has a kernel (rms_norm); the composite one is taken
-    elif _has(name, "CPU") or name.startswith("_foreach_") or _has(name, DENSE):
-        library.impl(name, _kernel(name, op), DENSE)  # what only a CUDA build has is refused when it is called
+    elif _has(name, "CPU") or _has(name, DENSE):
+        # what only a CUDA build has is refused when it is called
+        library.impl(name, workspaces.beside(name, _kernel(name, op)), DENSE)
 
 
 def _has(name: str, key: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, memory, statistics, streams, versions
+from nbddp.capabilities.simulated_gpus.on_rank import devices, memory, statistics, streams, versions, workspaces
 from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
 from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 
@@ -67,7 +67,7 @@ def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
 
 def empty_cache() -> None:
     for one in memory.everything():
-        one.release_cached()
+        one.allocator.release()
 
 
 def memory_info(index: int) -> tuple[int, int]:
@@ -134,7 +134,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_lock_mutex": nothing,
     "_cuda_unlock_mutex": nothing,
     "_cuda_getCurrentBlasHandle": lambda: 0,
-    "_cuda_clearCublasWorkspaces": nothing,
+    "_cuda_clearCublasWorkspaces": workspaces.clear,
     "_cuda_getCublasWorkspaceSize": lambda: 0,
     "_cuda_setCublasWorkspaceSize": nothing,
     "_cuda_getCublasLtWorkspaceSize": lambda: 0,

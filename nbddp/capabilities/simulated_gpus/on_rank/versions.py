@@ -33,6 +33,7 @@ NCCL_UTILS = {  # from this torch on, the place in its sources that reports NCCL
     (2, 6): "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:268",
     (2, 8): "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77",
     (2, 10): "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94",
+    (2, 11): "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93",
     (2, 14): "/__w/pytorch/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94",
 }
 
