@@ -69,7 +69,8 @@ def forecast(
     largest = max((b.bytes for s in recording.step(number).values() for b in s.buckets), default=0)
     return scale.forecast(
         recording, _measured(pool, largest, progress), inter_node=asked[0], intra_node=asked[1], latency=wait,
-        ranks_per_node=ranks_per_node or len(pool.placed().on_node(0)), nodes=nodes, strong=strong, algorithm=algorithm, world_size=pool.placed().world_size,
+        ranks_per_node=ranks_per_node or len(pool.placed().on_node(0)), nodes=nodes, strong=strong, algorithm=algorithm,
+        world_size=pool.placed().world_size,
     )  # fmt: skip
 
 
