@@ -55,11 +55,7 @@ def forecast(
     """
     asked = [_number(v, speed) for v in (inter_node, intra_node)]
     wait = _number(latency, delay)
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        raise BadInput(f"there is no algorithm {algorithm}; use {', '.join(ALGORITHMS)}")
-    if nodes < 1 or (ranks_per_node is not None and ranks_per_node < 1):
-        raise BadInput("a forecast needs at least one node and one rank on it; use --nodes 1 and --ranks-per-node 1")
-    _refuse_simulated(pool.placed())
+    _refuse(pool.placed(), algorithm, nodes, ranks_per_node)
     recording = pool.timings()
     number = typical(recording)
     if number is None:
@@ -74,7 +70,12 @@ def forecast(
     )  # fmt: skip
 
 
-def _refuse_simulated(placed: Topology) -> None:
+def _refuse(placed: Topology, algorithm: str | None, nodes: int, ranks_per_node: int | None) -> None:
+    """Raises BadInput for arguments that are impossible, and where the times are not the devices'."""
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise BadInput(f"there is no algorithm {algorithm}; use {', '.join(ALGORITHMS)}")
+    if nodes < 1 or (ranks_per_node is not None and ranks_per_node < 1):
+        raise BadInput("a forecast needs at least one node and one rank on it; use --nodes 1 and --ranks-per-node 1")
     if placed.simulates_gpus:
         raise BadInput(
             "the steps were timed on simulated GPUs, for which the CPU computes, so they say nothing of a GPU's; train "
