@@ -41,7 +41,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/memory": "command history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
     "capabilities/scripts": "command failures grammar launch logs part program torchrun",
-    "capabilities/simulated_gpus": "advice cards mistakes options part",
+    "capabilities/simulated_gpus": "advice cards options part",
     "capabilities/slurm": "command commands options",
     "capabilities/spool": "copies on_agent part",
     "capabilities/timings": "analysis command text",

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import nbddp
 from nbddp import capabilities
-from nbddp.capabilities.simulated_gpus import mistakes, options
+from nbddp.capabilities.export.command import carry_out
+from nbddp.capabilities.simulated_gpus import on_worker, options
 from nbddp.capabilities.simulated_gpus.advice import without_gpus
 from nbddp.capabilities.simulated_gpus.cards import CARDS, MOST, cards_of, link_matrix, typed, visible, words
-from nbddp.capabilities.simulated_gpus.mistakes import Placed
-from nbddp.capabilities.simulated_gpus.part import SimulatedGpusPart
+from nbddp.capabilities.simulated_gpus.on_worker import Placed
+from nbddp.capabilities.simulated_gpus.part import COUNTED, TIMED, SimulatedGpusPart
+from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.errors import BadInput, Cause, Frame, Raised
+from nbddp.figures.figure import _captioned
+from nbddp.figures.html import Spot
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.launch.spec_merge import merged
 from nbddp.launch.topology import Topology
 from nbddp.notebook.commands import parse_command
+from nbddp.notebook.history import CellHistory
 
 MODELS = {"4": ("4xT4", "Tesla T4"), "8xH100": ("8xH100", "NVIDIA H100 80GB HBM3"),
           "4xA100-80GB": ("4xA100-80GB", "NVIDIA A100-SXM4-80GB"), "2xv100": ("2xV100-16GB", "Tesla V100-SXM2-16GB"),
@@ -204,17 +211,59 @@ NET, X, Y = Placed("net", "cuda:1", 8, True), Placed("x", "cpu", 9), Placed("y",
 
 def test_operands_on_several_devices_are_named() -> None:
     said = "the parameters of net (made in line 8) are on cuda:1 and x (made in line 9) is on cpu"
-    assert mistakes.explain(Raised("RuntimeError", MIXED), [[], [NET, X], [X, Y]], 4, 1) == said
-    assert mistakes.explain(Raised("RuntimeError", MIXED), [[NET, Y], [X]], 4, 1) == ""
-    assert mistakes.explain(Raised("RuntimeError", "bad"), [[NET, X]], 4, 1) == ""
+    assert on_worker.explain(Raised("RuntimeError", MIXED), [[], [NET, X], [X, Y]], 4, 1) == said
+    assert on_worker.explain(Raised("RuntimeError", MIXED), [[NET, Y], [X]], 4, 1) == ""
+    assert on_worker.explain(Raised("RuntimeError", "bad"), [[NET, X]], 4, 1) == ""
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Raised("AcceleratorError", "CUDA error: invalid device ordinal\nGPU device may be out of range")
-    assert mistakes.explain(wrong, [], 2, 0) == "this process sees 2 GPUs, cuda:0 to cuda:1"
-    assert mistakes.explain(wrong, [], 1, 0) == "this process sees one GPU, cuda:0"
+    assert on_worker.explain(wrong, [], 2, 0) == "this process sees 2 GPUs, cuda:0 to cuda:1"
+    assert on_worker.explain(wrong, [], 1, 0) == "this process sees one GPU, cuda:0"
     shared = Raised("DistBackendError", "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert "its LOCAL_RANK is 1" in mistakes.explain(shared, [], 2, 0)
-    assert mistakes.explain(shared, [], 2, 1) == mistakes.explain(shared, [], 1, 0) == ""
+    assert "its LOCAL_RANK is 1" in on_worker.explain(shared, [], 2, 0)
+    assert on_worker.explain(shared, [], 2, 1) == on_worker.explain(shared, [], 1, 0) == ""
     assert MOST == 16
+
+
+# -- what was measured, and what is exported -------------------------------------------------------
+
+
+def test_a_figure_of_times_says_so_below() -> None:
+    part = SimulatedGpusPart(None)  # type: ignore[arg-type]
+    assert part.figure_notes("timings") == ""
+    part._told = "4xT4"
+    assert part.figure_notes("timings") == part.figure_notes("bench") == TIMED
+    assert part.figure_notes("memory") == COUNTED
+    assert part.figure_notes("topology") == ""  # it is drawn as such
+
+
+def test_a_line_below_a_figure_moves_no_area() -> None:
+    plain, said = draw_topology(HERE), draw_topology(HERE)
+    said.caption(f"{TIMED} {TIMED} {TIMED}")
+    before, after = (int.from_bytes(f.png()[20:24], "big") for f in (plain, said))
+    assert after > before + 20
+    assert repr(said).splitlines()[-1].startswith(TIMED)
+    spot = Spot(0.1, 0.5, 0.2, 0.4, "words")
+    _, (moved,) = _captioned(plain.png(), [spot], TIMED)
+    low, high = (round(v * after_height(plain.png())) for v in (moved.top, moved.top + moved.height))
+    assert (low, high) == (round(0.5 * before), round(0.9 * before))
+
+
+def after_height(png: bytes) -> int:
+    """The height of a picture once TIMED is below it, in pixels."""
+    return int.from_bytes(_captioned(png, [], TIMED)[0][20:24], "big")
+
+
+def test_an_exported_script_is_for_real_gpus(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": "%%ddp --simulate-gpus 2\nx = 1\n", "metadata": {}, "outputs": []}]
+    notebook = tmp_path / "a.ipynb"
+    notebook.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}))
+    for line, say in (("%%ddp --simulate-gpus 2", True), ("%%ddp --nproc 2", False)):
+        notebook.write_text(notebook.read_text().replace("%%ddp --simulate-gpus 2", line))
+        asked = parse_command(f"export {tmp_path}/t.py --notebook {notebook} --force")
+        printed = carry_out(asked.args, None, CellHistory())  # type: ignore[arg-type]
+        sentence = "Its cells ran on simulated GPUs; the script is for real ones, and simulates none."
+        assert (sentence in printed) is say
+        assert (sentence in (tmp_path / "t.py").read_text()) is say
