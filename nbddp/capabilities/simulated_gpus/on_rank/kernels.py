@@ -335,7 +335,7 @@ def new_empty(op: Any, elements: Callable[[Sequence[Any]], int]) -> Kernel:
             raise RuntimeError("Only dense CPU tensors can be pinned")
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         size = dtype.itemsize * elements(args)
-        if size > versions.MIB:
+        if versions.MIB < size < LARGEST:
             memory.make_room(index, size)
         with torch._C._AutoDispatchBelowAutograd():
             return labelled(op(*args, **kwargs), index)
