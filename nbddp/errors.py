@@ -237,7 +237,7 @@ class Cause:
 
     Of a process that died: `lost` says why nobody saw its end; `taken`: who took its host away; `device`, `peak_kib`:
     where it ran, and the most memory it held; `last_words`: the end of its log; `overrun`: which limit
-    of a sandbox ended it.
+    of a sandbox ended it. `advice`: what capabilities say of it besides.
     """
 
     rank: int
@@ -254,6 +254,7 @@ class Cause:
     peak_kib: int = 0
     last_words: str = ""
     overrun: str = ""
+    advice: str = ""
 
 
 class WorkerFailed(RunFailed):

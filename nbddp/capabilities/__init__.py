@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         sync: bool = False
         cluster: str | None = None
         slurm: Slurm | None = None
+        simulate_gpus: str | None = None
 
     @dataclass(frozen=True, kw_only=True)
     class RunFields:
@@ -94,6 +95,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         sync: bool
         cluster: str | None
         slurm: Slurm | bool | None
+        simulate_gpus: int | str | None
 
     class RunArguments(TypedDict, total=False):
         timings: bool
@@ -206,6 +208,35 @@ ROWS = (
         sources=dict.fromkeys(
             ("elastic", "hosts", "interface", "sync"), "nbddp.capabilities.hosts.remote_nodes:RemoteNodes"
         ),
+    ),
+    Capability(
+        name="simulated_gpus",
+        part=PoolPart(
+            target="nbddp.capabilities.simulated_gpus.part:SimulatedGpusPart", when=("option:simulate_gpus",),
+        ),
+        options=(
+            Option(
+                name="simulate_gpus", annotation="int | str | None", group="pool", after="device", metavar="N|NxMODEL",
+                on=("cell", "start", "script", "terminal", "torchrun"),
+                type="nbddp.capabilities.simulated_gpus.options:asked",
+                offers=(
+                    "4", "4xT4", "4xV100-16GB", "4xV100-32GB", "4xP100", "4xA100-40GB", "4xA100-80GB", "4xA10G", "4xL4",
+                    "4xL40S", "4xRTX-4090", "4xH100", "8xA100-80GB", "8xH100",
+                ),
+                given="nbddp.capabilities.simulated_gpus.options:given",
+                merge="nbddp.capabilities.simulated_gpus.options:merged", to_ranks=True,
+                exported="Its cells ran on simulated GPUs; the script is for real ones, and simulates none.",
+                help="run CUDA programs without GPUs: each node has N simulated ones, computed on the CPU (N T4; "
+                "4xA100-80GB names a model; 0 for none)",
+            ),
+        ),
+        rank=(
+            RankPart(
+                name="simulated_gpus", target="nbddp.capabilities.simulated_gpus.on_worker:part",
+                when="pool:simulate_gpus",
+            ),
+        ),
+        advice="nbddp.capabilities.simulated_gpus.advice:without_gpus",
     ),
     Capability(
         name="topology",
@@ -599,6 +630,7 @@ ROWS = (
             ),
             Option(
                 name="env", annotation="Mapping[str, str] | None", default=(), repeats=True, metavar="KEY=VALUE",
+                on=("cell", "start", "script", "terminal", "torchrun"),
                 type="nbddp.capabilities.env.options:setting", given="nbddp.capabilities.env.options:given",
                 merge="nbddp.capabilities.env.options:of_line",
                 help="set an environment variable on every rank; KEY alone undoes that. Workers are replaced if the "

@@ -362,7 +362,8 @@ def failure_text(
         lines.append(f"%ddp restart --ranks {cause.rank} starts a new, empty process for it.")
     more = [f"%ddp log --rank {cause.rank} prints its full output; %ddp stacks shows where every rank was."]
     traced = ["", traceback_text(cause.chain, paint), ""] if cause.chain else []
-    return "\n".join([*lines, *states_text(others), *traced, *_ending(dropped), *(more if dropped else [])]).rstrip()
+    last = [*_ending(dropped), *(more if dropped else []), *([cause.advice] if cause.advice else [])]
+    return "\n".join([*lines, *states_text(others), *traced, *last]).rstrip()
 
 
 def _unset_words(cause: Cause, left: Sequence[int]) -> list[str]:
@@ -389,7 +390,8 @@ def terminal_text(error: RunFailed, signalled: str = "") -> str:
     cause = error.cause
     lines = [headline(cause), *(died_words(cause) if cause.kind == "died" else [])]
     others = [s for s in error.states if s.rank != cause.rank]
-    return "\n".join([*lines, *states_text(others), *attempts_lines(error.attempts)])
+    last = [*attempts_lines(error.attempts), *([cause.advice] if cause.advice else [])]
+    return "\n".join([*lines, *states_text(others), *last])
 
 
 def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: PlainStyle = PLAIN) -> str:

@@ -42,6 +42,7 @@ class RankPlaces(Protocol):
     def device_of(self, rank: int) -> str: ...
     def taken_of(self, rank: int) -> str: ...
     def fate(self) -> str: ...
+    def advice_of(self, cause: Cause) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class RunResult:
         if found is None:
             return self._stopped(paint) if self.stops else None
         cause, states = self._cause(found), self._states
+        cause = replace(cause, advice=self.places.advice_of(cause))
         has_more = {s.rank for s in states if s.status == outcome.REPLACED} | set(self.stuck)
         others = [s for s in states if s.rank != cause.rank or s.rank in has_more]
         left = sorted(r for r, e in self.ended.items() if e.well and e.at < found.at - DEATH_FIRST)

@@ -8,7 +8,7 @@ import io
 import pickle
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -63,12 +63,13 @@ class DescribedFigure:
         areas: Sequence[Area] = (),
     ):
         self._text, self._tables = text if isinstance(text, str) else "\n".join(text), tuple(tables)
-        self.words = "\n".join([self._text, *(line for t in self._tables for line in ("", repr(t)))])
+        self.words = _words(self._text, self._tables)
         self._figure: Figure | None = figure
         self._areas = tuple(areas)
         self._lent = False  # the figure, to somebody who may change it
         self._taken: tuple[bytes, list[Spot]] | None = None
         self._again = b""
+        self._caption = ""
 
     @property
     def figure(self) -> Figure:
@@ -97,6 +98,12 @@ class DescribedFigure:
         """Where the areas are in the picture."""
         return self._picture()[1]
 
+    def caption(self, line: str) -> None:
+        """Have a line below the picture, and below the text."""
+        self._text = f"{self._text}\n{line}"
+        self.words = _words(self._text, self._tables)
+        self._caption, self._taken = line, None
+
     def draw(self) -> None:
         """Draw now what is shown next, so that to show it takes no time."""
         self._picture()
@@ -105,7 +112,7 @@ class DescribedFigure:
         if self._taken is not None:
             return self._taken
         figure, areas = self._whole()
-        taken = _png(figure), _spots(figure, areas)
+        taken = _captioned(_png(figure), _spots(figure, areas), self._caption)
         if self._lent:
             return taken
         self._taken = taken
@@ -127,6 +134,42 @@ class DescribedFigure:
             "text/plain": self.words,
         }
         return bundle, {"image/png": {"alt": self.words, "width": width}}
+
+
+def _words(text: str, tables: Sequence[Table]) -> str:
+    return "\n".join([text, *(line for t in tables for line in ("", repr(t)))])
+
+
+def _captioned(png: bytes, spots: list[Spot], caption: str) -> tuple[bytes, list[Spot]]:
+    """The picture with a line below it, and where the areas are then."""
+    if not caption:
+        return png, spots
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    font, height, margin = _font(), round(CAPTION * 1.4 * DPI / 72), round(PAD * DPI)
+    lines = _wrapped(caption, font, picture.width - 2 * margin)
+    whole = Image.new("RGB", (picture.width, picture.height + len(lines) * height + margin), PAPER)
+    whole.paste(picture, (0, 0))
+    ImageDraw.Draw(whole).multiline_text((margin, picture.height), "\n".join(lines), font=font, fill=MUTED)
+    packed, share = io.BytesIO(), picture.height / whole.height
+    whole.quantize(COLOURS).save(packed, "PNG")
+    return packed.getvalue(), [replace(s, top=s.top * share, height=s.height * share) for s in spots]
+
+
+def _font() -> ImageFont.FreeTypeFont:
+    file = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    return ImageFont.truetype(str(file), round(CAPTION * DPI / 72))
+
+
+def _wrapped(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
+    """Lines of at most this width, in pixels; a word that is wider has its own."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
 
 
 def _png(figure: Figure) -> bytes:
@@ -179,8 +222,7 @@ def remade(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
 
 def stills(figures: Sequence[DescribedFigure], captions: Sequence[str]) -> bytes:
     """PNG of the figures from top to bottom, each under its caption."""
-    font_file = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
-    font = ImageFont.truetype(str(font_file), round(CAPTION * DPI / 72))
+    font = _font()
     margin, line = round(PAD * DPI), round(CAPTION * 1.4 * DPI / 72)
     pictures = [Image.open(io.BytesIO(f.png())).convert("RGB") for f in figures]
     widths = [*(p.width for p in pictures), *(round(font.getlength(c)) + 2 * margin for c in captions)]

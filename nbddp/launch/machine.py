@@ -28,7 +28,7 @@ class Device:
     `cuda:<index>` means under `--visible all`); `mask` is its entry for
     CUDA_VISIBLE_DEVICES (an index or a UUID of the parent's own list);
     `memory` is in bytes, `bus_id` as NVML writes it; `numa` is the NUMA node it
-    hangs on, or None where that cannot be told.
+    hangs on, or None where that cannot be told; `simulated`: the CPU computes in its place.
     """
 
     index: int
@@ -38,6 +38,7 @@ class Device:
     uuid: str = ""
     bus_id: str = ""
     numa: int | None = None
+    simulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Node:
 
     def likeness(self) -> object:
         """Equal for nodes of which one may be drawn for both."""
-        devices = tuple((d.index, d.name, d.memory, d.bus_id, d.numa) for d in self.devices)
+        devices = tuple((d.index, d.name, d.memory, d.bus_id, d.numa, d.simulated) for d in self.devices)
         return devices, self.cores, self.simulated, self.planned, self.links, self.numa, self.interface, self.untold
 
     def part(self, first: int, last: int) -> dict[str, Any]:
@@ -138,8 +139,13 @@ def several(noun: str, numbers: Iterable[int]) -> str:
 
 
 def node_holds(node: Node) -> str:
-    """`4 GPUs` or `2 cores`: what a node offers its processes."""
-    return counted(len(node.devices), "GPU") if node.devices else counted(node.cores, "core")
+    """`4 GPUs`, `4 simulated GPUs` or `2 cores`: what a node offers its processes."""
+    return counted(len(node.devices), gpu_noun(node.devices)) if node.devices else counted(node.cores, "core")
+
+
+def gpu_noun(devices: Iterable[Device]) -> str:
+    """`GPU`, or `simulated GPU` if these are."""
+    return "simulated GPU" if any(d.simulated for d in devices) else "GPU"
 
 
 def model_words(device: Device) -> str:

@@ -20,6 +20,7 @@ from nbddp.launch.machine import (
     Numa,
     bus_words,
     counted,
+    gpu_noun,
     matrix_words,
     model_words,
     node_holds,
@@ -57,11 +58,11 @@ class Worker:
         )
 
     def device_words(self) -> str:
-        """`cpu`, `GPU 2` or `GPUs 2, 3`."""
+        """`cpu`, `GPU 2`, `GPUs 2, 3` or `simulated GPU 2`."""
         if not self.devices:
             return "cpu"
         indices = ", ".join(str(d.index) for d in self.devices)
-        return f"GPU{'s' * (len(self.devices) > 1)} {indices}"
+        return f"{gpu_noun(self.devices)}{'s' * (len(self.devices) > 1)} {indices}"
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class Topology:
     def on_gpus(self) -> bool:
         """Whether any worker has a GPU."""
         return any(w.devices for w in self.workers)
+
+    @property
+    def simulates_gpus(self) -> bool:
+        """Whether any worker has a GPU for which the CPU computes."""
+        return any(d.simulated for w in self.workers for d in w.devices)
 
     def on_node(self, node: int) -> tuple[Worker, ...]:
         """The local worker group of one node, in order of local rank."""
@@ -144,7 +150,8 @@ class Topology:
         """`each owns 2 GPUs`, `on CPU`."""
         if not self.gpus_per_proc:
             return "on CPU"
-        return "GPUs are shared" if self.oversubscribed else f"each owns {counted(self.gpus_per_proc, 'GPU')}"
+        noun = gpu_noun(d for w in self.workers for d in w.devices)
+        return f"{noun}s are shared" if self.oversubscribed else f"each owns {counted(self.gpus_per_proc, noun)}"
 
     def describe(self) -> str:
         """The whole placement as text: the equation, then each node with what is known of its GPUs.
@@ -194,7 +201,8 @@ class Topology:
         models: dict[str, list[int]] = {}
         for device in node.devices:
             models.setdefault(model_words(device), []).append(device.index)
-        lines = [f"{several('GPU', indices)}: {model}" for model, indices in models.items() if model]
+        noun = gpu_noun(node.devices)
+        lines = [f"{several(noun, indices)}: {model}" for model, indices in models.items() if model]
         buses = [f"GPU {d.index} at {bus_words(d.bus_id)}" for d in node.devices if d.bus_id]
         lines += [f"PCI bus: {', '.join(buses)}"] if buses else []
         if node.devices:
@@ -264,7 +272,9 @@ def cpu_default(cores: int) -> int:
 
 
 def simulate(host: Node, nnodes: int) -> tuple[Node, ...]:
-    """Share one machine among `nnodes` simulated nodes: GPUs in consecutive equal blocks."""
+    """Share one machine among `nnodes` simulated nodes: GPUs in equal blocks, but simulated GPUs all to each."""
+    if any(d.simulated for d in host.devices):
+        return tuple(replace(host, index=i, cores=max(1, host.cores // nnodes), simulated=True) for i in range(nnodes))
     share = len(host.devices) // nnodes
     if host.devices and share == 0:
         raise BadInput(

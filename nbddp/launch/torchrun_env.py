@@ -99,15 +99,15 @@ def of_run(meet: Rendezvous, error_file: str = "") -> dict[str, str]:
 def visible_devices(worker: Worker, node: Node, visible: str) -> str | None:
     """CUDA_VISIBLE_DEVICES for one worker, or None to leave it as the parent has it.
 
-    Under "all", a real node's devices are the parent's own list, so nothing is set; a
-    simulated node must hide the GPUs of the others. Masks are the parent's own entries
-    (indices or UUIDs), never positions in a masked list.
+    Under "all", a real node's devices are the parent's own list, so nothing is set. A simulated node must hide the
+    GPUs of the others, and simulated GPUs are on no list of the parent's. Masks are the parent's own entries (indices
+    or UUIDs), never positions in a masked list.
     """
     if not node.devices:
         return None
     if visible == "own":
         return ",".join(d.mask for d in worker.devices)
-    if node.simulated:
+    if node.simulated or any(d.simulated for d in node.devices):
         return ",".join(d.mask for d in node.devices)
     return None
 

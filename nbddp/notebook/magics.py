@@ -77,6 +77,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             runs = asked.launch.program is not None
             with self._stoppable_cell() if runs else self._stoppable(asked.name):
                 found = load_target(asked.command.notebook)(self, asked)
+                self._caption(found, asked.name)
                 if hasattr(found, "draw"):  # while Stop is heard
                     found.draw()
                 return found
@@ -193,7 +194,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _show(self, option: Option, spec: LaunchSpec) -> None:
         for figure in load_target(option.shows)(self, getattr(spec, option.name)) if option.shows else ():
+            self._caption(figure, option.name)
             self._publish(figure)
+
+    def _caption(self, figure: Any, name: str) -> None:
+        """Say under a figure what capabilities have to say of it. name: of the command or the option that shows it."""
+        if hasattr(figure, "caption"):
+            for line in filter(None, [say(name) for say in self.pool.parts.figure_notes]):
+                figure.caption(line)
 
     def _publish(self, figure: Any) -> None:
         """Display it in front of what the magic returns."""

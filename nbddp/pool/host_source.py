@@ -76,9 +76,8 @@ class HostSource:
 
     def plan(self, spec: LaunchSpec) -> Topology:
         """Who is where, for `spec` on the nodes that there are. Raises BadInput where that cannot be."""
-        hosts = self.group.hosts
         return Topology.plan(
-            [node.host(i) for i, node in enumerate(hosts)],
+            self.pool.parts.placed_on(spec, [node.host(i) for i, node in enumerate(self.group.hosts)]),
             nproc=spec.nproc or self.slots(),
             nnodes=spec.nnodes or self.wanted(),
             gpus_per_proc=spec.gpus_per_proc,

@@ -103,6 +103,7 @@ class PoolNode:
         self.address = ""
         self.number = 0  # among all nodes that the pool has had
         self.variables: Mapping[str, str] = {}  # that workers are to have besides
+        self.options: Json = {}  # of the pool, that they are told
         agent.on_event(weakly(self._hear))
 
     @property
@@ -144,6 +145,7 @@ class PoolNode:
             home=self.agent.home,
             profile_dir=cluster.profile_dir,
             url_file=cluster.engine_file,
+            options=self.options,
         )
 
     def post_starts(self, starts: Sequence[StartWorker]) -> Posted:

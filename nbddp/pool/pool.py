@@ -109,7 +109,8 @@ class Pool(PoolMethods):
     def machine(self) -> list[Node]:
         """The machines that plans are for: the pool's hosts, or this one. Empty while its devices are not known yet
         (`warm_up`)."""
-        return [node.host(i) for i, node in enumerate(self.group.hosts) if node.warm]
+        found = [node.host(i) for i, node in enumerate(self.group.hosts) if node.warm]
+        return self.parts.placed_on(self.spec, found)
 
     @property
     def spec(self) -> LaunchSpec:

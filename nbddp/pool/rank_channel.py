@@ -6,8 +6,10 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbddp.errors import Cause
 from nbddp.execution.execution import Execution
 from nbddp.pool.worker_group import WorkerGroup
+from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import to_json
 from nbddp.protocol.outcome import ProcessExit
 from nbddp.protocol.run_spec import Question, Reply, RunSpec
@@ -94,6 +96,12 @@ class RankChannel:
     def fate(self) -> str:
         """What becomes of a rank that cannot be freed."""
         return "replaced" if self.group.can_respawn else "ended"
+
+    def advice_of(self, cause: Cause) -> str:
+        """What capabilities say of a failure besides, in a line."""
+        placed = self.group.topology
+        found = [load(row.advice)(cause, placed) for row in rows() if row.advice and cause.chain and placed]
+        return " ".join(filter(None, found))
 
     def log_of(self, rank: int) -> str:
         return next((node.workers[rank].log for node in self.group.nodes if rank in node.workers), "")

@@ -28,9 +28,10 @@ def worker(
     home: Path,
     profile_dir: str,
     url_file: str,
+    options: Json | None = None,
 ) -> StartWorker:
     """A start request for one worker. home: the pool's folder there; env: what is added to the environment there, or
-    all of it."""
+    all of it; options: of the pool, that its parts are told."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
     joining = topology.joining(place) or loopback_name()
@@ -44,6 +45,7 @@ def worker(
         log=str(home / f"worker-{place.rank}.log"),
         profile_dir=profile_dir,
         url_file=url_file,
+        options=options or {},
     )
 
 

@@ -34,7 +34,7 @@ from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
 from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
-from nbddp.protocol.capability import rows
+from nbddp.protocol.capability import rows, told_to_ranks
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 
@@ -98,7 +98,8 @@ class PoolState:
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
         merged = spec_merge.merged(spec, self.spec if stands else None)
-        self.parts.on("start")
+        for condition in ("start", *(f"option:{option.name}" for option in merged.said())):
+            self.parts.on(condition)
         env = next((asks(merged) for asks in self.parts.environment), EnvChange())
         self._source_of(merged).refuse_variables(merged, env)
         if env.at_import and self.group.nodes:
@@ -157,7 +158,7 @@ class PoolState:
         if not group.running:
             self._start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
-        group.variables = env.wanted
+        group.variables, group.options = env.wanted, told_to_ranks(merged)
         renewed = spec.fresh or env.renews
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
         notes = [*said, *group.source.told, *notes, *lines(self.parts.notes)]

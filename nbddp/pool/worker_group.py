@@ -29,6 +29,7 @@ from nbddp.pool.host_source import HostSource
 from nbddp.pool.node import ClusterFiles, PoolNode, WorkerProcess, weakly
 from nbddp.pool.stores import RendezvousStores
 from nbddp.protocol.agent import StartWorker
+from nbddp.protocol.codec import Json
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.outcome import ProcessExit
 
@@ -61,6 +62,7 @@ class WorkerGroup:
         self._remains = remains
         self._numbers = itertools.count()
         self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
+        self.options: Json = {}  # of the pool, that workers are told when they start
         self.hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
     def report_to(self, died: Callable[[int, ProcessExit], None], process_ended: Callable[[Message], None]) -> None:
@@ -289,7 +291,7 @@ class WorkerGroup:
             places.setdefault(hosts[self.node_index(place)], []).append(place)
         for node in places:
             node.prepare(cluster)
-            node.variables = self.variables
+            node.variables, node.options = self.variables, self.options
         starts = {node: [node.request(p, topology, visible, cluster) for p in own] for node, own in places.items()}
         for i in range(0, max(map(len, starts.values())), AT_ONCE):
             with uninterrupted():

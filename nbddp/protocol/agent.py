@@ -61,7 +61,7 @@ class Warm:
 @dataclass(frozen=True)
 class StartWorker:
     """An agent is to start a worker, which registers as `uuid`. env: its whole environment, or what is added to it
-    there. url_file: the controller's, for engines."""
+    there. url_file: the controller's, for engines. options: of the pool, for the worker's parts."""
 
     kind: ClassVar[str] = "worker"
     rank: int
@@ -72,6 +72,7 @@ class StartWorker:
     log: str
     profile_dir: str
     url_file: str
+    options: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Option:
     - name, default: the field's. annotation: the argument's in Python; python: whether there is one.
     - of: what it describes, `pool` or `run`. keeps: a line without it keeps the running pool's value.
     - on: the lines that take it: `cell`, `start` (and restart; only for a pool's options), `script`, `terminal` for
-      `python -m nbddp run`, and `torchrun` for torchrun's and launch's own.
+      `python -m nbddp run`, and `torchrun` for torchrun's own command line.
     - flags: as typed, if not as `name` has it. into: the option that this one is a part of.
     - after: its place in `--help`, where not below the one before it in its row. group: the title there, if not of the
       option above it.
@@ -70,7 +70,8 @@ class Option:
     - given: (argument) -> the field's value, in Python.
     - merge: (spec, spec of the running pool) -> value; called if either has one.
     - workers: where it has workers run, on `hosts` or as `engines` of a cluster; empty: it does not decide that.
-    - to_ranks: whether the ranks are told if it holds.
+    - exported: what is said of a script or job that is exported where a pool or a cell has a value for it.
+    - to_ranks: whether the ranks are told if it holds; of a pool's option, its value.
     - shows: (Asked, value) -> what is displayed when the run has ended. of_failed: also if it failed. later: the
       command that shows the same of the last run. terminal: (Pool, value) -> what `python -m nbddp run` says then.
     """
@@ -98,6 +99,7 @@ class Option:
     given: Target = ""
     merge: Target = ""
     workers: str = ""
+    exported: str = ""
     to_ranks: bool = False
     shows: Target = ""
     of_failed: bool = False
@@ -110,8 +112,9 @@ class RankPart:
     """An object of a worker, which hears of its runs. Its methods are those of `nbddp.worker.parts.HOOKS`.
 
     - name: its key in `RankWorker.parts`. target: (RankWorker) -> the object, or None if it hears of no run.
-    - when: it is made. "start": when the worker starts. "hosts": before the first run with ranks on several hosts.
-      "option:NAME": before the first run whose `RunSpec.options` ask for it. Or when somebody asks for it.
+    - when: it is made. "start": when the worker starts; "pool:NAME": then, if the pool has this option. "hosts": before
+      the first run with ranks on several hosts. "option:NAME": before the first run whose `RunSpec.options` ask for it.
+      Or when somebody asks for it.
     - hears: an option: begin and end of those runs alone whose `RunSpec.options` ask for it.
     """
 
@@ -146,8 +149,9 @@ class PoolPart:
     """What a capability keeps in the notebook for each pool; `protocol.pool_parts` makes it and says what it may do.
 
     - target: called with the `PoolState`, which it does not keep alive.
-    - when: what makes it. `shell`: the magics are loaded; `start`: workers are planned; `run`: a program runs; `late`:
-      a rank prints when none does. Without any of these the first message does, or whoever asks for it.
+    - when: what makes it. `shell`: the magics are loaded; `start`: workers are planned; `option:NAME`: they are, with
+      this option; `run`: a program runs; `late`: a rank prints when none does. Without any of these the first message
+      does, or whoever asks for it.
     - messages: types of messages of ranks that it hears.
     - asked: fields of a `Request`: it hears launch, begin and end of those runs alone that have one. None: of all.
     """
@@ -190,6 +194,7 @@ class Capability:
     - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
     - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
       pool for which the option is said. Of several the last row's is taken.
+    - advice: (Cause, Topology) -> what else the report of a failed run says in its last line, or empty.
     - offers: () -> lines on where else workers could be, once they have started on this machine.
     - waits: () -> the `DetachedResource`s of earlier kernels.
     - main: () -> exit status of `python -m nbddp`. terminal: its handlers of the commands that every pool has.
@@ -215,6 +220,7 @@ class Capability:
     guard: Guard | None = None
     probes: Mapping[str, Target] = field(default_factory=dict)
     sources: Mapping[str, Target] = field(default_factory=dict)
+    advice: Target = ""
     offers: Target = ""
     waits: Target = ""
     main: Target = ""
@@ -260,6 +266,12 @@ def pool_methods() -> type:
 def added_options(of: str) -> tuple[Option, ...]:
     """The fields that rows add to what is said of a `pool` or of a `run`."""
     return tuple(option for row in rows() for option in row.options if option.of == of and not option.into)
+
+
+def told_to_ranks(spec: object) -> dict[str, object]:
+    """What a pool's workers are told when they start: those of its options that hold, as plain data."""
+    told = {option.name: getattr(spec, option.name) for option in added_options("pool") if option.to_ranks}
+    return {name: value for name, value in told.items() if value}
 
 
 def option_fields(of: str) -> type:

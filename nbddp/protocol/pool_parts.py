@@ -27,6 +27,7 @@ class Hooks:
         self.removed: list[Callable[[], None]] = []
         # a line that is to be met; one that raises BadInput refuses it, and nothing has changed
         self.environment: list[Callable[[Any], Any]] = []  # its `LaunchSpec`; to an `EnvChange` of `nbddp.pool.change`
+        self.machines: list[Callable[[Any, Any], Any]] = []  # and the `Node`s that there are; those to place workers on
         self.planned: list[Callable[[Any, Any], list[str]]] = []  # and its `Topology`; what to say of it
         # the pool, in its life and in lines
         self.started: list[Callable[[Any], None]] = []  # it has workers; given the agent of this machine
@@ -39,6 +40,7 @@ class Hooks:
         self.holds: Lines = []  # what `status` says besides its table
         self.notes: Lines = []  # what to say when a line is met, before a cell too
         self.shortcomings: Lines = []  # what does not work here
+        self.figure_notes: list[Callable[[str], str]] = []  # command or option → what to say under its figure
         # a run, which is an `Execution`
         self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
         self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # fields of the `RunSpec` that all ranks get
@@ -92,6 +94,12 @@ class PoolParts(Hooks):
                         found[:] = [_method(row, part, method) for row, part in made if hasattr(part, method)]
                 self._hear = {kind: [p.message for row, p in made if kind in row.messages] for kind in self.messages}
             return self._made[name]
+
+    def placed_on(self, spec: Any, nodes: list[Any]) -> list[Any]:
+        """The machines that a plan for `spec` is made for, from those that there are."""
+        for replaced in self.machines:
+            nodes = [*replaced(spec, nodes)]
+        return nodes
 
     def hear(self, rank: int, kind: str, content: Json, buffers: Sequence[Any] = ()) -> bool:
         """A message of a rank, in any thread; whether a display of the rank may be over with it."""

@@ -19,7 +19,7 @@ Who begins first ends last. An error in begin, ended or end is reported with the
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from nbddp.protocol.capability import RankPart, load, rows
@@ -39,7 +39,8 @@ HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values", "note
 class RankWorker(Protocol):
     """What parts, requests and questions need of the kernel. spec: the request that is carried out; outcome: what will
     be said of it; leaves: whether what it leaves behind is let go of when it is over, as after an error; log_path: of
-    the worker's log, empty in an engine that no agent of ours has started."""
+    the worker's log, empty in an engine that no agent of ours has started; pool_options: of the pool, that ranks are
+    told."""
 
     shell: Any
     files: CellFiles
@@ -51,6 +52,7 @@ class RankWorker(Protocol):
     parts: WorkerParts
     printed: PrintedOutput
     log_path: str
+    pool_options: Mapping[str, Any]
     spec: RunSpec | None
     outcome: Outcome
     leaves: bool
@@ -67,6 +69,7 @@ class WorkerParts:
         self._worker, self._to_log = worker, to_log
         self._later: dict[str, RankPart] = {part.name: part for row in rows() for part in row.rank}
         self._asked = {name: part.when for name, part in self._later.items() if part.when.startswith("option:")}
+        self._needed = {n for n, part in self._later.items() if _is_of_pool(part.when, worker.pool_options)}
         self._hears = {name: part.hears for name, part in self._later.items() if part.hears}
         self._deaf: set[str] = set()  # parts that do not hear of the run that goes on
         self._open: set[str] = set()  # parts that have begun what has not ended: Stop may come in between
@@ -77,18 +80,20 @@ class WorkerParts:
 
     def start(self) -> None:
         """Make those that are there from the worker's start on."""
-        self._make(lambda part: part.when == "start")
+        self._make(lambda part: part.when == "start" or part.name in self._needed)
 
     def begin(self, spec: RunSpec) -> None:
-        """Raises RuntimeError if one that an option asks for cannot begin. So no program runs without the check that
-        was asked for, and no rank waits for the check of another."""
-        self._make(lambda part: _is_due(part.when, spec))
+        """Raises RuntimeError if one that an option asks for, of the run or of the pool, cannot begin. So no program
+        runs without what was asked for, and no rank waits for the check of another."""
+        self._make(lambda part: part.name in self._needed or _is_due(part.when, spec))
         self._deaf = {name for name, option in self._hears.items() if not spec.options.get(option)}
         left = self._open & self._deaf
         self._end_programs(left, RuntimeError("it was left on"))
         self._open |= self._hears.keys() - self._deaf
         self.tell("begin", spec)
         self._deaf -= self._open
+        for name in self._needed & self._errors.keys():
+            raise RuntimeError(f"{name} could not begin: {self._errors.pop(name)}")
         for name in self._asked:
             if _is_due(self._asked[name], spec) and name in self._errors:
                 raise RuntimeError(f"{name} could not begin: {self._errors.pop(name)}")
@@ -149,6 +154,11 @@ class WorkerParts:
             self._errors.setdefault(name, f"{failure.type_name(e)}: {failure.message(e)}")
             self._to_log(f"{name}: {''.join(traceback.format_exception(e))}")
             return None
+
+
+def _is_of_pool(when: str, options: Mapping[str, Any]) -> bool:
+    kind, _, option = when.partition(":")
+    return kind == "pool" and bool(options.get(option))
 
 
 def _is_due(when: str, spec: RunSpec) -> bool:

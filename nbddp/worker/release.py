@@ -366,11 +366,11 @@ def shut(fd: int) -> bool:
 
 
 def has_nccl() -> bool:
-    """Whether there is a default group, and one of its backends is NCCL."""
+    """Whether there is a default group, and one of its backends is NCCL itself."""
     dist = sys.modules.get("torch.distributed")
-    return bool(
-        dist is not None and dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend_config()
-    )
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return False
+    return "nccl" in dist.get_backend_config() and "nccl" not in call_log.STANDS_FOR
 
 
 def abort_nccl() -> bool:

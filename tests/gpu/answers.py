@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -21,7 +20,6 @@ import torch.nn.functional as F
 
 from tests.gpu import asked, models
 
-NAME, BYTES = "NVIDIA H100 80GB HBM3", 85017755648  # what simulated GPUs are to look like
 Said = dict[str, Any]
 
 
@@ -38,7 +36,7 @@ def child(job: Any, a: Any) -> None:
         )
         os.environ.update(LOCAL_RANK=str(job.rank), LOCAL_WORLD_SIZE=str(job.world))
         if a.simulate:
-            importlib.import_module(a.simulate).install(1, NAME, BYTES)
+            simulate(a.simulate)
         with open(job.parts, "w") as parts:
             Cases(job, a, parts).run()
         code = 0
@@ -48,6 +46,14 @@ def child(job: Any, a: Any) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def simulate(cards: str) -> None:
+    """Begins the simulation in this child."""
+    from nbddp.capabilities.simulated_gpus import cards as known
+    from nbddp.capabilities.simulated_gpus.on_rank import install
+
+    install(known.cards_of(cards))
 
 
 class Cases:

@@ -81,18 +81,16 @@ def main() -> None:
     """Asks everything, within the time given."""
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("out", type=Path)
-    p.add_argument(
-        "--simulate",
-        nargs="?",
-        const="simgpu",
-        default="",
-        help="the module whose install(gpus, name, bytes) simulates",
-    )
+    p.add_argument("--simulate", nargs="?", const="1xH100", default="", help="the simulated GPUs to ask")
     p.add_argument("--only", nargs="*", default=[], help="groups: " + ", ".join(name for name, _, _ in phases()))
     p.add_argument("--cases", nargs="*", default=[], help="words of the names of cases")
+    p.add_argument("--every", type=int, default=1, help="asks each nth case only")
     p.add_argument("--seconds", type=float, default=125.0, help="no child begins later")
     p.add_argument("--each", type=float, default=12.0, help="seconds a case may take")
     p.add_argument("--width", type=int, default=10, help="children at a time, where they do not disturb each other")
+    p.add_argument(
+        "--together", type=int, default=14, help="cases that one child runs, where they do not disturb each other"
+    )
     p.add_argument("--steps", type=int, default=3, help="steps of training")
     a = p.parse_args()
     faulthandler.enable()
@@ -112,12 +110,12 @@ def phases() -> list[tuple[str, dict[str, str], bool]]:
     return rows
 
 
-def jobs(group: str, cases: dict[str, str]) -> Iterator[Job]:
-    """The children a group needs: single ones for what would change later cases."""
+def jobs(group: str, cases: dict[str, str], together: int) -> Iterator[Job]:
+    """The children a group needs, of so many cases: single ones for what would change later cases."""
     single = group in ("alone", "two_ranks", "programs", "trainings")
     own = {n: c for n, c in cases.items() if single or (group not in TOGETHER and any(w in n + c for w in CHANGES_ALL))}
     rest = [(n, c) for n, c in cases.items() if n not in own]
-    size = len(rest) if group in TOGETHER else 5 if group == "ranks" else 14
+    size = len(rest) if group in TOGETHER else min(5, together) if group == "ranks" else together
     for i in range(0, len(rest), size or 1):
         yield Job(group, dict(rest[i : i + size]))
     for n, c in own.items():
@@ -151,17 +149,18 @@ class Recorder:
         """All phases: the ones that may run side by side together, the others one child at a time."""
         chosen = [(g, self.wanted(c), alone) for g, c, alone in phases() if not self.a.only or g in self.a.only]
         self.write()
-        beside = [job for g, c, alone in chosen if not alone for job in jobs(g, c)]
-        first = [job for g, c, alone in chosen if alone and g == "questions" for job in jobs(g, c)]
-        last = [job for g, c, alone in chosen if alone and g != "questions" for job in jobs(g, c)]
+        beside = [job for g, c, alone in chosen if not alone for job in jobs(g, c, self.a.together)]
+        first = [job for g, c, alone in chosen if alone and g == "questions" for job in jobs(g, c, self.a.together)]
+        last = [job for g, c, alone in chosen if alone and g != "questions" for job in jobs(g, c, self.a.together)]
         for some, width in ((first, 1), (beside, self.a.width), (last, 1)):
             self.work(some, width)
         self.write()
         print(f"{sum(map(len, self.said.values()))} answers in {self.elapsed():.0f} s; not asked: {len(self.late)}")
 
     def wanted(self, cases: dict[str, str]) -> dict[str, str]:
-        """The cases that `--cases` leaves."""
-        return {n: c for n, c in cases.items() if not self.a.cases or any(w in n for w in self.a.cases)}
+        """The cases that `--cases` and `--every` leave."""
+        found = {n: c for n, c in cases.items() if not self.a.cases or any(w in n for w in self.a.cases)}
+        return dict(list(found.items())[:: self.a.every])
 
     def elapsed(self) -> float:
         """Seconds since the start."""

@@ -17,8 +17,8 @@ from tests.house.check import OTHERS, SHARED, TABLE
 from tests.places import ROOT
 
 DELETED = (  # one that can be deleted stays so
-    "attached", "capacity", "env", "export", "forecast", "hosts", "panel", "scripts", "slurm", "stacks", "topology",
-    "warm",
+    "attached", "capacity", "env", "export", "forecast", "hosts", "panel", "scripts", "simulated_gpus", "slurm",
+    "stacks", "topology", "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "background", "bench", "check", "collectives", "compare", "completion", "debugger", "doctor", "export", "forecast",
@@ -40,7 +40,7 @@ dist.all_reduce(sizes)
 print(f"rank {os.environ['RANK']} sees {sizes.item()}")
 """)
 run("%ddp status")
-for options in ("--keep-warm 10m", "--nnodes 1:2", "--env A=1"):
+for options in ("--keep-warm 10m", "--nnodes 1:2", "--env A=1", "--simulate-gpus 4"):
     try:
         run(f"%ddp start {options}")
     except nbddp.BadInput as e:
@@ -124,7 +124,8 @@ def test_a_cell_runs_without_them(copy: Path) -> None:
     assert sorted(line for line in said if "sees" in line) == [f"rank {r} │ rank {r} sees 2.0" for r in range(2)]
     assert "--keep-warm 10m: nothing here keeps a process; leave it out" in said
     assert "--nnodes 1:2: here no nodes come and go; set one number" in said
-    assert any(line.startswith("%ddp start has no option --env") for line in said)
+    for option in ("--env", "--simulate-gpus"):
+        assert any(line.startswith(f"%ddp start has no option {option}") for line in said)
 
 
 @pytest.mark.parametrize("words", ["status", "--help"])

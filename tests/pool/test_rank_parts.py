@@ -48,7 +48,8 @@ def test_what_rows_name_is_there() -> None:
 
 
 def test_a_process_that_forks_workers_has_imported_what_they_need() -> None:
-    used = {target.partition(":")[0] for target in targets()}
+    by_option = {part.target for row in ROWS for part in row.rank if part.when.startswith("pool:")}
+    used = {target.partition(":")[0] for target in targets() if target not in by_option}
     code = "import nbddp.worker.ahead, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert used - set(done.stdout.split()) == set()
@@ -92,7 +93,7 @@ def made_by(name: str) -> Any:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What parts hear that a worker of these rows has."""
     Noting.heard = []
-    whens = {"first": "start", "second": "start", "asked": "option:asked", "far": "hosts"}
+    whens = {"first": "start", "second": "start", "asked": "option:asked", "far": "hosts", "pools": "pool:it"}
     rank = tuple(RankPart(name=name, target=name, when=when) for name, when in whens.items())
     monkeypatch.setattr(worker_parts, "rows", lambda: (Capability(name="one", rank=rank),))
     monkeypatch.setattr(worker_parts, "load", made_by)
@@ -100,7 +101,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_who_begins_first_ends_last(heard: list[str]) -> None:
-    parts, outcome = WorkerParts(SimpleNamespace(), print), Outcome(1)  # type: ignore[arg-type]
+    parts, outcome = WorkerParts(SimpleNamespace(pool_options={}), print), Outcome(1)  # type: ignore[arg-type]
     parts.start()
     parts.begin(RunSpec(CELL, 1))
     parts.ended(None)
@@ -113,7 +114,7 @@ def test_who_begins_first_ends_last(heard: list[str]) -> None:
 
 
 def test_a_part_is_made_before_the_first_run_that_needs_it(heard: list[str]) -> None:
-    parts = WorkerParts(SimpleNamespace(), print)  # type: ignore[arg-type]
+    parts = WorkerParts(SimpleNamespace(pool_options={}), print)  # type: ignore[arg-type]
     parts.start()
     parts.begin(RunSpec(CELL, 1, Rendezvous(("a", 1), ("a", 2)), options={"asked": False}))
     assert heard == ["first begins 1", "second begins 1"]
@@ -151,7 +152,7 @@ def test_what_a_part_has_begun_ends_though_no_later_run_asks_for_it(
     monkeypatch.setattr(worker_parts, "load", lambda name: lambda worker: Recording(name))
     monkeypatch.setattr(Recording, "goes_on", how == "it goes on")
     monkeypatch.setattr(Recording, "begins_to_the_end", how != "Stop came as it began")
-    parts = WorkerParts(SimpleNamespace(), print)  # type: ignore[arg-type]
+    parts = WorkerParts(SimpleNamespace(pool_options={}), print)  # type: ignore[arg-type]
     parts.start()
     with suppress(KeyboardInterrupt):
         parts.begin(RunSpec(CELL, 1, options={"asked": True}))
@@ -166,6 +167,28 @@ def test_what_a_part_has_begun_ends_though_no_later_run_asks_for_it(
     assert heard == ([] if how == "it ends" else ["it's program has ended"])
 
 
+def test_a_part_of_a_pools_option_is_made_for_pools_that_have_it(heard: list[str]) -> None:
+    worker = SimpleNamespace(pool_options={"it": "so"})
+    parts = WorkerParts(worker, print)  # type: ignore[arg-type]
+    parts.start()
+    parts.begin(RunSpec(CELL, 1))
+    assert heard == ["first begins 1", "second begins 1", "pools begins 1"]
+
+
+def test_no_program_runs_without_the_part_of_a_pools_option(heard: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(target: str) -> Any:
+        raise RuntimeError("of another layout")
+
+    worker = SimpleNamespace(pool_options={"it": "so"})
+    parts = WorkerParts(worker, lambda text: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(worker_parts, "load", refuses)
+    parts.start()
+    for run in (1, 2):
+        with pytest.raises(RuntimeError, match="pools could not begin: RuntimeError: of another layout"):
+            parts.begin(RunSpec(CELL, run))
+        parts.end(Outcome(run), None)
+
+
 def test_a_part_that_is_asked_for_and_cannot_be_made_is_an_error_of_each_run(
     heard: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +196,7 @@ def test_a_part_that_is_asked_for_and_cannot_be_made_is_an_error_of_each_run(
         raise ImportError(f"no module {target}")
 
     log: list[str] = []
-    parts = WorkerParts(SimpleNamespace(), log.append)  # type: ignore[arg-type]
+    parts = WorkerParts(SimpleNamespace(pool_options={}), log.append)  # type: ignore[arg-type]
     monkeypatch.setattr(worker_parts, "load", refuses)
     for run in (1, 2):
         with pytest.raises(RuntimeError, match="asked could not begin: ImportError: no module asked"):

@@ -342,6 +342,9 @@ class Taken:
     def taken_of(self, rank: int) -> str:
         return "Slurm job 7 was cancelled"
 
+    def advice_of(self, cause: Cause) -> str:
+        return ""
+
     def fate(self) -> str:
         return "ended"
 

@@ -46,6 +46,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/sanitizer": "command findings kinds_data kinds_drift kinds_gradients kinds_means kinds_modes make "
     "options recording rules table view",
     "capabilities/scripts": "command failures grammar launch logs part program torchrun",
+    "capabilities/simulated_gpus": "advice cards options part",
     "capabilities/slurm": "command commands options",
     "capabilities/spool": "copies on_agent part",
     "capabilities/timings": "analysis command text",
@@ -105,7 +106,7 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
 
 def test_each_library_has_its_room() -> None:
     rooms = {
-        "torch": r"worker\.|compat\.|agent\.store_host|.*\.(on_rank|engine_side|probe)"
+        "torch": r"worker\.|compat\.|agent\.store_host|.*\.(on_rank|on_worker|engine_side|probe)"
         r"|protocol\.(pickling|code_objects)|capabilities\.(private|debugger|memory)\.|lessons\.framework\.",
         "matplotlib": r"figures\.|.*\.figure|capabilities\.topology\.",
         "ipyparallel": r"(compat|deadlock\.on_rank|worker|pool|agent)\."

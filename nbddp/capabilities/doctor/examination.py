@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.compat import system
 from nbddp.compat.probes import SEAMS, ProbeResult
+from nbddp.launch.topology import Topology
 from nbddp.protocol.jsonl import Message, parsed
 from nbddp.protocol.run_spec import Question
 
@@ -30,6 +31,8 @@ class RunningWorkers(Protocol):
     def running(self) -> bool: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def topology(self) -> Topology | None: ...
     def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any: ...
     def troubles(self) -> str: ...
 
@@ -92,4 +95,5 @@ def _of_pool(pool: RunningWorkers) -> str:
         found = "rank 0 did not report which names it has"
     else:
         found = f"its workers lack {', '.join(missing)}" if missing else "its workers have all names"
-    return "; ".join([f"pool of {pool.world_size}: {found}", *filter(None, [pool.troubles()])])
+    on = " on simulated GPUs" * bool(pool.topology and pool.topology.simulates_gpus)
+    return "; ".join([f"pool of {pool.world_size}{on}: {found}", *filter(None, [pool.troubles()])])

@@ -71,13 +71,20 @@ def cells_of_file(path: Path, numbers: Collection[int] | None, tag: str) -> list
 
 
 def write(
-    target: Path, cells: Sequence[ExportedCell], saved: Mapping[str, tuple[bytes, ...]], started_by: str, force: bool
+    target: Path,
+    cells: Sequence[ExportedCell],
+    saved: Mapping[str, tuple[bytes, ...]],
+    started_by: str,
+    force: bool,
+    said: Sequence[str] = (),
 ) -> list[str]:
-    """Write the script, and the file of its values; what to say. Raises BadInput if it is there, unless `force`."""
+    """Write the script, and the file of its values; what to say. Raises BadInput if it is there, unless `force`. said:
+    what its docstring says besides."""
     refuse_existing(target, force)
     labels = ", ".join(cell.label for cell in cells if cell.line is not None)
     whole = f"{target.name}: cells {labels} of a notebook.\n\n"
-    text, notes = program(cells, f"{whole}Start it with\n\n    {started_by}\n")
+    more = "".join(f"\n{sentence}\n" for sentence in said)
+    text, notes = program(cells, f"{whole}Start it with\n\n    {started_by}\n{more}")
     pretty = formatted(text)
     target.write_text(pretty or text, encoding="utf-8")
     if pretty is None:
@@ -123,7 +130,7 @@ def in_notebook(asked: Asked, line: CommandLine) -> None:
         first = pool.topology.workers[0]
         shape = options.Shape(
             pool.spec.elastic or pool.topology.nnodes, first.local_world_size, len(first.devices),
-            env=pool.group.variables, visible=pool.spec.visible,
+            env=pool.group.variables, visible=pool.spec.visible, said=_said([pool.spec]),
         )  # fmt: skip
     args = cast(ExportArguments, line.args)
     print(*carry_out(args, shape, asked.history, args["argv"]), sep="\n")
@@ -153,10 +160,11 @@ def carry_out(
         cells = cells_of_file(Path(notebook or ""), numbers, args["tag"])
     specs = [cell.spec for cell in cells if cell.line is not None]
     named: ExportArguments = {**args, "script": target.name}
-    launch = options.launch_of(named, _shape_of(specs, pool), tuple(argv) or _argv(specs))
+    shape = _shape_of(specs, pool)
+    launch = options.launch_of(named, shape, tuple(argv) or _argv(specs))
     notes = target_support.notes(target_support.SCRIPT, options.said_of(args, launch), launch)
     line = targets.torchrun(launch, Job()).strip().replace("\n", "\n    ")
-    return [*write(target, cells, saved, line, args["force"]), *notes]
+    return [*write(target, cells, saved, line, args["force"], shape.said), *shape.said, *notes]
 
 
 def _cells_of_job(notebook: str | None, history: CellHistory | None) -> list[LaunchSpec]:
@@ -182,7 +190,7 @@ def _files(args: ExportArguments, history: CellHistory | None) -> tuple[str | No
 
 def _shape_of(specs: Sequence[LaunchSpec], pool: Shape | None) -> Shape:
     """What the lines of cells say of a launch, the last one that says something, and what a running pool says."""
-    found, debug = Shape(), None
+    found, debug = Shape(said=_said(specs)), None
     env: tuple[tuple[str, str], ...] = ()
     for spec in specs:
         found = Shape(
@@ -192,17 +200,25 @@ def _shape_of(specs: Sequence[LaunchSpec], pool: Shape | None) -> Shape:
             spec.max_restarts or found.max_restarts,
             visible=spec.visible or found.visible,
             logs=spec.logs or found.logs,
+            said=found.said,
         )
         debug, env = spec.debug or debug, merged(env, spec.env)
     if pool is None:
         return replace(found, env=wanted(debug, env))
-    return replace(pool, max_restarts=found.max_restarts, visible=pool.visible or found.visible, logs=found.logs)
+    return replace(
+        pool, max_restarts=found.max_restarts, visible=pool.visible or found.visible, logs=found.logs,
+        said=tuple(dict.fromkeys((*pool.said, *found.said))),
+    )  # fmt: skip
+
+
+def _said(specs: Sequence[LaunchSpec]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(option.exported for spec in specs for option in spec.said() if option.exported))
 
 
 def _job(args: ExportArguments, to: str, shape: Shape, script: Path, argv: Sequence[str]) -> list[str]:
     launch, job = options.launch_of(args, shape, argv), options.job_of(args)
     files, missing = files_of(script)
-    notes = [*target_support.notes(to, options.said_of(args, launch), launch), *missing]
+    notes = [*shape.said, *target_support.notes(to, options.said_of(args, launch), launch), *missing]
     text = targets.TARGETS[to](launch, job, files)
     if to == "pytorchjob":
         names = " and ".join(filter(None, [script.name, files.values_name]))

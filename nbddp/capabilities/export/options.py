@@ -32,6 +32,7 @@ class Shape:
     env: Mapping[str, str] = field(default_factory=dict)
     visible: str | None = None
     logs: LogOptions | None = None
+    said: tuple[str, ...] = ()  # `Option.exported`, of options that a pool or a cell has
 
 
 class ExportArguments(TypedDict):

@@ -55,10 +55,7 @@ def forecast(
     """
     asked = [_number(v, speed) for v in (inter_node, intra_node)]
     wait = _number(latency, delay)
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        raise BadInput(f"there is no algorithm {algorithm}; use {', '.join(ALGORITHMS)}")
-    if nodes < 1 or (ranks_per_node is not None and ranks_per_node < 1):
-        raise BadInput("a forecast needs at least one node and one rank on it; use --nodes 1 and --ranks-per-node 1")
+    _refuse(pool.placed(), algorithm, nodes, ranks_per_node)
     recording = pool.timings()
     number = typical(recording)
     if number is None:
@@ -66,11 +63,24 @@ def forecast(
             "no step was recorded on every rank, so there is nothing to forecast from; train on all ranks in one cell"
         )
     largest = max((b.bytes for s in recording.step(number).values() for b in s.buckets), default=0)
-    per_node = ranks_per_node or len(pool.placed().on_node(0))
     return scale.forecast(
         recording, _measured(pool, largest, progress), inter_node=asked[0], intra_node=asked[1], latency=wait,
-        ranks_per_node=per_node, nodes=nodes, strong=strong, algorithm=algorithm, world_size=pool.placed().world_size,
+        ranks_per_node=ranks_per_node or len(pool.placed().on_node(0)), nodes=nodes, strong=strong, algorithm=algorithm,
+        world_size=pool.placed().world_size,
     )  # fmt: skip
+
+
+def _refuse(placed: Topology, algorithm: str | None, nodes: int, ranks_per_node: int | None) -> None:
+    """Raises BadInput for arguments that are impossible, and where the times are not the devices'."""
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise BadInput(f"there is no algorithm {algorithm}; use {', '.join(ALGORITHMS)}")
+    if nodes < 1 or (ranks_per_node is not None and ranks_per_node < 1):
+        raise BadInput("a forecast needs at least one node and one rank on it; use --nodes 1 and --ranks-per-node 1")
+    if placed.simulates_gpus:
+        raise BadInput(
+            "the steps were timed on simulated GPUs, for which the CPU computes, so they say nothing of a GPU's; train "
+            "on GPUs, or without --simulate-gpus for a forecast of CPUs"
+        )
 
 
 def _measured(source: Source, largest: int, progress: Callable[[str], None]) -> list[Measured]:

@@ -76,6 +76,7 @@ class RemoteNode(PoolNode):
             home=self.agent.far_home,
             profile_dir=str(self.agent.far_home / "profile"),
             url_file=self._engine_file,
+            options=self.options,
         )
 
     def _sizes(self, logs: Sequence[str]) -> dict[str, int]:

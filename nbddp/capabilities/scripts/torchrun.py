@@ -23,14 +23,13 @@ from nbddp.launch.options import (
     Reader,
     add_options,
     count,
-    known,
     launch_spec,
     nodes_or_range,
     seconds,
 )
 from nbddp.launch.torchrun_env import SIGNALS
 from nbddp.notebook.commands import CommandLine
-from nbddp.protocol.capability import Command, FieldValues
+from nbddp.protocol.capability import Command
 
 TORCHRUN, LAUNCH = "torchrun", "launch"
 MODULES = {"torch.distributed.run": TORCHRUN, "torch.distributed.launch": LAUNCH}
@@ -157,9 +156,7 @@ def _arguments(parser: Parser, form: str) -> None:
         add(name, action="store_true", default=None)
     if form == LAUNCH:
         add("--use-env", action="store_true")
-    if option := known().get("env"):
-        parser.add_argument("--env", action="append", type=Reader(option.type), metavar="KEY=VALUE", help=ENV)
-    add_options(parser, TORCHRUN, "script")
+    add_options(parser, TORCHRUN, "script", helps={"env": ENV})
     add("training_script", metavar="SCRIPT")
     add("training_script_args", nargs=argparse.REMAINDER, metavar="arguments")
 
@@ -257,13 +254,14 @@ def _spec(space: argparse.Namespace) -> LaunchSpec:
         space.training_script, bool(space.module), run_id=named, role=space.role or "",
         local_rank=DASHED if by_option else "", signals=space.signals_to_handle or SIGNALS,
     )  # fmt: skip
-    env = tuple(one for one in getattr(space, "env", None) or () if not one[0].startswith("PET_"))
-    more: FieldValues = {"env": env} if env else {}
+    if env := [one for one in vars(space).pop("env", ()) if not one[0].startswith("PET_")]:
+        space.env = env
     return launch_spec(
-        space, TORCHRUN, nproc=1 if space.nproc_per_node is None else space.nproc_per_node,
+        space, TORCHRUN,
+        nproc=1 if space.nproc_per_node is None else space.nproc_per_node,
         nnodes=None if elastic else nnodes, elastic=elastic, visible="own" if space.virtual_local_rank else None,
         max_restarts=space.max_restarts or 0, shutdown_timeout=shutdown, fresh=True, program=program,
-        argv=tuple(space.training_script_args), logs=logs.of_options(vars(space)), **more,
+        argv=tuple(space.training_script_args), logs=logs.of_options(vars(space)),
     )  # fmt: skip
 
 

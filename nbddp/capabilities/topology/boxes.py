@@ -297,7 +297,8 @@ class _NodePlan:
         return [line for line in (use, *model, bus_words(device.bus_id), numa) if line]
 
     def _kind(self, device: Device) -> str:
-        return ("idle", "gpu", "shared")[min(len(self.owners[device.index]), 2)]
+        own = "simulated" if device.simulated else "gpu"
+        return ("idle", own, "shared")[min(len(self.owners[device.index]), 2)]
 
     def _cores(self, width: float, y: float) -> Iterable[Box]:
         """The NUMA nodes with their cores, or the number of cores where no NUMA node is to be seen."""

@@ -46,6 +46,7 @@ LOOKS = {
     "node": BoxStyle(FRAME, "#8a929a", large=10, small=7.5, corner=0.08, left=True),
     "process": BoxStyle(FILLS[0], PAPER, title=PAPER, text=PAPER, large=9.2, small=7, corner=0.08),
     "gpu": BoxStyle(PAPER, INK),
+    "simulated": BoxStyle(PAPER, INK, dashed=True),
     "shared": BoxStyle(PAPER, FILLS[1], text=FILLS[1], line=1.8),
     "idle": BoxStyle(FRAME, MUTED, title=MUTED, dashed=True),
     "numa": BoxStyle(PAPER, "#8a929a", small=7),

@@ -33,6 +33,7 @@ UNKNOWN = -1  # the number of a collective
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 MORE_WAITS = ("multi_get", "queue_pop", "barrier")  # methods of a store that block, besides get and wait
 COUNTED = ("gloo", "nccl")  # backends whose groups count their collectives
+STANDS_FOR: dict[str, str] = {}  # backend → another that does its work, under whose name recorders have its calls
 EPOCHS = 64  # inits remembered
 ROOTS = 512  # collectives whose root is remembered
 SPENT = 8000  # calls of collectives and waits for them, remembered
@@ -182,7 +183,7 @@ class CallLog:
 
     def key(self, group: Any) -> str:
         """A group's name here: its init, torch's name, the backend that counts its collectives."""
-        return f"{self.epoch.prefix}{group.group_name}/{group.name()}"
+        return f"{self.epoch.prefix}{group.group_name}/{backend_of(group)}"
 
     # -- calls -------------------------------------------------------------------------------
 
@@ -217,7 +218,7 @@ class CallLog:
     def _counted(self) -> dict[str, int]:
         found = {}
         for group in groups().values():
-            if group.name() in COUNTED:
+            if backend_of(group) in COUNTED:
                 key = self.key(group)
                 try:
                     found[key] = self.sequence(group, key)
@@ -261,7 +262,7 @@ class CallLog:
 
     def sequence(self, group: Any, key: str) -> int:
         """The number of the collective called last, as the recorder has it; UNKNOWN where that cannot be known."""
-        backend = group.name()
+        backend = backend_of(group)
         if backend not in COUNTED:
             return UNKNOWN
         if backend != "gloo":
@@ -380,6 +381,12 @@ def groups() -> dict[str, ProcessGroup]:
     if world is None:
         return {}
     return {name: group for group, name in list(world.pg_names.items()) if hasattr(group, "group_name")}
+
+
+def backend_of(group: Any) -> str:
+    """The backend whose recorder has a group's calls."""
+    name = str(group.name())
+    return STANDS_FOR.get(name, name)
 
 
 def ranks_of(group: Any) -> list[int]:

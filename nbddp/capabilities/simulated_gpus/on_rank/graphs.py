@@ -1,0 +1,142 @@
+"""`torch.cuda.graphs`: a capture notes the operators that it meets, and a replay runs them on the same tensors.
+
+A GPU does not run what is captured. Here each operator does run, for its results' shapes; when the capture ends, the
+tensors that were there before have their content of before again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from nbddp.capabilities.simulated_gpus.on_rank import kernels, machine, memory, versions
+from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
+
+WAITS = {  # operators for which the host waits, and which a capture therefore refuses
+    "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
+    "aten::unique_consecutive", "aten::bincount", "aten::equal",
+}  # fmt: skip
+_pools = itertools.count(1)
+
+
+class Noted(NamedTuple):
+    """One operator of a graph, with the tensors that it has returned."""
+
+    run: Callable[..., Any]
+    op: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    results: Sequence[Any]
+
+
+class CUDAGraph:
+    """As `torch.cuda.CUDAGraph`."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls)
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._notes: list[Noted] = []
+        self._before: dict[int, tuple[Any, Any]] = {}  # address of a storage → it, and its content of before
+        self._new: set[int] = set()
+        self._done = False
+        self._pool = (0, 0)
+
+    def capture_begin(self, pool: Any = None, *modes: Any, **more: Any) -> None:
+        if kernels.recording:
+            raise versions.driver_error(versions.CAPTURING)
+        self._pool = pool or graph_pool_handle()
+        self._new.clear()
+        kernels.recording.append(self._note)
+
+    def capture_end(self) -> None:
+        if not kernels.recording or kernels.recording[-1] != self._note:
+            raise RuntimeError("capture_end() was called without capture_begin() before it")
+        kernels.recording.pop()
+        for storage, content in self._before.values():
+            storage.copy_(content)
+        self._before.clear()
+        self._done = True
+
+    def instantiate(self) -> None: ...
+
+    def replay(self) -> None:
+        if not self._done:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        for note in self._notes:
+            again = note.run(note.op, *note.args, **note.kwargs)
+            for old, new in zip(note.results, flat([again]), strict=True):
+                if old is not new and old.untyped_storage()._cdata != new.untyped_storage()._cdata:
+                    machine.twin(old).copy_(machine.twin(new))
+
+    def reset(self) -> None:
+        self._notes.clear()
+        self._done = False
+
+    def pool(self) -> tuple[int, int]:
+        return self._pool
+
+    def register_generator_state(self, generator: Any) -> None: ...
+
+    def enable_debug_mode(self) -> None: ...
+
+    def debug_dump(self, debug_path: str) -> None:
+        raise NotImplementedError("a graph of simulated GPUs has no nodes of CUDA to write")
+
+    def _note(self, run: Callable[..., Any], op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if op._schema.name in WAITS or self._waits_to_copy(op, args):
+            raise versions.driver_error(versions.CAPTURING)
+        if any(a.alias_info and a.alias_info.is_write for a in op._schema.arguments):
+            for tensor in flat([*args, *kwargs.values()]):
+                self._keep(tensor)
+        out = run(op, *args, **kwargs)
+        results = list(flat([out]))
+        self._new |= {tensor.untyped_storage()._cdata for tensor in results if tensor.layout is torch.strided}
+        self._notes.append(Noted(run, op, args, kwargs, results))
+        return out
+
+    @staticmethod
+    def _waits_to_copy(op: Any, args: Sequence[Any]) -> bool:
+        """A copy to or from memory of the host that is not pinned."""
+        if op._schema.name != "aten::copy_":
+            return False
+        return any(not tensor.is_cuda and not tensor.is_pinned() for tensor in flat(args))
+
+    def _keep(self, tensor: Any) -> None:
+        """The content of a storage before the first write in the capture."""
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._before and key not in self._new and memory.index_of(storage) >= 0:
+            content = torch.UntypedStorage(storage.nbytes())
+            content.copy_(storage)
+            self._before[key] = storage, content
+
+
+def graph_pool_handle() -> tuple[int, int]:
+    return 0, next(_pools)
+
+
+def is_capturing() -> bool:
+    return bool(kernels.recording)
+
+
+def _synchronize() -> None:
+    if kernels.recording:
+        raise versions.driver_error(versions.CAPTURING)
+
+
+def install() -> None:
+    graphs = torch.cuda.graphs
+    torch._C._CUDAGraph = CUDAGraph
+    torch._C._cuda_synchronize = _synchronize
+    torch._C._graph_pool_handle = graphs._graph_pool_handle = graph_pool_handle
+    torch._C._cuda_isCurrentStreamCapturing = graphs._cuda_isCurrentStreamCapturing = is_capturing
+    for module in (torch.cuda, graphs):
+        module.CUDAGraph = CUDAGraph
+        module.is_current_stream_capturing = is_capturing
+        module.graph_pool_handle = graph_pool_handle

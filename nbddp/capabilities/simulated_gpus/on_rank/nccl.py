@@ -1,0 +1,227 @@
+"""The nccl backend: gloo on the CPU twins of the tensors.
+
+A program's process group knows gloo as its backend for cuda alone, so a CPU tensor gets torch's own error. The c10d
+operators at the CUDA key call themselves on a shadow group, of which the same gloo is the backend for the CPU. So C++
+callers, DDP's reducer among them, are served too. Work objects and futures are gloo's own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, versions
+from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
+
+TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
+ALONE = {"c10d::send", "c10d::recv_", "c10d::recv_any_source_"}  # not every rank takes part
+FLAT = {"c10d::_allgather_base_", "c10d::_reduce_scatter_base_"}  # gloo cuts along dimension 0, nccl sees no shapes
+NOT_COLLECTIVE = {"c10d::check_for_nan", "c10d::monitored_barrier_"}
+OF_BACKENDS = (  # methods of a backend that a program may call without a group
+    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "alltoall",
+    "alltoall_base", "broadcast", "gather", "recv", "recv_anysource", "reduce", "reduce_scatter",
+    "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
+AVERAGED = (  # gloo lacks AVG: some versions raise, and reduce-scatter of 2.10 silently sums
+    "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+)  # fmt: skip
+NO_EFFECT = (  # what torch calls on an nccl backend and gloo's lacks
+    "_shutdown", "shutdown", "abort", "_abort", "_group_start", "_group_end", "eager_connect_single_device",
+    "perform_nocolor_split", "_set_enable_nan_check", "_verify_work_timeout",
+)  # fmt: skip
+
+
+@dataclass
+class Shadow:
+    """A group on the CPU over the gloo that the program knows as its nccl."""
+
+    gloo: Any
+    group: Any
+    boxed: Any
+    store: Any
+    rank: int
+    size: int
+    device: int | None = None  # the GPU that this rank has brought, from its first collective on
+
+
+SHARED = -1  # in place of a GPU that a rank has brought
+_shadows: dict[int, Shadow] = {}  # id of a gloo backend → its shadow
+_nccls: set[int] = set()  # ids of those that programs know as nccl
+
+
+def install() -> None:
+    c10d = dist.distributed_c10d
+    compiled = torch._C._distributed_c10d
+    compiled.ProcessGroupNCCL = c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = _backend(compiled)
+    for name in NO_EFFECT:
+        if not hasattr(compiled.ProcessGroupGloo, name):
+            setattr(compiled.ProcessGroupGloo, name, lambda self, *args, **kwargs: None)
+    compiled.Logger.set_runtime_stats_and_log = lambda self: None  # it wants a CUDA timer, which a CPU build lacks
+    c10d._NCCL_AVAILABLE = True
+    c10d.default_pg_nccl_timeout = TEN_MINUTES
+    dist.is_nccl_available = c10d.is_nccl_available = lambda: True
+    for name in AVERAGED:
+        if hasattr(compiled.ProcessGroup, name):
+            setattr(compiled.ProcessGroup, name, _averaging(getattr(compiled.ProcessGroup, name)))
+    for name in OF_BACKENDS:
+        if hasattr(compiled.ProcessGroupGloo, name):
+            setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
+    library = torch.library.Library("c10d", "IMPL")
+    machine.held.append(library)
+    for full in torch._C._dispatch_get_all_op_names():
+        if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
+            _register(library, full.removeprefix("c10d::"))
+
+
+def _on_twins(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a backend, called on the CPU twins of its tensors."""
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(self, *map(_twinned, args), **{name: _twinned(value) for name, value in kwargs.items()})
+
+    return called
+
+
+def _twinned(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_twinned, value))
+    return machine.twin(value) if isinstance(value, torch.Tensor) and value.is_cuda else value
+
+
+def _register(library: Any, name: str) -> None:
+    op = getattr(torch.ops.c10d, name.partition(".")[0]).default
+    if any(argument.name == "process_group" for argument in op._schema.arguments):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            library.impl(name, _collective(op), "CUDA")
+
+
+def _backend(compiled: Any) -> Any:
+    """The class that programs and torch take for ProcessGroupNCCL."""
+    base = getattr(compiled.ProcessGroupGloo, "_Options", object)
+
+    class Options(base):  # type: ignore[misc, valid-type]
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            super().__init__()
+            self.__dict__["is_high_priority_stream"] = is_high_priority_stream
+            self.__dict__["config"] = types.SimpleNamespace()
+
+    class Kind(type):
+        def __instancecheck__(cls, one: Any) -> bool:
+            return id(one) in _nccls
+
+    class ProcessGroupNCCL(metaclass=Kind):
+        def __new__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
+            return _shadowed(compiled, store, rank, size, getattr(options, "_timeout", timeout) or TEN_MINUTES)
+
+    ProcessGroupNCCL.Options = Options  # type: ignore[attr-defined]
+    ProcessGroupNCCL.NCCLConfig = types.SimpleNamespace  # type: ignore[attr-defined]
+    return ProcessGroupNCCL
+
+
+def _shadowed(compiled: Any, store: Any, rank: int, size: int, timeout: Any) -> Any:
+    """A gloo backend, known as nccl."""
+    if devices.count() < 1:
+        raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+    gloo = compiled.ProcessGroupGloo(dist.PrefixStore("simulated/nccl/", store), rank, size, timeout=timeout)
+    _shadows[id(gloo)] = _over(gloo, store)
+    _nccls.add(id(gloo))
+    return gloo
+
+
+def _over(gloo: Any, store: Any) -> Shadow:
+    compiled = torch._C._distributed_c10d
+    kind, rank, size = compiled.ProcessGroup.BackendType.GLOO, gloo.rank(), gloo.size()
+    group = compiled.ProcessGroup(dist.PrefixStore("simulated/group/", store), rank, size)
+    group._register_backend(torch.device("cpu"), kind, gloo)
+    group._set_default_backend(kind)
+    return Shadow(gloo, group, group.boxed(), store, rank, size)
+
+
+def _collective(op: Any) -> Callable[..., Any]:
+    at = [argument.name for argument in op._schema.arguments].index("process_group")
+    name = op._schema.name
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        shadow = _shadow_of(args[at])
+        if any(not tensor.is_cuda for tensor in flat(args)):
+            raise ValueError("Tensors must be CUDA and dense")
+        call = Relabelled(op, args, {})
+        if call.device is not None and name not in ALONE:
+            _bring(shadow, call.device)
+        call.args[at] = shadow.boxed
+        if name in FLAT:
+            call.args[0], call.args[1] = call.args[0].view(-1), call.args[1].view(-1)
+        out = op(*call.args, **kwargs)
+        for tensor, twin in call.originals.values():  # gloo works on addresses, so the label may change under way:
+            machine.to_cuda(twin, tensor.get_device())  # futures and DDP's views of buckets hold CUDA tensors again
+        return (args[0], out[1]) if name in FLAT else kernels.relabelled(out, call.device or 0, call.originals)
+
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        if kernels.recording:
+            return kernels.recording[-1](lambda op, *args, **kwargs: kernel(*args, **kwargs), op, args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return recorded
+
+
+def _shadow_of(boxed: Any) -> Shadow:
+    try:
+        backend = torch._C._distributed_c10d.ProcessGroup.unbox(boxed)._get_backend(torch.device("cuda"))
+    except RuntimeError:
+        raise RuntimeError("No backend type associated with device type cuda") from None
+    shadow = _shadows.get(id(backend))
+    if shadow is None and isinstance(backend, torch._C._distributed_c10d.ProcessGroupGloo):
+        shadow = _shadows[id(backend)] = _over(backend, dist.HashStore())
+        shadow.device = SHARED  # gloo takes ranks on one GPU
+    if shadow is None:
+        raise NotImplementedError("simulated GPUs carry out collectives on CUDA tensors with nccl and gloo alone")
+    return shadow
+
+
+def _bring(shadow: Shadow, device: int) -> None:
+    """NCCL refuses two ranks on one GPU when the communicator is made: at the first collective."""
+    if shadow.device is not None:
+        return
+    shadow.device = device
+    node = os.environ.get("GROUP_RANK", "")  # simulated nodes have GPUs of their own
+    mine = f"{socket.gethostname()}:{node}:{devices.physical(device)}"
+    shadow.store.set(f"simulated/{shadow.rank}", mine)
+    for rank in range(shadow.size):
+        other = shadow.store.get(f"simulated/{rank}").decode()
+        if rank != shadow.rank and other == mine:
+            shadow.device = None  # the next collective tries again, as NCCL does
+            bus = (devices.physical(device) + 1) << 12
+            raise dist.DistBackendError(versions.one_gpu_twice(shadow.rank, rank, bus))
+
+
+def _averaging(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Sums, and divides."""
+    average = dist.ReduceOp.AVG
+
+    def averaged(self: Any, *args: Any) -> Any:
+        options: Any = args[-1] if args else None
+        if getattr(options, "reduceOp", None) != average:
+            return call(self, *args)
+        options.reduceOp = dist.ReduceOp.SUM
+        try:
+            call(self, *args).wait()
+        finally:
+            options.reduceOp = average
+        out: Sequence[Any] = args[0] if isinstance(args[0], list) else [args[0]]
+        for tensor in out:
+            tensor.div_(self.size())
+        done = torch.futures.Future()  # not gloo's work, whose second wait() would copy the sum again
+        done.set_result(out)
+        return torch._C._distributed_c10d._create_work_from_future(done)
+
+    return averaged

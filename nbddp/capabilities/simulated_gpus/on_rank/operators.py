@@ -1,0 +1,229 @@
+"""Which kernel each operator gets at the CUDA keys. The exceptions have a table, with a reason each."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from nbddp.capabilities.simulated_gpus.on_rank import (
+    alerts,
+    asserts,
+    cuda_only,
+    devices,
+    dtypes,
+    kernels,
+    machine,
+    mixed_devices,
+    versions,
+    workspaces,
+)
+from nbddp.capabilities.simulated_gpus.on_rank.kernels import Kernel, functional, general
+
+aten = torch.ops.aten
+WARNING = "(?s).*Overriding a previously registered kernel"
+DENSE, AUTOGRAD = "CUDA", "AutogradCUDA"
+SPARSE = {"SparseCUDA": "SparseCPU", "SparseCsrCUDA": "SparseCsrCPU"}  # key → the CPU's
+
+
+def copy(tensor: Any, source: Any, non_blocking: bool = False) -> Any:
+    """Between any two devices: both sides are host memory."""
+    if not tensor.is_cuda and not source.is_cuda:
+        return aten.copy_.default.redispatch(kernels.CPU_KEY, tensor, source, non_blocking)
+    if kernels.recording:
+        return kernels.recording[-1](_copy_now, aten.copy_.default, (tensor, source), {})
+    return _copy_now(aten.copy_.default, tensor, source)
+
+
+def _copy_now(op: Any, tensor: Any, source: Any) -> Any:
+    devices.check()
+    to = machine.twin(tensor) if tensor.is_cuda else tensor.data
+    op._op(to, machine.twin(source) if source.is_cuda else source.data)
+    return tensor
+
+
+def convolution(op: Any) -> Kernel:
+    """With the check of types, which the CPU's kernel words otherwise."""
+    kernel = functional(op)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        x, weight, bias, *sizes = args[:9]
+        mixed_devices.convolution(x, weight, bias, sizes)
+        return kernel(*args, **kwargs)
+
+    return checked
+
+
+def rms_norm(op: Any) -> Kernel:
+    """CUDA has a kernel of its own, which checks devices; the composite one computes."""
+
+    def checked(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+        if weight is not None and weight.device != x.device and versions.at_least(2, 9):
+            raise versions.other_device("weight", weight.device, x.device, "wrapper_CUDA___fused_rms_norm")
+        return op.decompose(x, shape, weight, eps)
+
+    return checked
+
+
+def softmax(op: Any) -> Kernel:
+    """CUDA's kernel may read half precision and write float32; the CPU's refuses that."""
+    kernel = functional(op)
+
+    def widened(x: Any, dim: int, half_to_float: bool) -> Any:
+        return kernel(x.float() if half_to_float else x, dim, False)
+
+    return widened
+
+
+def softmax_backward(op: Any) -> Kernel:
+    """Its other direction: gradients in float32, the result in half precision."""
+    kernel = functional(op)
+
+    def narrowed(grad: Any, output: Any, dim: int, input_dtype: Any) -> Any:
+        return kernel(grad, output, dim, grad.dtype).to(input_dtype)
+
+    return narrowed
+
+
+def sizes(args: Sequence[Any]) -> int:
+    return math.prod(int(n) for n in args[0])
+
+
+def sizes_and_strides(args: Sequence[Any]) -> int:
+    pairs = [(int(n), int(stride)) for n, stride in zip(args[0], args[1], strict=True)]
+    return 1 + sum((n - 1) * stride for n, stride in pairs) if all(n for n, _ in pairs) else 0
+
+
+class Exception_(NamedTuple):
+    """make: operator → its kernel."""
+
+    make: Callable[[Any], Kernel]
+    why: str
+
+
+def _always(value: Any) -> Callable[[Any], Kernel]:
+    return lambda op: lambda *args, **kwargs: value
+
+
+def _kernel_itself(kernel: Kernel) -> Callable[[Any], Kernel]:
+    return lambda op: kernel
+
+
+def _instead(
+    name: str, overload: str = "default", kernel: Callable[[Any], Kernel] = general
+) -> Callable[[Any], Kernel]:
+    return lambda op: kernel(getattr(getattr(aten, name), overload))
+
+
+EXCEPTIONS: Mapping[str, Exception_] = {
+    "empty.memory_format": Exception_(lambda op: kernels.new_empty(op, sizes), "what would not fit is refused first"),
+    "empty_strided": Exception_(lambda op: kernels.new_empty(op, sizes_and_strides), "as empty"),
+    "copy_": Exception_(lambda op: copy, "two devices"),
+    "resize_": Exception_(kernels.metadata_write, "it changes the tensor itself"),
+    **{
+        f"set_{overload}": Exception_(kernels.metadata_write, "it changes the tensor itself")
+        for overload in ("", ".source_Storage", ".source_Storage_storage_offset", ".source_Tensor")
+    },
+    "alias": Exception_(_instead("alias", kernel=kernels.view), "a view"),
+    "detach": Exception_(_instead("alias", kernel=kernels.view), "its own kernel asks for the dispatcher again"),
+    "_lazy_clone": Exception_(_instead("clone"), "it builds a tensor from the storage, which says cpu"),
+    "_unsafe_view": Exception_(kernels.view, "it builds a tensor from the storage, which says cpu"),
+    "view.dtype": Exception_(kernels.view, "it builds a tensor from the storage, which says cpu"),
+    "record_stream": Exception_(_always(None), "work is done at once"),
+    "convolution": Exception_(convolution, "types are checked in CUDA's words"),
+    "_convolution": Exception_(convolution, "types are checked in CUDA's words"),
+    "convolution_overrideable": Exception_(convolution, "types are checked in CUDA's words"),
+    "convolution_backward": Exception_(functional, "else it would take CUDA's way"),
+    "_softmax": Exception_(softmax, "half precision in, float32 out: under autocast"),
+    "_log_softmax": Exception_(softmax, "half precision in, float32 out: under autocast"),
+    "_softmax_backward_data": Exception_(softmax_backward, "float32 in, half precision out: under autocast"),
+    "_log_softmax_backward_data": Exception_(softmax_backward, "float32 in, half precision out: under autocast"),
+    "_fused_sdp_choice": Exception_(
+        _always(0), "there is none of CUDA's kernels, so attention is written out (DTensor asks)"
+    ),
+    **{
+        f"_use_{library}_ctc_loss{overload}": Exception_(_always(False), "there is no such library")
+        for library in ("cudnn", "miopen")
+        for overload in ("", ".Tensor")
+    },
+    **{
+        name: Exception_(_kernel_itself(one), "there is none for the CPU")
+        for name, one in cuda_only.WITHOUT_GRAD.items()
+    },
+}
+LEFT_OUT = {  # they have a kernel of ours for autograd too
+    name.partition(".")[0] for name in cuda_only.COMPOSITE
+} | {"rms_norm"}
+
+
+def install() -> None:
+    """Registers all kernels. It takes 0.25 s."""
+    warnings.filterwarnings("ignore", message=WARNING)
+    rest = torch.library.Library("_", "IMPL")
+    library = torch.library.Library("aten", "IMPL")
+    machine.held += [rest, library]
+    for key in (DENSE, *SPARSE):
+        rest.fallback(kernels.run, key)
+    for full in torch._C._dispatch_get_all_op_names():
+        name = full.removeprefix("aten::")
+        op = _operator(name) if name != full else None
+        if op is not None:
+            _register(library, name, op)
+    library.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "Meta")  # else it asks CUDA for a fake CUDA tensor
+    for key in (AUTOGRAD, DENSE):
+        for name, (kernel, _) in cuda_only.COMPOSITE.items():
+            library.impl(name, kernel, key)
+        library.impl("rms_norm", rms_norm(aten.rms_norm.default), key)
+
+
+def _operator(name: str) -> Any:
+    """None for names that Python does not have."""
+    packet, _, overload = name.partition(".")
+    try:
+        return getattr(getattr(aten, packet), overload or "default")
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _register(library: Any, name: str, op: Any) -> None:
+    schema = op._schema
+    if any("Generator" in str(argument.type) for argument in schema.arguments):
+        kernels.random_operators.add(schema.name)
+    for key, of_cpu in SPARSE.items():
+        if _has(name, of_cpu):
+            library.impl(name, kernels.sparse(op), key)
+    if name in EXCEPTIONS:
+        library.impl(name, _around(name, EXCEPTIONS[name].make(op)), DENSE)
+    elif name.startswith("_foreach_"):
+        library.impl(name, kernels.foreach(op), DENSE)
+    elif name.partition(".")[0] in LEFT_OUT and not name.endswith("_backward"):
+        return
+    elif _has(name, "CompositeImplicitAutograd") and not _has(name, "CPU"):
+        for key in (AUTOGRAD, DENSE) if _has(name, DENSE) else ():
+            library.impl(name, op.decompose, key)  # a CUDA build has a kernel (rms_norm); the composite one is taken
+    elif _has(name, "CPU") or _has(name, DENSE):
+        # what only a CUDA build has is refused when it is called
+        library.impl(name, _around(name, _kernel(name, op)), DENSE)
+
+
+def _around(name: str, kernel: Kernel) -> Kernel:
+    """The kernel with the checks and assertions of CUDA's, and what CUDA's libraries take of memory."""
+    return alerts.alerting(name, asserts.asserting(name, dtypes.checked(name, workspaces.beside(name, kernel))))
+
+
+def _has(name: str, key: str) -> bool:
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+    return found
+
+
+def _kernel(name: str, op: Any) -> Kernel:
+    schema = op._schema
+    if _has(name, "CPU") and any(r.alias_info and not r.alias_info.is_write for r in schema.returns):
+        return kernels.view(op)
+    kinds = [str(argument.type) for argument in schema.arguments]
+    lists = any("Tensor[]" in kind or "List[Tensor" in kind or "Tensor?[]" in kind for kind in kinds)
+    writes = any(argument.alias_info and argument.alias_info.is_write for argument in schema.arguments)
+    return general(op) if lists or writes else functional(op)

@@ -1,0 +1,118 @@
+"""What simulated GPUs do not have: answered with nothing where that is true, else refused by name, with why."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+NOT_MEASURED = "a simulated GPU has no {}: its work is done by the CPU, whose own tools measure that"
+NVML: Mapping[str, str] = {  # of torch.cuda → what it would measure
+    "utilization": "utilization",
+    "memory_usage": "memory traffic",
+    "temperature": "temperature",
+    "power_draw": "power draw",
+    "clock_rate": "clock",
+}
+OF_DRIVER: Mapping[str, str] = {  # of torch._C → why there is none
+    "_cuda_jiterator_compile_and_launch_kernel": "jiterator compiles CUDA C++, which only a GPU runs",
+    "_cuda_jiterator_compile_and_launch_kernel_multi_outputs": "jiterator compiles CUDA C++, which only a GPU runs",
+    "_cuda_customAllocator": "a CUDA allocator of one's own calls the driver, and there is none",
+    "_cuda_changeCurrentAllocator": "a CUDA allocator of one's own calls the driver, and there is none",
+    "_cuda_getStreamFromExternal": "a stream of another library is the driver's, and there is none",
+    "_cuda_cudaCachingAllocator_raw_alloc": "memory by its address is a GPU's, and there is none",
+    "_cuda_cudaCachingAllocator_raw_delete": "memory by its address is a GPU's, and there is none",
+    "_cuda_tunableop_enable": "TunableOp tries kernels of cuBLAS, and there is none",
+    "_nccl_unique_id": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
+    "_nccl_init_rank": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
+}
+INDUCTOR = (
+    "torch.compile's default backend, inductor, writes Triton kernels, which only a GPU runs. On simulated GPUs use "
+    "torch.compile(..., backend='aot_eager'): it traces the same graphs, and finds the same graph breaks"
+)
+
+
+class Refused(NotImplementedError):
+    """A simulated GPU does not have this."""
+
+
+def install() -> None:
+    for name, what in NVML.items():
+        if hasattr(torch.cuda, name):
+            setattr(torch.cuda, name, _refuse(NOT_MEASURED.format(what)))
+    for name, why in OF_DRIVER.items():
+        setattr(torch._C, name, _refuse(f"simulated GPUs: {why}"))
+    torch.cuda.nvtx._nvtx = _ranges()
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # its own answer comes with a warning
+    _profiler()
+    _inductor()
+
+
+def _refuse(why: str) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise Refused(why)
+
+    return refused
+
+
+def _ranges() -> SimpleNamespace:
+    """nvtx: marks for a profiler that is not there, which the library answers with -2."""
+
+    def absent(*args: Any) -> int:
+        return -2
+
+    def nothing(*args: Any) -> None: ...
+
+    return SimpleNamespace(
+        rangePushA=absent, rangePop=absent, rangeStartA=lambda *args: 0, rangeEnd=nothing, markA=nothing,
+        deviceRangeStart=lambda *args: 0, deviceRangeEnd=nothing,
+    )  # fmt: skip
+
+
+def _profiler() -> None:
+    """CUDA activities are accepted, and none occur."""
+    profiler = torch.autograd.profiler
+    cuda = torch.autograd.ProfilerActivity.CUDA
+    supported = profiler._supported_activities
+    fallback, plain = torch.autograd.ProfilerState.KINETO_GPU_FALLBACK, torch.autograd.ProfilerState.KINETO
+    of = profiler.profile.config
+
+    def config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.profiler_kind == fallback:  # which would record CUDA's events
+            self.profiler_kind = plain
+        return of(self, *args, **kwargs)
+
+    profiler.profile.config = config
+    profiler._supported_activities = lambda: supported() | {cuda}
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        original = getattr(profiler, name)
+
+        def without(config: Any, activities: Any, *more: Any, _original: Any = original, **kwargs: Any) -> Any:
+            return _original(config, set(activities) - {cuda}, *more, **kwargs)
+
+        setattr(profiler, name, without)
+
+
+def _inductor() -> None:
+    wrapper = torch._TorchCompileInductorWrapper
+    original = wrapper.__call__
+
+    def call(self: Any, module: Any, inputs: Any) -> Any:
+        if any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in inputs):
+            raise Refused(INDUCTOR)
+        return original(self, module, inputs)
+
+    wrapper.__call__ = call
+    compile_ = torch.compile
+
+    @functools.wraps(compile_)
+    def untraced(*args: Any, **kwargs: Any) -> Any:
+        """Dynamo leaves the functions of this folder alone, as those of torch itself."""
+        import_module("torch._dynamo.trace_rules").add(__package__)
+        return compile_(*args, **kwargs)
+
+    torch.compile = untraced

@@ -1,0 +1,112 @@
+"""`torch.cuda.memory_stats` and `memory_snapshot`, from what `allocator.py` counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbddp.capabilities.simulated_gpus.on_rank import memory
+from nbddp.capabilities.simulated_gpus.on_rank.allocator import Allocator, Block, Count
+
+NAMES = {  # of torch's table → of Counts
+    "allocation": "allocation",
+    "segment": "segment",
+    "active": "allocation",
+    "inactive_split": "inactive_split",
+    "allocated_bytes": "allocated_bytes",
+    "reserved_bytes": "reserved_bytes",
+    "active_bytes": "allocated_bytes",
+    "inactive_split_bytes": "inactive_split_bytes",
+    "requested_bytes": "requested_bytes",
+}
+NONE = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+
+
+def of(index: int) -> Mapping[str, Any]:
+    """As the allocator's own table: name → pool → counts."""
+    one = _allocator(index)
+    return {
+        "num_alloc_retries": one.retries,
+        "num_ooms": one.failures,
+        "max_split_size": -1,
+        "num_sync_all_streams": one.synchronised,
+        "num_device_alloc": one.driver_gave,
+        "num_device_free": one.driver_took,
+        **{name: _by_pool(one, kind) for name, kind in NAMES.items()},
+        "oversize_allocations": NONE,
+        "oversize_segments": NONE,
+    }
+
+
+def _by_pool(one: Allocator, kind: str) -> Mapping[str, Mapping[str, int]]:
+    pools = {"all": one.both, "small_pool": one.small.counts, "large_pool": one.large.counts}
+    return {pool: _counted(getattr(counts, kind)) for pool, counts in pools.items()}
+
+
+def _counted(count: Count) -> Mapping[str, int]:
+    return {"current": count.now, "peak": count.peak, "allocated": count.came, "freed": count.came - count.now}
+
+
+def _allocator(index: int) -> Allocator:
+    if not 0 <= index < len(memory.everything()):
+        raise RuntimeError("Invalid device argument \t: did you call init?")
+    one = memory.of(index).allocator
+    one.settle()
+    return one
+
+
+def _counts(index: int) -> list[Count]:
+    one = _allocator(index)
+    return [count for counts in (one.both, one.small.counts, one.large.counts) for count in vars(counts).values()]
+
+
+def reset_peak(index: int) -> None:
+    for count in _counts(index):
+        count.peak = count.now
+
+
+def reset_accumulated(index: int) -> None:
+    one = _allocator(index)
+    one.retries = one.failures = one.driver_gave = one.driver_took = one.synchronised = 0
+    for count in _counts(index):
+        count.came = count.now
+
+
+def snapshot(*args: Any) -> Mapping[str, Any]:
+    """As `torch.cuda.memory._snapshot`: for each GPU its segments with their blocks."""
+    segments = [_segment(one.index, chain) for one in memory.everything() for chain in one.allocator.segments()]
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False}
+    return {"segments": segments, "device_traces": [[] for _ in memory.everything()], "allocator_settings": settings}
+
+
+def _segment(index: int, chain: list[Block]) -> Mapping[str, Any]:
+    first, used = chain[0], [block for block in chain if block.used]
+    allocated = sum(block.size for block in used)
+    return {
+        "device": index,
+        "address": first.address,
+        "total_size": sum(block.size for block in chain),
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": sum(block.requested for block in used),
+        "stream": first.stream,
+        "segment_type": "small" if first.small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [_block(block) for block in chain],
+    }
+
+
+def _block(block: Block) -> Mapping[str, Any]:
+    return {
+        "address": block.address,
+        "size": block.size,
+        "requested_size": block.requested,
+        "state": "active_allocated" if block.used else "inactive",
+        "frames": [],
+    }
+
+
+def record_history(*args: Any, **kwargs: Any) -> None:
+    """A history of allocations is not kept: a snapshot has what is in use."""

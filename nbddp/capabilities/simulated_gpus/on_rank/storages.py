@@ -1,0 +1,110 @@
+"""What Python sees of storages and tensors: `UntypedStorage` on a GPU, subclasses of Tensor, `FloatTensor`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory
+
+Storage = torch.UntypedStorage
+OLD_TYPES = {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool,
+}  # fmt: skip
+
+
+def install() -> None:
+    _storages()
+    # `nn.Parameter(tensor)` and the like make a view in C++ and give it a Python object. A view that comes from a
+    # kernel in Python has one already. So the argument looks like a CPU tensor during the call.
+    torch.Tensor._make_subclass = staticmethod(_as_cpu(torch.Tensor._make_subclass, 1))
+    torch.Tensor.as_subclass = _as_cpu(torch.Tensor.as_subclass, 0)
+    for word, dtype in OLD_TYPES.items():
+        setattr(torch.cuda, f"{word}Tensor", _old_type(f"{word}Tensor", dtype))
+
+
+def _as_cpu(make: Callable[..., Any], at: int) -> Callable[..., Any]:
+    key = torch._C.DispatchKey
+
+    def labelled(*args: Any, **kwargs: Any) -> Any:  # torch._dynamo compares signatures, and takes this one
+        tensor = args[at] if len(args) > at else None
+        keys = torch._C._dispatch_keys(tensor) if isinstance(tensor, torch.Tensor) else None
+        if keys is None or not keys.has(key.CUDA) or keys.has(key.Python):
+            return make(*args, **kwargs)
+        label = machine.take_label(tensor)
+        try:
+            made = make(*args, **kwargs)
+        finally:
+            machine.restore_label(tensor, label)
+        machine.like_label(made, label)
+        return made
+
+    return labelled
+
+
+def _old_type(name: str, dtype: Any) -> Any:
+    class Kind(type):
+        def __call__(cls, *args: Any) -> Any:
+            if args and all(isinstance(arg, int) for arg in args):
+                return torch.empty(*args, dtype=dtype, device="cuda")
+            return (
+                torch.tensor(*args, dtype=dtype, device="cuda") if args else torch.empty(0, dtype=dtype, device="cuda")
+            )
+
+        def __instancecheck__(cls, one: Any) -> bool:
+            return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == dtype
+
+    return Kind(name, (), {"__module__": "torch.cuda", "dtype": dtype, "is_cuda": True})
+
+
+_new, _copy, _resize = Storage.__new__, Storage.copy_, Storage.resize_
+_device = torch._C.StorageBase.device
+_is_shared = Storage.is_shared
+
+
+def _storages() -> None:
+    Storage.__new__, Storage.copy_, Storage.resize_ = new, copy, resize
+    Storage.device = property(device)
+    Storage.is_cuda = property(lambda self: memory.index_of(self) >= 0)
+    Storage.get_device = memory.index_of
+    Storage.is_shared = lambda self: memory.index_of(self) >= 0 or _is_shared(self)
+
+
+def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    if device is None or torch.device(device).type != "cuda":
+        return _new(cls, *args, **kwargs) if device is None else _new(cls, *args, device=device, **kwargs)
+    index = devices.index_for(torch.device(device))
+    if args and isinstance(args[0], int):
+        memory.make_room(index, args[0])
+    made = _new(cls, *args, **kwargs)
+    memory.adopt(made, index)
+    return made
+
+
+def copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
+    if self.device.type != "cuda" and source.device.type != "cuda":
+        return _copy(self, source, bool(non_blocking))
+    if self.nbytes() != source.nbytes():
+        raise RuntimeError("size does not match")
+    ctypes.memmove(self.data_ptr(), source.data_ptr(), self.nbytes())
+    return self
+
+
+def resize(self: Any, size: int) -> Any:
+    index = memory.index_of(self)
+    if index >= 0 and size > self.nbytes():
+        memory.make_room(index, size - self.nbytes())
+    _resize(self, size)
+    if index >= 0:
+        memory.adopt(self, index)
+    return self
+
+
+def device(self: Any) -> Any:
+    index = memory.index_of(self)
+    return _device.__get__(self) if index < 0 else torch.device("cuda", index)

@@ -1,0 +1,158 @@
+"""`torch.cuda.Stream` and `Event`. Work is done at once, so a stream has a name only, and an event the host's time."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import time
+from typing import Any
+
+import torch
+
+from nbddp.capabilities.simulated_gpus.on_rank import devices, versions
+from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
+
+LEAST = -3  # of priorities: torch was compiled for four
+_numbers = itertools.count(1)
+_current: dict[tuple[int, int], int] = {}  # (thread, device) → the stream's number
+
+
+def current(index: int) -> int:
+    return _current.get((threading.get_ident(), index), 0)
+
+
+def set_current(index: int, stream: int) -> None:
+    _current[threading.get_ident(), index] = stream
+
+
+class Stream(torch.Stream):  # type: ignore[misc]
+    """As `torch.cuda.Stream`."""
+
+    def __new__(
+        cls,
+        device: Any = None,
+        priority: int = 0,
+        stream_id: int | None = None,
+        device_index: int | None = None,
+        device_type: int | None = None,
+        **more: Any,
+    ) -> Any:
+        if stream_id is None:
+            stream_id = next(_numbers)
+            asked = torch.device("cuda", device) if isinstance(device, int) else device and torch.device(device)
+            device_index = devices.index_for(asked)
+        made = super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=CUDA)
+        made.__dict__["_priority"] = max(LEAST, min(0, priority))
+        return made
+
+    @property
+    def cuda_stream(self) -> int:
+        return int(self.stream_id)
+
+    @property
+    def _as_parameter_(self) -> Any:
+        return ctypes.c_void_p(self.stream_id)
+
+    @property
+    def priority(self) -> int:
+        return int(self._priority)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, LEAST
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None:
+        self.wait_event(stream.record_event())
+
+    def is_capturing(self) -> bool:
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def record_event(self, event: Any = None) -> Any:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Any:
+        index = self.device_index
+        self.__dict__.setdefault("_before", []).append((devices.current(), current(index)))
+        devices.set_current(index)
+        set_current(index, self.stream_id)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        device, stream = self._before.pop()
+        set_current(self.device_index, stream)
+        devices.set_current(device)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, torch.Stream) and (self.stream_id, self.device) == (other.stream_id, other.device)
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device_index))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device=cuda:{self.device_index} cuda_stream={self.stream_id:#x}>"
+
+
+def _is_stream(stream: Any) -> None:
+    if stream is not None and not isinstance(stream, torch.Stream):
+        raise RuntimeError("expected stream to be a torch.Stream or torch.cuda.Stream object")
+
+
+class Event(torch.Event):  # type: ignore[misc]
+    """As `torch.cuda.Event`."""
+
+    def __new__(
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+        device: Any = None,
+    ) -> Any:
+        made = super().__new__(cls, device="cuda", enable_timing=enable_timing)
+        made.__dict__.update(_timing=enable_timing, _time=None)
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        _is_stream(stream)
+        self._time = time.perf_counter()
+
+    def elapsed_time(self, other: Any) -> float:
+        if not isinstance(other, Event):
+            raise RuntimeError("expected other to be a torch.cuda.Event object")
+        if not (self._timing and other._timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._time is None or other._time is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return float((other._time - self._time) * 1e3)
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: Any = None) -> None:
+        _is_stream(stream)
+
+    def ipc_handle(self) -> bytes:
+        raise versions.driver_error(("invalid resource handle", "cudaErrorInvalidResourceHandle"))
+
+    def synchronize(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {'uninitialized' if self._time is None else hex(id(self))}>"
+
+
+def install() -> None:
+    for module in (torch.cuda, torch.cuda.streams):
+        module.Stream, module.Event = Stream, Event

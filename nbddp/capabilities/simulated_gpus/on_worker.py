@@ -1,0 +1,172 @@
+"""The part of a rank that has simulated GPUs: installs them before any program, and explains mistakes with devices.
+
+A mistake gets a sentence under torch's message: what is where, and which line made it. Only what is seen is said: names
+in the failing line, what they hold, and the one line that assigns each.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from nbddp.capabilities.simulated_gpus.cards import cards_of
+from nbddp.capabilities.simulated_gpus.on_rank import install
+from nbddp.deadlock.on_rank import call_log
+
+if TYPE_CHECKING:
+    from nbddp.errors import Raised
+    from nbddp.worker.parts import RankWorker
+
+CPU = "cpu"
+MIXED = (  # torch's messages of operands on several devices
+    r"Expected all tensors to be on the same device",
+    r"Input type \(torch\.(cuda\.)?\w+\) and weight type \(torch\.(cuda\.)?\w+\) should be the same",
+    r"Expected (weight|index|input|target|mask|condition|self) to be on the same device",
+)
+NO_SUCH = r"invalid device ordinal"
+NOT_ON_GPU = r"No backend type associated with device type cpu"
+SHARED = r"Duplicate GPU detected"
+WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
+
+
+def part(worker: RankWorker) -> SimulatedDevices:
+    """Raises RuntimeError, and has changed nothing, if this torch is not laid out as known."""
+    _share_memory(worker.log_path)
+    install(cards_of(str(worker.pool_options["simulate_gpus"])))
+    call_log.STANDS_FOR["nccl"] = "gloo"
+    return SimulatedDevices()
+
+
+def _share_memory(log: str) -> None:
+    """The ranks of a node have their GPUs' memory together: they write what they take in one file of the pool's."""
+    name = f"simulated-gpus-{os.environ.get('GROUP_RANK', '0')}"
+    os.environ["NBDDP_SIMULATED_GPUS_MEMORY"] = os.path.join(os.path.dirname(log), name)
+
+
+class SimulatedDevices:
+    """Says more of exceptions about devices. `_frames`: of the exception that is read, what its user's frames held."""
+
+    def __init__(self) -> None:
+        self._frames: list[list[Placed]] = []
+
+    def values(self, frame: FrameType, line: str) -> list[tuple[str, str]]:
+        """Adds nothing to the values of a frame; notes where they are."""
+        import torch
+
+        self._frames.append(placed(frame, line, torch))
+        return []
+
+    def note(self, raised: Raised) -> str:
+        import torch
+
+        frames, self._frames = self._frames, []
+        gpus = torch.cuda.device_count()
+        return explain(raised, frames, gpus, torch.cuda.current_device() if gpus else 0)
+
+
+# -- what is said of a mistake -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What a name in the failing line holds: a tensor, or a module by its parameters. line: the one that assigns it; 0:
+    not known."""
+
+    name: str
+    device: str
+    line: int = 0
+    is_module: bool = False
+
+    def describe(self) -> str:
+        """`x (made in line 9) is on cpu`, `the parameters of net (made in line 8) are on cuda:1`."""
+        made = f" (made in line {self.line})" if self.line else ""
+        said = f"the parameters of {self.name}{made} are" if self.is_module else f"{self.name}{made} is"
+        return f"{said} on {self.device}"
+
+
+def explain(raised: Raised, frames: Sequence[Sequence[Placed]], gpus: int, current: int) -> str:
+    """The sentence, or empty. frames: what the user's lines named, outermost first; gpus: how many this process sees;
+    current: the number of its current one."""
+    said = raised.message
+    if any(re.search(message, said) for message in MIXED):
+        mixed = (found for found in frames if len({one.device for one in found}) > 1)
+        return _words(next(mixed, ()))
+    if re.search(NO_SUCH, said):
+        return f"this process sees {_gpus(gpus)}"
+    if re.search(NOT_ON_GPU, said):
+        here = [one for one in (frames[-1] if frames else ()) if one.device == CPU]
+        return f"{_words(here)}, and nccl takes tensors on GPUs only" if here else ""
+    own = os.environ.get("LOCAL_RANK", "")
+    if re.search(SHARED, said) and own.isdigit() and int(own) != current and int(own) < gpus:
+        return (
+            f"the current GPU of this rank is cuda:{current}, and its LOCAL_RANK is {own}: "
+            f'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) gives each rank its own'
+        )
+    return ""
+
+
+def placed(frame: FrameType, line: str, torch: Any) -> list[Placed]:
+    """What the names of a line hold in this frame, where that is on one device."""
+    found = []
+    for name in dict.fromkeys(WORD.findall(line)):
+        value = frame.f_locals.get(name, frame.f_globals.get(name))
+        devices = _devices(value, torch)
+        if len(devices) == 1:
+            is_module = issubclass(type(value), torch.nn.Module)
+            found.append(Placed(name, devices.pop(), _made(frame, name), is_module))
+    return found
+
+
+def _devices(value: object, torch: Any) -> set[str]:
+    if issubclass(type(value), torch.Tensor):
+        return {str(value.device)}  # type: ignore[attr-defined]
+    if issubclass(type(value), torch.nn.Module):
+        return {str(p.device) for p in value.parameters()}  # type: ignore[attr-defined]
+    return set()
+
+
+def _made(frame: FrameType, name: str) -> int:
+    """The line of this frame's function, or of its cell or file, that alone assigns the name before it failed."""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):  # a line magic, or a file that has changed
+        return 0
+    body: ast.AST = tree
+    if frame.f_code.co_name != "<module>":
+        first = frame.f_code.co_firstlineno
+        functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        body = next((f for f in functions if _first_line(f) == first), ast.Module([], []))
+    made = [*_assigned(body, name)]
+    return made[0] if len(made) == 1 and made[0] < frame.f_lineno else 0
+
+
+def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min([function.lineno, *(d.lineno for d in function.decorator_list)])
+
+
+def _assigned(node: ast.AST, name: str) -> Iterable[int]:
+    """Lines that bind a name, functions within left out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if isinstance(child, ast.Name) and child.id == name and isinstance(child.ctx, ast.Store):
+            yield child.lineno
+        yield from _assigned(child, name)
+
+
+def _words(found: Sequence[Placed]) -> str:
+    said = [one.describe() for one in found]
+    return " and ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else "".join(said)
+
+
+def _gpus(number: int) -> str:
+    if number == 0:
+        return "no GPU"
+    return "one GPU, cuda:0" if number == 1 else f"{number} GPUs, cuda:0 to cuda:{number - 1}"

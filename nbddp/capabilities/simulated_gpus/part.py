@@ -1,0 +1,75 @@
+"""Simulated GPUs in one pool: its plan has them in place of the machines' own, and it says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nbddp.capabilities.simulated_gpus import probe
+from nbddp.capabilities.simulated_gpus.cards import Card, cards_of, link_matrix, words
+from nbddp.errors import BadInput
+from nbddp.launch.machine import Device, Node
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology
+
+if TYPE_CHECKING:
+    from nbddp.pool.state import PoolState
+
+COUNTED = "Simulated GPUs: memory is counted by tensor, without the workspaces of a GPU's libraries."
+TIMED = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
+# command or option → what is said under its figure, where that is not TIMED
+UNDER = {"topology": "", "memory": COUNTED}
+UNTOLD = "the GPUs are simulated: the CPU computes in their place, and times are not a GPU's"
+
+
+class SimulatedGpusPart:
+    """What `--simulate-gpus` has a pool do. `_told`: the cards of the line before, of which is not told again."""
+
+    def __init__(self, pool: PoolState):
+        self._pool = pool
+        self._told: str | None = None
+
+    def machines(self, spec: LaunchSpec, hosts: Sequence[Node]) -> Sequence[Node]:
+        """The nodes with simulated GPUs in place of those that they have."""
+        if not spec.simulate_gpus:
+            return hosts
+        cards = cards_of(str(spec.simulate_gpus))
+        return [_with_cards(host, cards) for host in hosts]
+
+    def planned(self, spec: LaunchSpec, topology: Topology) -> list[str]:
+        """What they are, where the last line did not say so. Raises BadInput where they cannot be had."""
+        before, self._told = self._told, spec.simulate_gpus if topology.simulates_gpus else None
+        if not topology.simulates_gpus or before == spec.simulate_gpus:
+            return []
+        asked = f"--simulate-gpus {spec.simulate_gpus}"
+        if not self._pool.group.can_respawn:
+            raise BadInput(f"{asked} needs processes that nbddp starts, and a cluster has its own; leave out --cluster")
+        if why := probe.unusable():
+            raise BadInput(f"{asked}: {why}; leave it out to run on the CPU")
+        return [_words(spec, topology)]
+
+    def figure_notes(self, name: str) -> str:
+        """Under a figure of what was measured."""
+        return UNDER.get(name, TIMED) if self._told else ""
+
+    def stopped(self) -> None:
+        self._told = None
+
+    def holds(self) -> list[str]:
+        """What `status` says besides its table."""
+        placed = self._pool.group.topology
+        return [_words(self._pool.spec, placed)] if placed is not None and placed.simulates_gpus else []
+
+
+def _words(spec: LaunchSpec, placed: Topology) -> str:
+    """`4 simulated GPUs per node (T4, 16 GB; …)`."""
+    said = words(cards_of(str(spec.simulate_gpus)))
+    return said.replace(" (", " per node (", 1) if placed.nnodes > 1 else said
+
+
+def _with_cards(node: Node, cards: Sequence[Card]) -> Node:
+    devices = tuple(
+        Device(i, str(i), name=card.name, memory=card.memory, simulated=True) for i, card in enumerate(cards)
+    )
+    return replace(node, devices=devices, links=link_matrix(cards) if len(cards) > 1 else (), untold=(UNTOLD,))

@@ -1,0 +1,103 @@
+"""Whether a build of torch can simulate GPUs: tried in a child process once per build, and remembered.
+
+A wrong slot in a C++ table ends a process, and nobody can catch that. So a child tries first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import nbddp
+from nbddp.agent.runtime_dir import cache
+from nbddp.errors import AgentFailed
+
+KNOWN = ("2.6", "2.10", "2.13", "2.14")  # torch's versions with which the tests have run
+SECONDS = 300  # for the child: a first import of torch from a slow disk
+FITS = "simulated GPUs fit"
+CHILD = "from nbddp.capabilities.simulated_gpus.on_rank.trial import try_all; try_all()"
+
+
+def unusable(folder: Path | None = None) -> str | None:
+    """Why this interpreter's torch cannot simulate GPUs, as one sentence, or None if it can.
+
+    `folder` keeps the answers (default: `simulated_gpus` in the user's cache folder). The first call for a build of
+    torch takes some seconds, the others a millisecond. Nothing in this process is changed.
+    """
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return "torch is not installed"
+    root = Path(torch.origin).parent
+    kept = _kept(folder, root)
+    try:
+        found = json.loads(kept.read_text(encoding="utf-8"))["unusable"] if kept else None
+    except (OSError, ValueError, KeyError):
+        found = None
+    if not isinstance(found, str):
+        found = _try(root)
+        _keep(kept, found)
+    return found or None
+
+
+def _try(root: Path) -> str:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(nbddp.__file__).parents[1]), *_path()])}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", CHILD], env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return _sentence(root, f"a trial did not end within {SECONDS} s")
+    if child.returncode == 0 and FITS in child.stdout:
+        return ""
+    if child.returncode < 0:
+        return _sentence(root, f"a trial was ended by {signal.Signals(-child.returncode).name}")
+    lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
+    return _sentence(root, f"a trial ended with: {lines[-1]}")
+
+
+def _path() -> list[str]:
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def _sentence(root: Path, what: str) -> str:
+    return f"torch {_version(root)} cannot simulate GPUs here ({what}); it is known to work with {', '.join(KNOWN)}"
+
+
+def _version(root: Path) -> str:
+    with suppress(OSError):
+        for line in (root / "version.py").read_text(encoding="utf-8").splitlines():
+            if line.startswith("__version__"):
+                return line.split("=")[1].strip().strip("'\"")
+    return "of unknown version"
+
+
+def _kept(folder: Path | None, root: Path) -> Path | None:
+    """The file with the answer for this build of torch, this Python and this nbddp. None: nothing can be kept."""
+    try:
+        place = folder or cache() / "simulated_gpus"
+        place.mkdir(mode=0o700, exist_ok=True)
+    except (OSError, AgentFailed):
+        return None
+    digest = hashlib.sha256(f"{sys.version} {sys.executable} {root}".encode())
+    engine = sorted(Path(__file__).parent.glob("on_rank/*.py"))
+    for path in [root / "version.py", *sorted((root / "lib").glob("lib*.*")), *engine]:
+        facts = path.stat()
+        digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
+    return place / f"{digest.hexdigest()[:24]}.json"
+
+
+def _keep(path: Path | None, found: str) -> None:
+    """A reader sees the whole answer or none. If the disk is full, the next pool tries again."""
+    if path is None:
+        return
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        new.write_text(json.dumps({"unusable": found}), encoding="utf-8")
+        new.replace(path)
