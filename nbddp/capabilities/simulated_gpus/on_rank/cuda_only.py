@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import dtypes, kernels, machine, versions
+from nbddp.capabilities.simulated_gpus.on_rank import dtypes, kernels, machine, memory, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
 
 aten = torch.ops.aten
@@ -103,7 +103,10 @@ def dropout(x: Any, p: float, train: bool) -> Any:
         raise dtypes.lacks("fused_dropout", x.dtype)
     if p == 1:
         return x * torch.zeros_like(x)
-    return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+    with memory.uncounted():
+        noise = torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+    memory.count(noise, x.numel())  # a GPU keeps a mask of one byte each
+    return x * noise
 
 
 def native_dropout(x: Any, p: float, train: bool | None) -> tuple[Any, Any]:
@@ -136,7 +139,15 @@ def scaled_dot_product_attention(
         flash = aten._scaled_dot_product_flash_attention_for_cpu
         return flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     math = aten._scaled_dot_product_attention_math
-    return math(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+    if query.dtype == torch.float64:  # of which a GPU has no other kernel either
+        return math(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+    with memory.uncounted():
+        out = math(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+    memory.count(out, out.untyped_storage().nbytes())
+    if out.grad_fn is not None:
+        kept = [query, key, value]  # a GPU's kernel keeps these for backward, and nothing of their product
+        out.grad_fn.register_prehook(lambda grads: kept.clear())
+    return out
 
 
 def _check_attention(query: Any, key: Any, value: Any, mask: Any) -> None:

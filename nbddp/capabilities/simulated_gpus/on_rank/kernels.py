@@ -20,6 +20,7 @@ CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 UNLIKE = re.compile("not implemented for|Expected a value of type 'Tensor'|requires the input tensor to be Float")
 NO_HALF = re.compile("not implemented for '(Half|BFloat16)'")
 LOW = {"Half": torch.float16, "BFloat16": torch.bfloat16}
+LARGEST = 1 << 62  # bytes: for more than that torch has an error of its own
 MUCH = 1 << 28  # product of the arguments' elements, from which the result's size is computed first
 random_operators: set[str] = set()  # names of those that take a generator
 recording: list[Callable[..., Any]] = []  # a CUDA graph that is being captured: gets each call
@@ -330,10 +331,11 @@ def new_empty(op: Any, elements: Callable[[Sequence[Any]], int]) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         index = devices.index_for(kwargs.pop("device", None))
-        kwargs.pop("pin_memory", None)
+        if kwargs.pop("pin_memory", None):
+            raise RuntimeError("Only dense CPU tensors can be pinned")
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         size = dtype.itemsize * elements(args)
-        if size > versions.MIB:
+        if versions.MIB < size < LARGEST:
             memory.make_room(index, size)
         with torch._C._AutoDispatchBelowAutograd():
             return labelled(op(*args, **kwargs), index)

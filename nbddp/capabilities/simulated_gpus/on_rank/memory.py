@@ -9,11 +9,14 @@ Processes that use the same GPU write into one file what they have reserved, so 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import mmap
 import os
 import struct
+import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +198,8 @@ def adopt(storage: Any, index: int, counted: bool = True) -> None:
     old = blocks.get(key)
     if old is not None and old.requested == requested:
         return
+    if _uncounted and threading.get_ident() in _uncounted:
+        counted = False
     block = _of[index].take(requested) if counted and requested else None
     if old is not None and old.block is not None:  # the storage was resized: its content was copied
         _of[old.index].allocator.give(old.block)
@@ -202,6 +207,32 @@ def adopt(storage: Any, index: int, counted: bool = True) -> None:
     owned = Owned(storage, _ended)
     owned.index, owned.key, owned.requested, owned.block = index, key, requested, block
     blocks[key] = owned
+
+
+_uncounted: set[int] = set()  # threads
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """For what the CPU's way makes and a GPU's kernel does not: storages that are new here take nothing of a GPU."""
+    thread = threading.get_ident()
+    if thread in _uncounted:
+        yield
+        return
+    _uncounted.add(thread)
+    try:
+        yield
+    finally:
+        _uncounted.discard(thread)
+
+
+def count(tensor: Any, requested: int) -> None:
+    """A storage that was not counted takes so many bytes from now on. Raises OutOfMemoryError."""
+    if threading.get_ident() in _uncounted:
+        return
+    owned = blocks.get(tensor.untyped_storage()._cdata)
+    if owned is not None and owned.block is None and requested:
+        owned.block = _of[owned.index].take(requested)
 
 
 def index_of(storage: Any) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from nbddp.capabilities.simulated_gpus.on_rank import (
+    alerts,
     asserts,
     cuda_only,
     devices,
@@ -210,7 +211,7 @@ def _register(library: Any, name: str, op: Any) -> None:
 
 def _around(name: str, kernel: Kernel) -> Kernel:
     """The kernel with the checks and assertions of CUDA's, and what CUDA's libraries take of memory."""
-    return asserts.asserting(name, dtypes.checked(name, workspaces.beside(name, kernel)))
+    return alerts.alerting(name, asserts.asserting(name, dtypes.checked(name, workspaces.beside(name, kernel))))
 
 
 def _has(name: str, key: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, memory, statistics, streams, versions, workspaces
+from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, memory, statistics, streams, versions, workspaces
 from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
 from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 
@@ -181,8 +181,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_getCurrentStream": lambda index: (streams.current(in_range(index)), index, CUDA),
     "_cuda_getCurrentRawStream": streams.current,
     "_cuda_setStream": set_stream,
-    "_cuda_get_sync_debug_mode": lambda: 0,
-    "_cuda_set_sync_debug_mode": nothing,
+    "_cuda_get_sync_debug_mode": lambda: alerts.mode,
+    "_cuda_set_sync_debug_mode": alerts.set_mode,
     "_cuda_lock_mutex": nothing,
     "_cuda_unlock_mutex": nothing,
     "_cuda_getCurrentBlasHandle": lambda: 1,
