@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import kernels, machine, versions
+from nbddp.capabilities.simulated_gpus.on_rank import dtypes, kernels, machine, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
 
 aten = torch.ops.aten
@@ -99,6 +99,8 @@ def dropout(x: Any, p: float, train: bool) -> Any:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     if p == 0 or not train or x.numel() == 0:
         return x
+    if x.dtype in dtypes.INTEGERS:
+        raise dtypes.lacks("fused_dropout", x.dtype)
     if p == 1:
         return x * torch.zeros_like(x)
     return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)

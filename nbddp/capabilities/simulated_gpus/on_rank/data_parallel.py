@@ -33,6 +33,11 @@ def scatter_out(tensor: Any, out: Sequence[Any], dim: int, streams: Any = None) 
 
 
 def gather(tensors: Sequence[Any], dim: int, to: int | None) -> Any:
+    for at, tensor in enumerate(tensors):
+        if not tensor.is_cuda:
+            raise RuntimeError(
+                f"Expected all input tensors to be CUDA tensors, but tensor at index {at} has device {tensor.device}"
+            )
     where = "cpu" if to == -1 else f"cuda:{torch.cuda.current_device() if to is None else to}"
     return torch.cat([tensor.to(where) for tensor in tensors], dim)
 

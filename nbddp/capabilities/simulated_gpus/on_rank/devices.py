@@ -17,6 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _all: tuple[Card, ...] = ()
 _seen: known.SimulatedGpus | None = None  # once CUDA is in use, the variable is not read again
 _current: dict[int, int] = {}  # thread → device
+broken = False  # an assertion in a kernel has failed: nothing works on a GPU in this process any more
 forked = False  # this process was forked from one that used CUDA: a real driver would not work here
 
 
@@ -81,6 +82,12 @@ def exchange_checked(index: int) -> int:
     if index >= 0:
         set_checked(index)
     return before
+
+
+def check() -> None:
+    """Raises the driver's error if an assertion has failed before."""
+    if broken:
+        raise versions.driver_error(versions.ASSERTED)
 
 
 def index_for(device: Any) -> int:

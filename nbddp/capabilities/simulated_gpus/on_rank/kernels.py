@@ -36,6 +36,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 def run_now(op: Any, *args: Any, **kwargs: Any) -> Any:
     if devices.forked:
         torch.cuda._lazy_init()
+    devices.check()
     call = Relabelled(op, args, kwargs)
     if call.mixed:
         mixed_devices.check(op, args, kwargs)
@@ -182,7 +183,7 @@ def functional(op: Any) -> Kernel:
     to_cuda, blocks = machine.to_cuda, memory.blocks
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        found = None if kwargs or special or recording or devices.forked else _twins(args)
+        found = None if kwargs or special or recording or devices.forked or devices.broken else _twins(args)
         if found is None:
             return run(op, *args, **kwargs)
         index, elements, twins = found
@@ -257,7 +258,7 @@ def foreach(op: Any) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         lists = [arg for arg in args if isinstance(arg, list | tuple) and arg and isinstance(arg[0], Tensor)]
-        if len({tensor.device for one in lists for tensor in one}) < 2:
+        if len(args[0]) < 2 or len({tensor.device for one in lists for tensor in one}) < 2:
             return run(op, *args, **kwargs)
         single = [
             op(*([arg[i]] if isinstance(arg, list | tuple) else arg for arg in args), **kwargs)

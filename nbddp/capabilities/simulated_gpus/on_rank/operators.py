@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import cuda_only, kernels, machine, mixed_devices, versions, workspaces
+from nbddp.capabilities.simulated_gpus.on_rank import (
+    asserts,
+    cuda_only,
+    devices,
+    dtypes,
+    kernels,
+    machine,
+    mixed_devices,
+    versions,
+    workspaces,
+)
 from nbddp.capabilities.simulated_gpus.on_rank.kernels import Kernel, functional, general
 
 aten = torch.ops.aten
@@ -28,6 +38,7 @@ def copy(tensor: Any, source: Any, non_blocking: bool = False) -> Any:
 
 
 def _copy_now(op: Any, tensor: Any, source: Any) -> Any:
+    devices.check()
     to = machine.twin(tensor) if tensor.is_cuda else tensor.data
     op._op(to, machine.twin(source) if source.is_cuda else source.data)
     return tensor
@@ -184,7 +195,7 @@ def _register(library: Any, name: str, op: Any) -> None:
         if _has(name, of_cpu):
             library.impl(name, kernels.sparse(op), key)
     if name in EXCEPTIONS:
-        library.impl(name, workspaces.beside(name, EXCEPTIONS[name].make(op)), DENSE)
+        library.impl(name, _around(name, EXCEPTIONS[name].make(op)), DENSE)
     elif name.startswith("_foreach_"):
         library.impl(name, kernels.foreach(op), DENSE)
     elif name.partition(".")[0] in LEFT_OUT and not name.endswith("_backward"):
@@ -194,7 +205,12 @@ def _register(library: Any, name: str, op: Any) -> None:
             library.impl(name, op.decompose, key)  # a CUDA build has a kernel (rms_norm); the composite one is taken
     elif _has(name, "CPU") or _has(name, DENSE):
         # what only a CUDA build has is refused when it is called
-        library.impl(name, workspaces.beside(name, _kernel(name, op)), DENSE)
+        library.impl(name, _around(name, _kernel(name, op)), DENSE)
+
+
+def _around(name: str, kernel: Kernel) -> Kernel:
+    """The kernel with the checks and assertions of CUDA's, and what CUDA's libraries take of memory."""
+    return asserts.asserting(name, dtypes.checked(name, workspaces.beside(name, kernel)))
 
 
 def _has(name: str, key: str) -> bool:

@@ -15,7 +15,6 @@ NVML: Mapping[str, str] = {  # of torch.cuda → what it would measure
     "temperature": "temperature",
     "power_draw": "power draw",
     "clock_rate": "clock",
-    "list_gpu_processes": "list of processes by the driver",
 }
 OF_DRIVER: Mapping[str, str] = {  # of torch._C → why there is none
     "_cuda_jiterator_compile_and_launch_kernel": "jiterator compiles CUDA C++, which only a GPU runs",
@@ -59,25 +58,16 @@ def _refuse(why: str) -> Callable[..., Any]:
 
 
 def _ranges() -> SimpleNamespace:
-    """nvtx: marks for a profiler that is not there. A range's depth is returned, as by the library."""
-    depth = [0]
+    """nvtx: marks for a profiler that is not there, which the library answers with -2."""
 
-    def push(text: str) -> int:
-        depth[0] += 1
-        return depth[0] - 1
-
-    def pop() -> int:
-        depth[0] -= 1
-        return depth[0]
-
-    def start(text: str, *stream: Any) -> int:
-        return 0
+    def absent(*args: Any) -> int:
+        return -2
 
     def nothing(*args: Any) -> None: ...
 
     return SimpleNamespace(
-        rangePushA=push, rangePop=pop, rangeStartA=start, rangeEnd=nothing, markA=nothing,
-        deviceRangeStart=start, deviceRangeEnd=nothing,
+        rangePushA=absent, rangePop=absent, rangeStartA=lambda *args: 0, rangeEnd=nothing, markA=nothing,
+        deviceRangeStart=lambda *args: 0, deviceRangeEnd=nothing,
     )  # fmt: skip
 
 

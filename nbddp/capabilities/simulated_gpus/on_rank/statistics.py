@@ -24,8 +24,7 @@ NONE = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 
 def of(index: int) -> Mapping[str, Any]:
     """As the allocator's own table: name → pool → counts."""
-    one = memory.of(index).allocator
-    one.settle()
+    one = _allocator(index)
     return {
         "num_alloc_retries": one.retries,
         "num_ooms": one.failures,
@@ -48,9 +47,16 @@ def _counted(count: Count) -> Mapping[str, int]:
     return {"current": count.now, "peak": count.peak, "allocated": count.came, "freed": count.came - count.now}
 
 
-def _counts(index: int) -> list[Count]:
+def _allocator(index: int) -> Allocator:
+    if not 0 <= index < len(memory.everything()):
+        raise RuntimeError("Invalid device argument \t: did you call init?")
     one = memory.of(index).allocator
     one.settle()
+    return one
+
+
+def _counts(index: int) -> list[Count]:
+    one = _allocator(index)
     return [count for counts in (one.both, one.small.counts, one.large.counts) for count in vars(counts).values()]
 
 
@@ -60,7 +66,7 @@ def reset_peak(index: int) -> None:
 
 
 def reset_accumulated(index: int) -> None:
-    one = memory.of(index).allocator
+    one = _allocator(index)
     one.retries = one.failures = one.driver_gave = one.driver_took = one.synchronised = 0
     for count in _counts(index):
         count.came = count.now

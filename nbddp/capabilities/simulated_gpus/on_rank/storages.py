@@ -64,6 +64,7 @@ def _old_type(name: str, dtype: Any) -> Any:
 
 _new, _copy, _resize = Storage.__new__, Storage.copy_, Storage.resize_
 _device = torch._C.StorageBase.device
+_is_shared = Storage.is_shared
 
 
 def _storages() -> None:
@@ -71,6 +72,7 @@ def _storages() -> None:
     Storage.device = property(device)
     Storage.is_cuda = property(lambda self: memory.index_of(self) >= 0)
     Storage.get_device = memory.index_of
+    Storage.is_shared = lambda self: memory.index_of(self) >= 0 or _is_shared(self)
 
 
 def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices
+from nbddp.capabilities.simulated_gpus.on_rank import devices, versions
 from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
 
+LEAST = -3  # of priorities: torch was compiled for four
 _numbers = itertools.count(1)
 _current: dict[tuple[int, int], int] = {}  # (thread, device) → the stream's number
 
@@ -42,7 +43,7 @@ class Stream(torch.Stream):  # type: ignore[misc]
             asked = torch.device("cuda", device) if isinstance(device, int) else device and torch.device(device)
             device_index = devices.index_for(asked)
         made = super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=CUDA)
-        made.__dict__["_priority"] = priority
+        made.__dict__["_priority"] = max(LEAST, min(0, priority))
         return made
 
     @property
@@ -59,7 +60,7 @@ class Stream(torch.Stream):  # type: ignore[misc]
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        return 0, -5
+        return 0, LEAST
 
     def query(self) -> bool:
         return True
@@ -68,7 +69,8 @@ class Stream(torch.Stream):  # type: ignore[misc]
 
     def wait_event(self, event: Any) -> None: ...
 
-    def wait_stream(self, stream: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None:
+        self.wait_event(stream.record_event())
 
     def is_capturing(self) -> bool:
         return bool(torch.cuda.is_current_stream_capturing())
@@ -100,6 +102,11 @@ class Stream(torch.Stream):  # type: ignore[misc]
         return f"<torch.cuda.Stream device=cuda:{self.device_index} cuda_stream={self.stream_id:#x}>"
 
 
+def _is_stream(stream: Any) -> None:
+    if stream is not None and not isinstance(stream, torch.Stream):
+        raise RuntimeError("expected stream to be a torch.Stream or torch.cuda.Stream object")
+
+
 class Event(torch.Event):  # type: ignore[misc]
     """As `torch.cuda.Event`."""
 
@@ -119,9 +126,12 @@ class Event(torch.Event):  # type: ignore[misc]
         pass
 
     def record(self, stream: Any = None) -> None:
+        _is_stream(stream)
         self._time = time.perf_counter()
 
     def elapsed_time(self, other: Any) -> float:
+        if not isinstance(other, Event):
+            raise RuntimeError("expected other to be a torch.cuda.Event object")
         if not (self._timing and other._timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._time is None or other._time is None:
@@ -131,12 +141,16 @@ class Event(torch.Event):  # type: ignore[misc]
     def query(self) -> bool:
         return True
 
-    def wait(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None:
+        _is_stream(stream)
+
+    def ipc_handle(self) -> bytes:
+        raise versions.driver_error(("invalid resource handle", "cudaErrorInvalidResourceHandle"))
 
     def synchronize(self) -> None: ...
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Event {0 if self._time is None else id(self):#x}>"
+        return f"<torch.cuda.Event {'uninitialized' if self._time is None else hex(id(self))}>"
 
 
 def install() -> None:

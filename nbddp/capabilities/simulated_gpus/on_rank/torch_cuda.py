@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -14,6 +15,14 @@ from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
 from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 
 CUDA_VERSION = 12080  # of a CPU build, which has none
+
+
+MEASURED: Mapping[str, Mapping[str, int]] = {  # what a card said of itself, by its name
+    "NVIDIA H100 80GB HBM3": {
+        "L2_cache_size": 50 * MIB, "clock_rate": 1980000, "memory_bus_width": 5120, "memory_clock_rate": 2619000,
+        "shared_memory_per_block_optin": 232448, "shared_memory_per_multiprocessor": 233472,
+    },
+}  # fmt: skip
 
 
 class Properties:
@@ -32,6 +41,7 @@ class Properties:
         self.L2_cache_size, self.gcnArchName = 4 * MIB, card.name
         self.uuid = f"5173a7ed-0000-0000-0000-{devices.physical(index):012x}"
         self.pci_bus_id, self.pci_device_id, self.pci_domain_id = devices.physical(index) + 1, 0, 0
+        vars(self).update(MEASURED.get(card.name, {}))
 
     def __repr__(self) -> str:
         return (
@@ -40,6 +50,9 @@ class Properties:
             f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
             f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // MIB}MB)"
         )
+
+
+Properties.__module__, Properties.__qualname__ = "torch._C", "_CudaDeviceProperties"
 
 
 def properties(device: Any = None) -> Properties:
@@ -70,9 +83,25 @@ def empty_cache() -> None:
         one.allocator.release()
 
 
+def synchronise(index: int | None = None) -> None:
+    """Work is done at once, so there is none to wait for."""
+    devices.check()
+    if index is not None and not 0 <= index < devices.count():
+        raise versions.driver_error(versions.ORDINAL)
+
+
+def in_range(index: int) -> int:
+    """The same index. Raises what torch does if there is no such GPU."""
+    if not 0 <= index < devices.count():
+        raise RuntimeError(f"Device index value {index} is out of index range [0, {devices.count()})")
+    return index
+
+
 def memory_info(index: int) -> tuple[int, int]:
     """Bytes free and in total."""
     torch.cuda._lazy_init()
+    if not 0 <= index < devices.count():
+        raise versions.driver_error(versions.ORDINAL)
     return memory.of(index).free(), memory.of(index).total
 
 
@@ -85,9 +114,32 @@ def get_fraction(index: int) -> float:
     return (one.allowed or one.total) / one.total
 
 
+def no_capabilities(index: int) -> None:
+    raise RuntimeError("Backend doesn't support getting device capabilities.")
+
+
+def used(device: Any = None) -> int:
+    """As `torch.cuda.device_memory_used`."""
+    free, total = memory_info(torch.cuda._utils._get_device_index(device, optional=True))
+    return total - free
+
+
+def processes(device: Any = None) -> str:
+    """As `torch.cuda.list_gpu_processes`."""
+    torch.cuda._lazy_init()
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    found = [(os.getpid(), memory.of(index).used), *memory.ledger.others(index)]
+    rows = [f"process {pid:>10d} uses {size / MIB:>12.3f} MB GPU memory" for pid, size in found if size]
+    return "\n".join([f"GPU:{index}", *(rows or ["no processes are running"])])
+
+
 def archs() -> str:
-    """The compute capabilities for which torch would have been compiled."""
-    return "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"
+    """The compute capabilities for which torch was compiled; a CPU build has none, so those of a CUDA build."""
+    built = str(_own_archs()) if _own_archs is not None else ""
+    return built or "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+
+
+_own_archs = getattr(torch._C, "_cuda_getArchFlags", None)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
@@ -100,7 +152,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_isInBadFork": lambda: devices.forked,
     "_cuda_getArchFlags": archs,
     "_cuda_getCompiledVersion": lambda: CUDA_VERSION,
-    "_cuda_synchronize": nothing,
+    "_cuda_synchronize": synchronise,
     "_cuda_ipc_collect": nothing,
     "_cuda_sleep": nothing,
     "_cuda_hasPrimaryContext": lambda index: bool(memory.everything()) and memory.of(index).used > 0,
@@ -126,14 +178,14 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_setMemoryFraction": set_fraction,
     "_cuda_getMemoryFraction": get_fraction,
     "_cuda_getDefaultStream": lambda index: (0, index, CUDA),
-    "_cuda_getCurrentStream": lambda index: (streams.current(index), index, CUDA),
+    "_cuda_getCurrentStream": lambda index: (streams.current(in_range(index)), index, CUDA),
     "_cuda_getCurrentRawStream": streams.current,
     "_cuda_setStream": set_stream,
     "_cuda_get_sync_debug_mode": lambda: 0,
     "_cuda_set_sync_debug_mode": nothing,
     "_cuda_lock_mutex": nothing,
     "_cuda_unlock_mutex": nothing,
-    "_cuda_getCurrentBlasHandle": lambda: 0,
+    "_cuda_getCurrentBlasHandle": lambda: 1,
     "_cuda_clearCublasWorkspaces": workspaces.clear,
     "_cuda_getCublasWorkspaceSize": lambda: 0,
     "_cuda_setCublasWorkspaceSize": nothing,
@@ -147,10 +199,14 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
 ACCELERATOR: Mapping[str, Callable[..., Any]] = {  # of torch._C, from 2.6 on; those that it has
     "_accelerator_setDeviceIndex": devices.set_checked,
     "_accelerator_getDeviceIndex": devices.current,
-    "_accelerator_synchronizeDevice": nothing,
+    "_accelerator_synchronizeDevice": synchronise,
     "_accelerator_exchangeDevice": devices.exchange,
     "_accelerator_maybeExchangeDevice": devices.exchange,
-    "_accelerator_getStream": lambda index: streams.Stream(stream_id=streams.current(index), device_index=index),
+    "_accelerator_getStream": lambda index: torch.Stream(
+        stream_id=streams.current(in_range(index)), device_index=index, device_type=CUDA
+    ),
+    "_accelerator_isAllocatorInitialized": lambda: bool(memory.everything()),
+    "_accelerator_getDeviceCapability": no_capabilities,
     "_accelerator_setStream": lambda stream: set_stream(stream.stream_id, stream.device_index, CUDA),
     "_accelerator_emptyCache": empty_cache,
     "_accelerator_getDeviceStats": statistics.of,
@@ -159,10 +215,25 @@ ACCELERATOR: Mapping[str, Callable[..., Any]] = {  # of torch._C, from 2.6 on; t
     "_accelerator_resetAccumulatedStats": statistics.reset_accumulated,
 }
 CLASSES = ("_cuda_CUDAAllocator_AllocatorState", "_cuda_CUDAAllocator")  # that torch.compile imports
+ERRORS: Mapping[int, str] = {  # of the driver, that programs name
+    0: "no error", 1: "invalid argument", 2: "out of memory", 3: "initialization error",
+    35: "CUDA driver version is insufficient for CUDA runtime version", 100: "no CUDA-capable device is detected",
+    101: "invalid device ordinal", 201: "invalid device context", 400: "invalid resource handle",
+    700: "an illegal memory access was encountered", 710: "device-side assert triggered",
+    719: "unspecified launch failure", 999: "unknown error",
+}  # fmt: skip
+
+
+class Error(int):
+    """As `cudaError` of `torch.cuda.cudart()`."""
+
+    success = 0
+
+
 cudart = SimpleNamespace(
-    cudaError=SimpleNamespace(success=0),
+    cudaError=Error,
     cudaError_t=int,
-    cudaGetErrorString=lambda code: f"error {code}",
+    cudaGetErrorString=lambda code: ERRORS.get(int(code), "unrecognized error code"),
     cudaMemGetInfo=memory_info,
     cudaHostRegister=lambda *args: 0,
     cudaHostUnregister=lambda *args: 0,
@@ -190,6 +261,8 @@ def install() -> None:
     cuda._cudart = cudart
     cuda._device_count_nvml = cuda._raw_device_count_nvml = devices.count
     cuda.get_device_properties = properties
+    cuda.device_memory_used, cuda.list_gpu_processes = used, processes
+    cuda.memory.list_gpu_processes = processes
     cuda._CudaDeviceProperties = torch._C._CudaDeviceProperties = Properties
     cuda.is_bf16_supported = _bf16
     cuda.nccl.version = versions.nccl

@@ -12,6 +12,7 @@ import torch
 
 GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
 ORDINAL = "invalid device ordinal", "cudaErrorInvalidDevice"
+ASSERTED = "device-side assert triggered", "cudaErrorAssert"
 CAPTURING = "operation not permitted when stream is capturing", "cudaErrorStreamCaptureUnsupported"
 NUMBER = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 ASYNCHRONOUS = (

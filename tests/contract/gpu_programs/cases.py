@@ -1,0 +1,304 @@
+"""Programs of one process for GPUs, as functions: each raises if what it claims is not so.
+
+`python -m tests.contract.gpu_programs.cases` runs them all on four simulated GPUs, and prints what they raised as JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import traceback
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+CUDA = "cuda"
+
+
+def pair(make: Any, seed: int = 0) -> tuple[Any, Any]:
+    """A module on the CPU and an equal one on a GPU."""
+    torch.manual_seed(seed)
+    one = make()
+    return one, copy.deepcopy(one).cuda()
+
+
+def equal(one: Any, other: Any) -> bool:
+    return torch.equal(one.detach(), other.detach().cpu())
+
+
+def case_labels() -> None:
+    x = torch.ones(3, device="cuda:1")
+    assert str(x.device) == "cuda:1"
+    assert x.is_cuda
+    assert x.get_device() == 1
+    assert x.untyped_storage().device == torch.device("cuda:1")
+    assert str(x) == "tensor([1., 1., 1.], device='cuda:1')"
+    assert (x.cpu().device.type, x.to("cuda:2").get_device(), x.view(3)[1:].get_device()) == ("cpu", 2, 1)
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+
+
+def case_train() -> None:
+    make = lambda: nn.Sequential(  # noqa: E731
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2),
+        nn.Linear(128, 10),
+    )  # fmt: skip
+    on_cpu, on_gpu = pair(make)
+    x, y = torch.randn(4, 3, 8, 8), torch.randint(0, 10, (4,))
+    losses = []
+    for model, device in ((on_cpu, "cpu"), (on_gpu, CUDA)):
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+    assert all(equal(a, b) for a, b in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True))
+
+
+def case_recurrent() -> None:
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        on_cpu, on_gpu = pair(lambda kind=kind: kind(4, 5, 2, batch_first=True, bidirectional=True))
+        x = torch.randn(2, 3, 4)
+        a, b = on_cpu(x)[0], on_gpu(x.cuda())[0]
+        a.square().sum().backward()
+        b.square().sum().backward()
+        assert b.is_cuda
+        assert equal(a, b), kind
+        assert all(equal(p.grad, q.grad) for p, q in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True))
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(3, 5, 4).cuda(), torch.tensor([5, 3, 2]), batch_first=True)
+    assert nn.LSTM(4, 5, batch_first=True).cuda()(packed)[0].data.is_cuda
+
+
+def case_autocast() -> None:
+    model = nn.Linear(8, 8).cuda()
+    scaler = torch.amp.GradScaler(CUDA)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with torch.autocast(CUDA, dtype=torch.float16):
+        y = model(torch.randn(2, 8).cuda())
+        assert (y.dtype, F.softmax(y, -1).dtype) == (torch.float16, torch.float32)
+        loss = F.softmax(y, -1, dtype=torch.float32).square().sum() + F.log_softmax(y, -1).sum()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    half = torch.randn(4, 8, device=CUDA, dtype=torch.half, requires_grad=True)
+    F.softmax(half, -1, dtype=torch.float32).square().sum().backward()
+    assert half.grad.dtype == torch.half
+
+
+def case_sparse() -> None:
+    x = torch.eye(3, device="cuda:1").to_sparse()
+    assert (x.get_device(), x.to_dense().get_device(), x.coalesce().indices().get_device()) == (1, 1, 1)
+    made = torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], (2, 2), device=CUDA, check_invariants=True)
+    assert (made @ torch.ones(2, 2, device=CUDA)).sum().item() == 6
+    assert (made.to_sparse_csr() @ torch.ones(2, 2, device=CUDA)).sum().item() == 6
+    on_cpu, on_gpu = pair(lambda: nn.Embedding(10, 3, sparse=True))
+    for model, device in ((on_cpu, "cpu"), (on_gpu, CUDA)):
+        optimizer = torch.optim.SparseAdam(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([1, 2, 2], device=device)).square().sum().backward()
+            optimizer.step()
+    assert on_gpu.weight.grad.is_sparse
+    assert equal(on_cpu.weight, on_gpu.weight)
+
+
+def case_random_numbers() -> None:
+    gpu, cpu = torch.Generator(CUDA).manual_seed(5), torch.Generator().manual_seed(5)
+    assert gpu.get_state().numel() == 16
+    for n in (1, 3, 15, 16, 17, 700, 5000):
+        assert torch.equal(torch.randn(n, generator=gpu, device=CUDA).cpu(), torch.randn(n, generator=cpu)), n
+    state = gpu.get_state()
+    first = torch.randn(3, generator=gpu, device=CUDA)
+    other = torch.Generator(CUDA)
+    other.set_state(state)
+    assert torch.equal(first, torch.randn(3, generator=other, device=CUDA))
+    torch.cuda.manual_seed_all(7)
+    with torch.random.fork_rng(devices=[0]):
+        inside = torch.rand(2, device=CUDA)
+    assert torch.equal(inside, torch.rand(2, device=CUDA))
+    assert torch.cuda.initial_seed() == 7
+
+
+def case_state_from_another_process() -> None:
+    """A state is a seed and an offset: what has not been seen here is drawn again."""
+    from nbddp.capabilities.simulated_gpus.on_rank import generators
+
+    gpu = torch.Generator(CUDA).manual_seed(11)
+    torch.rand(1001, generator=gpu, device=CUDA)
+    state = gpu.get_state()
+    follow = torch.rand(4, generator=gpu, device=CUDA)
+    generators._states.clear()
+    gpu.set_state(state)
+    assert torch.equal(follow, torch.rand(4, generator=gpu, device=CUDA))
+
+
+def case_data_parallel() -> None:
+    on_cpu, on_gpu = pair(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    model, x = nn.DataParallel(on_gpu, [0, 1, 2]), torch.randn(7, 4)
+    a, b = on_cpu(x), model(x.cuda())
+    assert (b.get_device(), b.shape) == (0, (7, 2))
+    assert torch.allclose(a, b.cpu())
+    a.sum().backward()
+    b.sum().backward()
+    assert torch.allclose(on_cpu[0].weight.grad, on_gpu[0].weight.grad.cpu(), atol=1e-6)
+
+
+def case_graph() -> None:
+    x, total, graph = torch.zeros(3, device=CUDA), torch.ones(3, device=CUDA), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert torch.cuda.is_current_stream_capturing()
+        y = x * 2 + 1
+        total.add_(y)
+    assert total.tolist() == [1, 1, 1]  # what is captured does not run
+    x.copy_(torch.tensor([1.0, 2, 3]))
+    graph.replay()
+    assert (y.tolist(), total.tolist()) == ([3, 5, 7], [4, 6, 8])
+    with pytest.raises(RuntimeError, match=r"^CUDA error: operation not permitted when stream is capturing"):  # noqa: SIM117
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            (x * 2).sum().item()
+
+
+def case_graph_of_a_whole_step() -> None:
+    on_cpu, on_gpu = pair(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
+    x, y, graph = torch.randn(5, 4, device=CUDA), torch.randn(5, 1, device=CUDA), torch.cuda.CUDAGraph()
+    mine, theirs = torch.optim.SGD(on_gpu.parameters(), 0.1), torch.optim.SGD(on_cpu.parameters(), 0.1)
+    with torch.cuda.graph(graph):
+        loss = F.mse_loss(on_gpu(x), y)
+        loss.backward()
+        mine.step()
+    for _ in range(4):
+        data = torch.randn(5, 4), torch.randn(5, 1)
+        x.copy_(data[0])
+        y.copy_(data[1])
+        graph.replay()
+        theirs.zero_grad()
+        expected = F.mse_loss(on_cpu(data[0]), data[1])
+        expected.backward()
+        theirs.step()
+        assert loss.item() == expected.item()
+
+
+def case_profiler_and_marks() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    assert torch.cuda.nvtx.range_push("a") == 0
+    assert torch.cuda.nvtx.range_pop() == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], profile_memory=True) as profiled:
+            torch.ones(3, device=CUDA).sum().item()
+    assert "aten::sum" in profiled.key_averages().table(sort_by="cuda_time_total")
+
+
+def case_refused_by_name() -> None:
+    expected = {
+        "utilization": lambda: torch.cuda.utilization(),
+        "inductor": lambda: torch.compile(nn.Linear(3, 2).cuda())(torch.ones(1, 3, device=CUDA)),
+        "_flash_attention_forward": lambda: torch.ops.aten._flash_attention_forward(
+            *[torch.randn(1, 3, 2, 8, device=CUDA)] * 3, None, None, 3, 3, 0.0, False, False
+        ),
+        "aot_eager": lambda: torch.compile(torch.sin)(torch.ones(1, device=CUDA)),
+    }
+    for words, program in expected.items():
+        with pytest.raises(Exception, match=words):
+            program()
+    torch._dynamo.reset()
+    assert torch.compile(torch.sin, backend="aot_eager")(torch.zeros(1, device=CUDA)).item() == 0
+
+
+def case_memory() -> None:
+    torch.cuda.set_device(3)
+    before = torch.cuda.memory_allocated()
+    x = torch.ones(1024, 1024, device=CUDA)
+    y = x @ x
+    del y
+    assert torch.cuda.memory_allocated() - before >= 4 << 20
+    assert torch.cuda.max_memory_allocated() - before >= 8 << 20
+    part = x.view(-1)[:10]
+    now = torch.cuda.memory_allocated()
+    del x
+    assert torch.cuda.memory_allocated() == now  # a view keeps the storage
+    del part
+    assert torch.cuda.memory_allocated() == now - (4 << 20)
+    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == torch.cuda.max_memory_allocated()
+    assert "PyTorch CUDA memory summary, device ID 3" in torch.cuda.memory_summary()
+    free, total = torch.cuda.mem_get_info()
+    assert 0 < free < total == torch.cuda.get_device_properties(3).total_memory
+    assert torch.cuda.memory_snapshot()
+    torch.cuda.set_device(0)
+
+
+def case_memory_is_full() -> None:
+    full = r"Tried to allocate 18.26 GiB. GPU 0 has a total capacity of 14.76 GiB"
+    with pytest.raises(torch.OutOfMemoryError, match=full):
+        torch.ones(70000, 1, device=CUDA) @ torch.ones(1, 70000, device=CUDA)
+    torch.cuda.set_per_process_memory_fraction(0.01)
+    with pytest.raises(torch.OutOfMemoryError, match=r"151.10 MiB allowed;"):
+        torch.empty(1 << 28, dtype=torch.uint8, device=CUDA)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def case_flags() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("highest")
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        F.scaled_dot_product_attention(*[torch.randn(1, 2, 3, 4, device=CUDA)] * 3)
+
+
+def case_streams() -> None:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stream = torch.cuda.Stream()
+    begin.record()
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() == stream
+        torch.ones(2, device=CUDA).record_stream(stream)
+    end.record()
+    torch.cuda.synchronize()
+    assert begin.elapsed_time(end) > 0
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def case_transforms() -> None:
+    x = torch.randn(4, 4, device=CUDA)
+    assert torch.vmap(lambda row: row.sin().sum())(x).is_cuda
+    assert torch.func.grad(lambda one: (one**3).sum())(x).is_cuda
+    assert copy.deepcopy(nn.Linear(2, 2).cuda()).weight.is_cuda
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    assert model.to_empty(device="cuda:2").weight.get_device() == 2
+    assert torch.from_dlpack(torch.ones(2)).device.type == "cpu"
+
+
+CASES = {name.removeprefix("case_"): case for name, case in globals().items() if name.startswith("case_")}
+
+
+def main() -> None:
+    from nbddp.capabilities.simulated_gpus.cards import cards_of
+    from nbddp.capabilities.simulated_gpus.on_rank import install
+    from tests.contract.gpu_programs import wrong
+
+    install(cards_of("4"))
+    raised = {}
+    for name, case in CASES.items():
+        try:
+            case()
+        except BaseException:
+            raised[name] = traceback.format_exc(limit=-4)
+        else:
+            raised[name] = ""
+    print("RAISED", json.dumps({"cases": raised, "wrong": wrong.said()}))
+
+
+if __name__ == "__main__":
+    main()

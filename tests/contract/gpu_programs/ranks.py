@@ -1,0 +1,169 @@
+"""Programs of two ranks for GPUs: each returns what the same program on the CPU must return, digit by digit.
+
+`RANK=0 WORLD_SIZE=2 … python -m tests.contract.gpu_programs.ranks cuda` prints it as JSON; `cpu` is the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+KIND = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+ON_GPUS = KIND == "cuda"
+
+
+def device() -> Any:
+    return torch.device(KIND, dist.get_rank()) if ON_GPUS else torch.device(KIND)
+
+
+def weights(module: Any) -> float:
+    """A number in which each digit of the parameters counts."""
+    full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in module.parameters()]
+    return float(sum(p.detach().double().sum().item() for p in full))
+
+
+def program_ddp() -> Any:
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)).to(device())
+    ddp = DDP(model, device_ids=[dist.get_rank()] if ON_GPUS else None)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.mse_loss(ddp(torch.randn(20, 10)) if not ON_GPUS else ddp(torch.randn(20, 10).to(device())),
+                          torch.randn(20, 5).to(device()))  # fmt: skip
+        loss.backward()
+        optimizer.step()
+    return loss.item(), weights(ddp)
+
+
+def program_model_parallel() -> Any:
+    class Split(nn.Module):
+        def __init__(self, one: Any, two: Any) -> None:
+            super().__init__()
+            self.one, self.two = one, two
+            self.a, self.b = nn.Linear(10, 10).to(one), nn.Linear(10, 5).to(two)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(F.relu(self.a(x.to(self.one))).to(self.two))
+
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    places = (2 * rank, 2 * rank + 1) if ON_GPUS else ("cpu", "cpu")
+    ddp = DDP(Split(*places))
+    ddp(torch.ones(4, 10)).square().sum().backward()
+    return [p.grad.double().sum().item() for p in ddp.parameters()]
+
+
+def program_fsdp2() -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(KIND, (2,))
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device=KIND)
+    torch.manual_seed(3)
+    for p in model.parameters():
+        nn.init.constant_(p, 0.1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2, foreach=False)
+    for step in range(3):
+        model(torch.ones(4, 8, device=device()) * (dist.get_rank() + step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def program_tensor_parallel() -> Any:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh(KIND, (2,))
+    torch.manual_seed(1)
+    model = nn.ModuleDict({"q": nn.Linear(16, 16), "o": nn.Linear(16, 16)}).to(device())
+    parallelize_module(model, mesh, {"q": ColwiseParallel(), "o": RowwiseParallel()})
+    heads = model["q"](torch.ones(2, 5, 16, device=device())).view(2, 5, -1, 4).transpose(1, 2)
+    y = model["o"](F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).reshape(2, 5, -1))
+    y.sum().backward()
+    return y.double().sum().item()
+
+
+def program_pipeline() -> Any:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    torch.manual_seed(2)
+    rank = dist.get_rank()
+    layers = [nn.Linear(4, 4) for _ in range(2)]
+    stage = PipelineStage(layers[rank].to(device()), rank, 2, device())
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
+    losses: list[Any] = []
+    if rank == 0:
+        schedule.step(torch.arange(16.0).view(4, 4).to(device()))
+    else:
+        schedule.step(target=torch.zeros(4, 4, device=device()), losses=losses)
+    return [loss.item() for loss in losses]
+
+
+def program_collectives() -> Any:
+    rank, found = dist.get_rank(), []
+    x = torch.arange(4.0, device=device()) + rank
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+        y = x.clone()
+        dist.all_reduce(y, op)
+        found.append(y.tolist())
+    both = [torch.empty(4, device=device()) for _ in range(2)]
+    dist.all_gather(both, x)
+    found.append([one.tolist() for one in both])
+    y = torch.empty(2, device=device())
+    dist.reduce_scatter_tensor(y, x.clone())
+    found.append(y.tolist())
+    things: list[Any] = [None, None]
+    dist.all_gather_object(things, {"rank": rank})
+    return [*found, things]
+
+
+def program_own_average() -> Any:
+    """nccl averages, gloo does not."""
+    y = torch.tensor([1.0, 2.0], device=device()) * (dist.get_rank() + 1)
+    if ON_GPUS:
+        dist.all_reduce(y, dist.ReduceOp.AVG)
+    else:
+        dist.all_reduce(y)
+        y /= 2
+    return y.tolist()
+
+
+PROGRAMS = {name.removeprefix("program_"): one for name, one in globals().items() if name.startswith("program_")}
+
+
+def main() -> None:
+    import warnings
+
+    warnings.simplefilter("ignore")
+    if ON_GPUS:
+        from nbddp.capabilities.simulated_gpus.cards import cards_of
+        from nbddp.capabilities.simulated_gpus.on_rank import install
+
+        install(cards_of("4"))
+    dist.init_process_group("nccl" if ON_GPUS else "gloo")
+    if ON_GPUS:
+        torch.cuda.set_device(dist.get_rank())
+    found = {}
+    for name, program in PROGRAMS.items():
+        with contextlib.suppress(ImportError):  # an older torch lacks the feature, on the CPU too
+            found[name] = program()
+    print("RETURNED", json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
