@@ -17,7 +17,7 @@ from nbddp.launch.topology import Topology
 if TYPE_CHECKING:
     from nbddp.pool.state import PoolState
 
-COUNTED = "Simulated GPUs: memory is counted by tensor, without the workspaces of a GPU's libraries."
+COUNTED = "Simulated GPUs: memory is counted by the rules of torch's allocator; a GPU may take some MiB more or less."
 TIMED = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
 # command or option → what is said under its figure, where that is not TIMED
 UNDER = {"topology": "", "memory": COUNTED}
