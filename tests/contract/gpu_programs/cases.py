@@ -190,8 +190,8 @@ def case_graph_of_a_whole_step() -> None:
 def case_profiler_and_marks() -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    assert torch.cuda.nvtx.range_push("a") == 0
-    assert torch.cuda.nvtx.range_pop() == 0
+    torch.cuda.nvtx.range_push("a")
+    torch.cuda.nvtx.range_pop()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], profile_memory=True) as profiled:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,3 +107,12 @@ def _inductor() -> None:
         return original(self, module, inputs)
 
     wrapper.__call__ = call
+    compile_ = torch.compile
+
+    @functools.wraps(compile_)
+    def untraced(*args: Any, **kwargs: Any) -> Any:
+        """Dynamo leaves the functions of this folder alone, as those of torch itself."""
+        import_module("torch._dynamo.trace_rules").add(__package__)
+        return compile_(*args, **kwargs)
+
+    torch.compile = untraced
