@@ -378,9 +378,20 @@ def test_tab_offers_rules_files_and_forms(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_file_that_is_no_notebook_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.ipynb").write_text("[]")
-    with pytest.raises(BadInput, match="notebook format 4"):
-        sources.of_file(tmp_path / "a.ipynb", "a.ipynb")
+    for text in ("[]", '{"cells": 3}', '{"cells": [3]}', '{"worksheets": []}'):
+        (tmp_path / "a.ipynb").write_text(text)
+        with pytest.raises(BadInput, match="notebook format 4"):
+            sources.of_file(tmp_path / "a.ipynb", "a.ipynb")
+
+
+@pytest.mark.parametrize(
+    "text", [b"\x00\xff\xfe", b"x = 1\x00", b"x = (", b"x = " + b"(" * 3000 + b")" * 3000, b"print 1"]
+)
+def test_what_is_no_python_is_named_and_nothing_else_said(text: bytes, tmp_path: Path,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    (tmp_path / "a.py").write_bytes(text)
+    status, out, _ = run(capsys, str(tmp_path / "a.py"))
+    assert (status, out.startswith(str(tmp_path / "a.py")), out.count("\n")) == (2, True, 1)
 
 
 # -- the page ----------------------------------------------------------------------------------------
