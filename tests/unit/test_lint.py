@@ -82,7 +82,7 @@ HEALTHY = {
     "saved by a flag whose value is by rank": f"{WRAP}first = dist.get_rank() == 0\nif first:\n    torch.save(x, 'a')\n",
     "saved where there is one rank": f"{WRAP}if not args.distributed:\n    torch.save(x, 'a.pt')\n",
     "saved by a function that nobody calls here": f"{WRAP}def save():\n    torch.save(x, 'a.pt')\n",
-    "saved by the process that spawns": "import torch.multiprocessing as mp\ndef main(rank):\n    dist.barrier()\n"
+    "saved by the process that spawns": "import torch.multiprocessing as mp\ndef main(rank):\n    dist.init_process_group()\n"
     "if __name__ == '__main__':\n    torch.save(x, 'a.pt')\n    mp.spawn(main, nprocs=2)\n",
     "set_epoch by another function": f"from tools import begin\n{WRAP}{LOADER}for e in range(3):\n"
     f"    begin(sampler, e)\n    {STEPS}",
@@ -143,6 +143,9 @@ HEALTHY = {
     "a split by a restored generator": f"{WRAP}torch.set_rng_state(state)\ntorch.utils.data.random_split(data, [1, 2])\n",
     "a folder of the rank": f"{WRAP}os.chdir(str(dist.get_rank()))\ntorch.save(x, 'a.pt')\n",
     "a download of the rank": f"from torchvision import datasets\n{WRAP}datasets.MNIST(f'd{{dist.get_rank()}}', download=True)\n",
+    "the other branch has another value": "raw = net\nif many:\n    raw = DDP(net).module\nelse:\n    raw(x).backward()\n"
+    "    optimizer.step()\n",
+    "the end of a loop changes the value": "r = dist.get_rank()\nfor x in xs:\n    torch.cuda.set_device(r)\n    r = r % 4\n",
     "print by rank": f"{WRAP}for x in xs:\n    model(x).backward()\n    print(dist.get_rank(), x)\n",
     "a print of another module": f"from tools import print\n{WRAP}for x in xs:\n    model(x).backward()\n    print(x)\n",
     "a comment": f"{WRAP}torch.save(model.module.state_dict(), 'a.pt')  # nbddp: ok, one rank\n",
@@ -375,9 +378,20 @@ def test_tab_offers_rules_files_and_forms(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_file_that_is_no_notebook_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.ipynb").write_text("[]")
-    with pytest.raises(BadInput, match="notebook format 4"):
-        sources.of_file(tmp_path / "a.ipynb", "a.ipynb")
+    for text in ("[]", '{"cells": 3}', '{"cells": [3]}', '{"worksheets": []}'):
+        (tmp_path / "a.ipynb").write_text(text)
+        with pytest.raises(BadInput, match="notebook format 4"):
+            sources.of_file(tmp_path / "a.ipynb", "a.ipynb")
+
+
+@pytest.mark.parametrize(
+    "text", [b"\x00\xff\xfe", b"x = 1\x00", b"x = (", b"x = " + b"(" * 3000 + b")" * 3000, b"print 1"]
+)
+def test_what_is_no_python_is_named_and_nothing_else_said(text: bytes, tmp_path: Path,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    (tmp_path / "a.py").write_bytes(text)
+    status, out, _ = run(capsys, str(tmp_path / "a.py"))
+    assert (status, out.startswith(str(tmp_path / "a.py")), out.count("\n")) == (2, True, 1)
 
 
 # -- the page ----------------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ def where(one: Finding) -> str:
 def summary(outcome: LintResult) -> list[str]:
     count = len(outcome.findings)
     lines = [counted(count, "finding") if count else f"no findings in {counted(outcome.programs, 'program')}"]
-    if outcome.silenced:
+    if not outcome.programs and outcome.unread:
+        lines = []
+    elif outcome.silenced:
         lines[0] += f"; # nbddp: ok silences {outcome.silenced} more"
     return [*lines, *outcome.unread]
 

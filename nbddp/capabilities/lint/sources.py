@@ -158,13 +158,14 @@ def of_notebook(text: str, name: str) -> list[ProgramText]:
         notebook: Json = json.loads(text)
     except ValueError:
         raise BadInput(f"{name} is no notebook; name a file such as training.ipynb") from None
-    if not isinstance(notebook, dict) or "cells" not in notebook:
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) or not all(isinstance(one, dict) for one in cells):
         raise BadInput(f"{name} is not in notebook format 4; open it in Jupyter and save it")
-    cells = [
+    code = [
         Cell(f"cell {i}", "".join(cell.get("source", ())))
-        for i, cell in enumerate(notebook["cells"], 1) if cell.get("cell_type") == "code"
+        for i, cell in enumerate(cells, 1) if cell.get("cell_type") == "code"
     ]  # fmt: skip
-    return of_cells(cells, name)
+    return of_cells(code, name)
 
 
 def files_of(name: str) -> list[Path]:
