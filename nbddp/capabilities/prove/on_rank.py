@@ -120,7 +120,7 @@ def look(held: Names, *, step: str, args: Sequence[str]) -> StepFacts:
     function = value_of(held, step)
     if not callable(function):
         kind = type(function).__name__
-        return StepFacts(refused=f"{step!r} is a {kind} and no function; name what does forward and backward")
+        return StepFacts(refused=f"{step!r} is of type {kind} and no function; name what does forward and backward")
     given = {name: value_of(held, name) for name in args}
     unfit = _unfit(step, function, list(given.values()))
     if unfit:
