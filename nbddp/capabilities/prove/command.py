@@ -84,7 +84,7 @@ def show(asked: Asked, line: CommandLine) -> Proof:
 def arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("step", type=_name, metavar="STEP", help="function on the ranks that does forward and backward of one step")
-    add("arguments", nargs="*", type=_name, metavar="ARG", help="names on the ranks that it is called with")
+    add("arguments", nargs="*", default=[], type=_name, metavar="ARG", help="names on the ranks that it is called with")
     add("--batch", type=_names, metavar="NAMES", help="which of the values that the step uses are batches: x,y")
     add("--timeout", type=duration, default=TIMEOUT, metavar="TIME", help="for each attempt (default 5m)")
 

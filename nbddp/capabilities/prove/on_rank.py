@@ -30,7 +30,7 @@ from nbddp.worker.parts import RankWorker
 
 
 @dataclass
-class Running:
+class RunningCopy:
     """A copy: its process, the pipe it answers by, and what has come so far."""
 
     pid: int
@@ -38,7 +38,7 @@ class Running:
     came: bytearray = field(default_factory=bytearray)
 
 
-_running: list[Running] = []  # at most one
+_running: list[RunningCopy] = []  # at most one
 
 
 def prove(worker: RankWorker, buffers: Sequence[Any], *, part: str, **fields: Any) -> list[bytes]:
@@ -65,7 +65,7 @@ def proof(worker: RankWorker, *, end: bool = False) -> CopyState:
     return CopyState("runs")
 
 
-def _done(one: Running) -> CopyState:
+def _done(one: RunningCopy) -> CopyState:
     _running.clear()
     os.close(one.read)
     _, status = os.waitpid(one.pid, 0)
@@ -106,7 +106,7 @@ def start(worker: RankWorker, plan: Plan) -> None:
         finally:
             os._exit(1)
     os.close(write)
-    _running.append(Running(pid, read))
+    _running.append(RunningCopy(pid, read))
 
 
 # -- what the step reaches -----------------------------------------------------------------------
@@ -120,7 +120,7 @@ def look(held: Names, *, step: str, args: Sequence[str]) -> StepFacts:
     function = value_of(held, step)
     if not callable(function):
         kind = type(function).__name__
-        return StepFacts(refused=f"{step!r} is a {kind} and no function; name what does forward and backward")
+        return StepFacts(refused=f"{step!r} is of type {kind} and no function; name what does forward and backward")
     given = {name: value_of(held, name) for name in args}
     unfit = _unfit(step, function, list(given.values()))
     if unfit:

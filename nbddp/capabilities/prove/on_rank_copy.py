@@ -23,18 +23,20 @@ import signal
 import stat
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from nbddp.agent.children import die_with_parent
 from nbddp.capabilities.prove import landlock
+from nbddp.capabilities.prove.on_rank_reach import Names
 from nbddp.compat import torch as torch_compat
 from nbddp.worker.parts import RankWorker
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 HARMLESS = ("/dev/", "/proc/")
+NewGroups = dict[int, Any]  # id of an old group → what takes its place
 CHANGES = frozenset(
     ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "os.utime",
      "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.kill", "os.killpg")
@@ -128,7 +130,7 @@ class Living:
     holders: list[Any]
 
 
-def living(names: dict[str, Any]) -> Living:
+def living(names: Names) -> Living:
     """Nothing is asked of any object but its type. names: those of the cells, which the collector does not show: the
     dict is older than the first cell, and frozen."""
     import torch
@@ -220,7 +222,7 @@ def put_in_place(pairs: Sequence[tuple[Any, Any]], living: Living) -> None:
         ddp.process_group = new.get(id(ddp.process_group), ddp.process_group)
 
 
-def _in_attributes(holder: Any, new: Mapping[int, Any]) -> None:
+def _in_attributes(holder: Any, new: NewGroups) -> None:
     held = getattr(holder, "__dict__", None)
     if isinstance(held, dict):
         for key in [k for k, v in held.items() if id(v) in new]:

@@ -235,42 +235,49 @@ def _deviating(
     ranks: int,
     deviation: Deviation,
 ) -> tuple[Verdict, str, str]:
-    row = known_factor(deviation, ranks)
-    found = attempt.comparison
-    if row is None and attempt.random:
-        drawn = ", ".join(attempt.random)
-        return (
-            "not known", f"not known: the step draws random numbers ({drawn}), on each rank and in one process others",
-            "Have it draw none, or give it them as part of the batch; dropout alone is switched off here.",
-        )  # fmt: skip
-    ours, theirs = attempt.backwards
-    if ours != theirs and not deviation.spread > found.allowed:
-        text = f"the step calls backward {ours} times on a rank and {theirs} times in one process"
-        cure = (
-            f"{_by_how_much(deviation, ranks).capitalize()}, which tells nothing here. Have the number of "
-            "micro-batches not depend on the batch: x.chunk(4), and not x.split(8)."
-        )
-        return "not known", f"not known: {text}", cure
-    turned = next((other for name, other in tried if name == "turned"), None)
-    if turned is not None and (turned.error or not is_as_before(attempt, turned)):
-        text = "in one process, the gradient depends on the order of the samples"
-        cure = (
-            "The step may use a fixed number of them (x[:8] of a batch that has more there), or what is in the first "
-            "ones. Have it use all samples of its batch alike."
-        )
-        return "not known", f"not known: {text}", cure
     headline = f"differs: {_by_how_much(deviation, ranks)}"
-    if deviation.spread > found.allowed:
+    if deviation.spread > attempt.comparison.allowed:
         words = (
             f"{deviation.first}'s gradients differ between the ranks by {_percent(deviation.spread)}: they were not "
             "averaged. Known to give this: a forward or loss that goes past DDP (ddp.module), no_sync, a parameter "
-            "that DDP did not know when it was made"
+            "that DDP did not know when it was made."
         )
-        return "differs", headline, f"{words}."
+        return "differs", headline, words
+    why, cure = _untold(attempt, tried, ranks, deviation)
+    if why:
+        return "not known", f"not known: {why}", cure
+    row = known_factor(deviation, ranks)
     if row is not None:
         grows = row.name == "1/N" and any(n == "once" and not a.error and a.comparison.equal for n, a in tried)
         return "differs", headline, f"Known meaning of {row.name}: {GROWS if grows else row.meaning}."
     return "differs", headline, _cause(attempt, tried, facts, deviation)
+
+
+def _untold(
+    attempt: Attempt, tried: Sequence[tuple[str, Attempt]], ranks: int, deviation: Deviation
+) -> tuple[str, str]:
+    """Why a difference tells nothing of this step, and what to change; empty if it does."""
+    if attempt.random and known_factor(deviation, ranks) is None:
+        drawn = ", ".join(attempt.random)
+        return (
+            f"the step draws random numbers ({drawn}), on each rank and in one process others",
+            "Have it draw none, or give it them as part of the batch; dropout alone is switched off here.",
+        )
+    ours, theirs = attempt.backwards
+    if ours != theirs:
+        return (
+            f"the step calls backward {ours} times on a rank and {theirs} times in one process",
+            f"{_by_how_much(deviation, ranks).capitalize()}, which tells nothing here. Have the number of "
+            "micro-batches not depend on the batch: x.chunk(4), and not x.split(8).",
+        )
+    turned = next((other for name, other in tried if name == "turned"), None)
+    if turned is not None and (turned.error or not is_as_before(attempt, turned)):
+        return (
+            "in one process, the gradient depends on the order of the samples",
+            "The step may use a fixed number of them (x[:8] of a batch that has more there), or what is in the first "
+            "ones. Have it use all samples of its batch alike.",
+        )
+    return "", ""
 
 
 def _by_how_much(deviation: Deviation, ranks: int) -> str:
