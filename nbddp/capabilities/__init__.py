@@ -331,6 +331,7 @@ ROWS = (
             ),
         ),
         methods={"prove": "nbddp.capabilities.prove.command:prove"},
+        probes={"copies of DDP models": "nbddp.capabilities.prove.probes:copies_of_ddp_models"},
         requests={"prove": "nbddp.capabilities.prove.on_rank:prove"},
         questions={"proof": "nbddp.capabilities.prove.on_rank:proof"},
     ),

@@ -17,6 +17,7 @@ from nbddp.agent.hardware import own_threads
 from nbddp.capabilities.capacity import on_agent
 from nbddp.capabilities.capacity.part import Limit, crowded, refuse_crowd
 from nbddp.capabilities.completion.lines import complete_cell, complete_command
+from nbddp.capabilities.sanitizer.options import Sanitize
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.capabilities.scripts.program import ScriptProgram
 from nbddp.errors import BadInput
@@ -205,7 +206,8 @@ def test_lines_become_specs(line: str, expected: options.LaunchSpec) -> None:
 def test_each_option_of_a_run_goes_from_its_line_to_the_request(name: str) -> None:
     said = {"ranks": (0,), "show": (1,), "hang_after": None, "timeout": 7.0, "shutdown_timeout": 8.0, "max_restarts": 2,
             "argv": ("--lr",), "check": True, "timings": False, "memory": True, "program": ScriptProgram("t.py"),
-            "logs": LogOptions("out"), "trace": "t.json", "show_timings": True}  # fmt: skip
+            "logs": LogOptions("out"), "trace": "t.json", "show_timings": True,
+            "sanitize": Sanitize(allow=("overlap",))}  # fmt: skip
     asked = options.LaunchSpec(**{name: said[name]}).request("pass", 3)
     assert getattr(asked, name) == said[name] != getattr(Request(), name)
     assert (asked.code, asked.cell, asked.argv0) == ("pass", 3, "Cell In[3]")
@@ -222,7 +224,7 @@ OTHERS = {"op": "push", "fields": {"names": ["x"]}}
 @pytest.mark.parametrize("name", [each.name for each in fields(Request)])
 def test_what_a_worker_needs_of_a_request_is_in_what_it_is_sent(name: str) -> None:
     said = {"cell": 3, "argv": ("--lr",), "argv0": "t.py", "want_value": True, "check": True, "timings": False,
-            "trace": True, "memory": True, "program": ScriptProgram("t.py")}  # fmt: skip
+            "trace": True, "memory": True, "program": ScriptProgram("t.py"), "sanitize": Sanitize()}  # fmt: skip
     known = [CLIENTS, APART, set(OTHERS), set(said)]
     assert sum(name in group for group in known) == 1, "who needs it?"
     if name in OTHERS:

@@ -119,7 +119,7 @@ def test_a_bar_that_has_ended_is_let_go_with_its_run() -> None:
 def test_what_a_cell_shows_in_the_end_is_by_options_that_there_are() -> None:
     """The last option that is said comes first."""
     shown = [one.name for one in added_options("run") if one.shows]
-    assert sorted(shown) == ["memory", "show_timings", "trace"]
+    assert sorted(shown) == ["memory", "sanitize", "show_timings", "trace"]
     said = LaunchSpec(trace="a.json.gz", memory=True, show_timings=True).said()
     assert [one.name for one in reversed(said) if one.shows] == ["trace", "memory", "show_timings"]
 
