@@ -15,6 +15,7 @@ from nbddp.compat import ipykernel
 # of sys, os and argparse; and what asyncio's documentation has for those who extend it
 STANDARD = {
     "_current_frames", "_getframe", "_exit", "_actions", "_set_running_loop", "_enter_task", "_leave_task",
+    "_asdict",
 }  # fmt: skip
 PRIVATE = re.compile(r"_[A-Za-z](\w*[^\W_])?")  # `_repr_html_` and the like are protocols that anybody may follow
 WITHIN = re.compile(rf"([\w./]*[./])?{PRIVATE.pattern}")
@@ -38,7 +39,8 @@ def named(node: ast.AST, docs: set[int]) -> Iterator[str]:
     elif isinstance(node, ast.Attribute):
         yield from {node.attr} - STANDARD if PRIVATE.fullmatch(node.attr) else ()
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-        yield from [node.value] if WITHIN.fullmatch(node.value) else ()
+        standard = node.value.rpartition(".")[2] in STANDARD
+        yield from [node.value] if WITHIN.fullmatch(node.value) and not standard else ()
 
 
 def defined(tree: ast.Module) -> set[str]:
