@@ -6,8 +6,8 @@ import sys
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 from nbddp.capabilities.simulated_gpus.on_rank import memory
 from nbddp.capabilities.simulated_gpus.on_rank.allocator import Allocator, Block, Count
@@ -131,7 +131,15 @@ class History:
 _history: list[History] = []  # at most one
 
 
-def _frames() -> Sequence[Mapping[str, Any]]:
+class HistoryFrame(TypedDict):
+    """As torch's snapshots have it."""
+
+    filename: str
+    name: str
+    line: int
+
+
+def _frames() -> list[HistoryFrame]:
     """Python's frames, the innermost first."""
     walked = traceback.walk_stack(sys._getframe(3))
     return [{"filename": f.f_code.co_filename, "name": f.f_code.co_name, "line": line} for f, line in walked]
