@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbddp.capabilities.simulated_gpus.on_rank import memory
+from nbddp.capabilities.simulated_gpus.on_rank import memory, torch_cuda
 from nbddp.capabilities.simulated_gpus.on_rank.allocator import Allocator, Block, Count
 
 NAMES = {  # of torch's table → of Counts
@@ -22,7 +22,10 @@ NAMES = {  # of torch's table → of Counts
 NONE = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 
 
-def of(index: int) -> Mapping[str, Any]:
+Facts = Mapping[str, Any]
+
+
+def of(index: int) -> Facts:
     """As the allocator's own table: name → pool → counts."""
     one = _allocator(index)
     return {
@@ -72,14 +75,14 @@ def reset_accumulated(index: int) -> None:
         count.came = count.now
 
 
-def snapshot(*args: Any) -> Mapping[str, Any]:
+def snapshot(*args: Any) -> Facts:
     """As `torch.cuda.memory._snapshot`: for each GPU its segments with their blocks."""
     segments = [_segment(one.index, chain) for one in memory.everything() for chain in one.allocator.segments()]
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False}
     return {"segments": segments, "device_traces": [[] for _ in memory.everything()], "allocator_settings": settings}
 
 
-def _segment(index: int, chain: list[Block]) -> Mapping[str, Any]:
+def _segment(index: int, chain: list[Block]) -> Facts:
     first, used = chain[0], [block for block in chain if block.used]
     allocated = sum(block.size for block in used)
     return {
@@ -98,7 +101,7 @@ def _segment(index: int, chain: list[Block]) -> Mapping[str, Any]:
     }
 
 
-def _block(block: Block) -> Mapping[str, Any]:
+def _block(block: Block) -> Facts:
     return {
         "address": block.address,
         "size": block.size,
@@ -110,3 +113,20 @@ def _block(block: Block) -> Mapping[str, Any]:
 
 def record_history(*args: Any, **kwargs: Any) -> None:
     """A history of allocations is not kept: a snapshot has what is in use."""
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
+    "_cuda_memoryStats": of,
+    "_cuda_resetPeakMemoryStats": reset_peak,
+    "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
+    "_cuda_memorySnapshot": snapshot,
+    "_cuda_record_memory_history": record_history,
+    "_cuda_record_memory_history_legacy": record_history,
+    "_accelerator_getDeviceStats": of,
+    "_accelerator_resetPeakStats": reset_peak,
+    "_accelerator_resetAccumulatedStats": reset_accumulated,
+}
+
+
+def install() -> None:
+    torch_cuda.put(FUNCTIONS)
