@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import kernels, machine, memory, versions
+from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, memory, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Keywords, flat
 
 WAITS = {  # operators for which the host waits, and which a capture therefore refuses
@@ -126,6 +126,7 @@ def is_capturing() -> bool:
 
 
 def _synchronize() -> None:
+    devices.check()
     if kernels.recording:
         raise versions.driver_error(versions.CAPTURING)
 

@@ -133,6 +133,12 @@ def processes(device: Any = None) -> str:
     return "\n".join([f"GPU:{index}", *(rows or ["no processes are running"])])
 
 
+def blas_handle() -> int:
+    """cuBLAS begins, and keeps its workspace."""
+    workspaces.product(devices.current(), None)
+    return 1
+
+
 def archs() -> str:
     """The compute capabilities for which torch was compiled; a CPU build has none, so those of a CUDA build."""
     built = str(_own_archs()) if _own_archs is not None else ""
@@ -179,7 +185,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_set_sync_debug_mode": alerts.set_mode,
     "_cuda_lock_mutex": nothing,
     "_cuda_unlock_mutex": nothing,
-    "_cuda_getCurrentBlasHandle": lambda: 1,
+    "_cuda_getCurrentBlasHandle": blas_handle,
     "_cuda_clearCublasWorkspaces": workspaces.clear,
     "_cuda_getCublasWorkspaceSize": lambda: 0,
     "_cuda_setCublasWorkspaceSize": nothing,
