@@ -18,7 +18,7 @@ Said = dict[str, Any]
 CHANGING = (  # what differs from one run to the next, also on one GPU
     (r"\n?Exception raised from .*", ""),
     (r"0x[0-9a-f]+", "0x?"),
-    (r"(?<=process )\d+|(?<=Process )\d+|(?<=pid[ =])\d+", "?"),
+    (r"(?<=process )\s*\d+|(?<=Process )\d+|(?<=pid[ =])\d+", "?"),
     (r"/\S*/(site|dist)-packages/", ""),
     (r"\[rank\d+\]:?", ""),
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}", "UUID"),
@@ -29,6 +29,10 @@ CHANGING = (  # what differs from one run to the next, also on one GPU
     (r"line \d+", "line ?"),
     (r"registered at \S+", "registered"),
     (r" +\n", "\n"),
+    (r"(?<='address': )\d+", "?"),
+    (r"\('([\w.]+)', (\d+)\)", r"'\1': \2"),  # an OrderedDict before Python 3.12, and since
+    (r"OrderedDict\(\[", "OrderedDict({"),
+    (r"(?<=\d)\]\)$", "})"),
 )
 
 
@@ -111,15 +115,17 @@ def groups(found: list[Pair]) -> str:
 
 
 def trainings(found: list[Pair]) -> str:
-    """A table: model, peak there and here, how far off."""
-    rows = ["| training | peak allocated, MiB | simulated | off | peak reserved, MiB | simulated | off |"]
-    rows.append("|---|---|---|---|---|---|---|")
+    """A table: model, steps that both ran, peaks there and here, how far off."""
+    rows = ["| training | steps | peak allocated, MiB | simulated | off | peak reserved, MiB | simulated | off |"]
+    rows.append("|---|---|---|---|---|---|---|---|")
     for p in found:
-        if p.group == "trainings" and "losses" in p.real and "losses" in p.simulated:
-            cells = [p.name]
-            for what in ("peak allocated", "peak reserved"):
-                there, here = p.real[what], p.simulated[what]
-                cells += [f"{there / 2**20:,.0f}", f"{here / 2**20:,.0f}", f"{100 * (here / there - 1):+.1f} %"]
+        if p.group == "trainings" and "notes" in p.real and "notes" in p.simulated:
+            there, here = {row[0]: row for row in p.real["notes"]}, {row[0]: row for row in p.simulated["notes"]}
+            last = [name for name in there if name in here][-1]
+            cells = [p.name, str(int(last.split()[1]) + 1)]
+            for at in (3, 4):
+                a, b = there[last][at], here[last][at]
+                cells += [f"{a / 2**20:,.0f}", f"{b / 2**20:,.0f}", f"{100 * (b / a - 1):+.1f} %"]
             rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -153,13 +159,14 @@ def main() -> None:
     """Prints the tables, or the differences of some groups."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("real", type=Path)
-    parser.add_argument("simulated", type=Path)
+    parser.add_argument("simulated", type=Path, nargs="+")
     parser.add_argument("--list", nargs="*", default=[], help="groups whose differences are printed")
     parser.add_argument("--keep", type=Path, help="writes what tests need of the real record there")
     a = parser.parse_args()
     if a.keep:
         keep(a.real, a.keep)
-    found = list(pairs(read(a.real), read(a.simulated)))
+    real = read(a.real)
+    found = [p for record in a.simulated for p in pairs(real, read(record))]
     if not a.list:
         print(groups(found), trainings(found), sep="\n\n")
     for group in a.list:

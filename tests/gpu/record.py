@@ -84,6 +84,7 @@ def main() -> None:
     p.add_argument("--simulate", nargs="?", const="1xH100", default="", help="the simulated GPUs to ask")
     p.add_argument("--only", nargs="*", default=[], help="groups: " + ", ".join(name for name, _, _ in phases()))
     p.add_argument("--cases", nargs="*", default=[], help="words of the names of cases")
+    p.add_argument("--every", type=int, default=1, help="asks each nth case only")
     p.add_argument("--seconds", type=float, default=125.0, help="no child begins later")
     p.add_argument("--each", type=float, default=12.0, help="seconds a case may take")
     p.add_argument("--width", type=int, default=10, help="children at a time, where they do not disturb each other")
@@ -157,8 +158,9 @@ class Recorder:
         print(f"{sum(map(len, self.said.values()))} answers in {self.elapsed():.0f} s; not asked: {len(self.late)}")
 
     def wanted(self, cases: dict[str, str]) -> dict[str, str]:
-        """The cases that `--cases` leaves."""
-        return {n: c for n, c in cases.items() if not self.a.cases or any(w in n for w in self.a.cases)}
+        """The cases that `--cases` and `--every` leave."""
+        found = {n: c for n, c in cases.items() if not self.a.cases or any(w in n for w in self.a.cases)}
+        return dict(list(found.items())[:: self.a.every])
 
     def elapsed(self) -> float:
         """Seconds since the start."""

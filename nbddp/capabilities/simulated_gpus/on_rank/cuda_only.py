@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import dtypes, kernels, machine, versions
+from nbddp.capabilities.simulated_gpus.on_rank import dtypes, kernels, machine, memory, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
 
 aten = torch.ops.aten
@@ -103,7 +103,10 @@ def dropout(x: Any, p: float, train: bool) -> Any:
         raise dtypes.lacks("fused_dropout", x.dtype)
     if p == 1:
         return x * torch.zeros_like(x)
-    return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+    with memory.uncounted():
+        noise = torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+    memory.count(noise, x.numel())  # a GPU keeps a mask of one byte each
+    return x * noise
 
 
 def native_dropout(x: Any, p: float, train: bool | None) -> tuple[Any, Any]:
@@ -136,7 +139,15 @@ def scaled_dot_product_attention(
         flash = aten._scaled_dot_product_flash_attention_for_cpu
         return flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     math = aten._scaled_dot_product_attention_math
-    return math(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+    if query.dtype == torch.float64:  # of which a GPU has no other kernel either
+        return math(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+    with memory.uncounted():
+        out = math(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+    memory.count(out, out.untyped_storage().nbytes())
+    if out.grad_fn is not None:
+        kept = [query, key, value]  # a GPU's kernel keeps these for backward, and nothing of their product
+        out.grad_fn.register_prehook(lambda grads: kept.clear())
+    return out
 
 
 def _check_attention(query: Any, key: Any, value: Any, mask: Any) -> None:
@@ -229,6 +240,12 @@ def gru_cell(ig: Any, hg: Any, hx: Any, b1: Any = None, b2: Any = None) -> tuple
     return (hx - n) * z + n, torch.empty(0, device=ig.device)
 
 
+def rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    if weight is not None and weight.device != x.device and versions.at_least(2, 9):
+        raise versions.other_device("weight", weight.device, x.device, "wrapper_CUDA___fused_rms_norm")
+    return aten.rms_norm.default.decompose(x, shape, weight, eps)
+
+
 WITHOUT_GRAD: Mapping[str, Callable[..., Any]] = {  # operators of which torch knows the backward
     one.__name__: one
     for one in (
@@ -239,6 +256,7 @@ WITHOUT_GRAD: Mapping[str, Callable[..., Any]] = {  # operators of which torch k
 COMPOSITE: Mapping[str, tuple[Callable[..., Any], str]] = {  # for autograd too → why
     "dropout": (dropout, "CUDA's kernel draws other numbers"),
     "scaled_dot_product_attention": (scaled_dot_product_attention, "the kernel is chosen as on the CPU"),
+    "rms_norm": (rms_norm, "CUDA has a kernel of its own, which checks devices"),
     "_thnn_fused_lstm_cell": (lstm_cell, "there is none for the CPU"),
     "_thnn_fused_gru_cell": (gru_cell, "there is none for the CPU"),
     **{
@@ -247,3 +265,13 @@ COMPOSITE: Mapping[str, tuple[Callable[..., Any], str]] = {  # for autograd too 
         for overload in ("input", "data")
     },
 }
+
+
+def install() -> None:
+    library = kernels.library("aten")
+    for name, kernel in WITHOUT_GRAD.items():
+        library.impl(name, kernel, "CUDA")
+    for key in ("AutogradCUDA", "CUDA"):
+        for name, (kernel, _) in COMPOSITE.items():
+            library.impl(name, kernel, key)
+    kernels.own |= WITHOUT_GRAD.keys() | COMPOSITE.keys()

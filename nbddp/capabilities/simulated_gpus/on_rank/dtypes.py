@@ -138,7 +138,13 @@ def convolution(x: Any, *more: Any) -> None:
         raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {WORDS[x.dtype]}")
 
 
+def least_squares(one: Any, other: Any, rcond: Any = None, *, driver: str | None = None) -> None:
+    if driver not in (None, "gels"):
+        raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
+
+
 CHECKS: Mapping[str, Check] = {
+    "linalg_lstsq": least_squares,
     "mm": products,
     "addmm": products_and_sum,
     "nll_loss_forward": labels,

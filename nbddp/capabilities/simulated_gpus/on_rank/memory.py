@@ -1,7 +1,8 @@
 """The memory of simulated GPUs: what each storage takes, as torch's caching allocator counts, and the error when full.
 
-The bytes lie in the host's memory. A storage keeps the label cpu in C++. Views that C++ makes take their device from
-it, which is right for the twins that CPU kernels work with. `blocks` knows which storages belong to a GPU.
+The bytes lie in the host's memory. A storage keeps the label cpu in C++. Views that C++ makes
+take their device from it, and these are right for the twins that CPU kernels work with. `blocks`
+knows which storages belong to a GPU.
 
 Processes that use the same GPU write into one file what they have reserved, so its memory is one.
 """
@@ -9,12 +10,14 @@ Processes that use the same GPU write into one file what they have reserved, so 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import mmap
 import os
 import struct
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +209,8 @@ def adopt(storage: Any, index: int, counted: bool = True) -> None:
     old = blocks.get(key)
     if old is not None and old.requested == requested:
         return
+    if _uncounted and threading.get_ident() in _uncounted:
+        counted = False
     block = _of[index].take(requested) if counted and requested else None
     for hear in heard if block is not None else ():
         hear(True, index, block)
@@ -215,6 +220,32 @@ def adopt(storage: Any, index: int, counted: bool = True) -> None:
     owned = Owned(storage, _ended)
     owned.index, owned.key, owned.requested, owned.block = index, key, requested, block
     blocks[key] = owned
+
+
+_uncounted: set[int] = set()  # threads
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """For what the CPU's way makes and a GPU's kernel does not: storages that are new here take nothing of a GPU."""
+    thread = threading.get_ident()
+    if thread in _uncounted:
+        yield
+        return
+    _uncounted.add(thread)
+    try:
+        yield
+    finally:
+        _uncounted.discard(thread)
+
+
+def count(tensor: Any, requested: int) -> None:
+    """A storage that was not counted takes so many bytes from now on. Raises OutOfMemoryError."""
+    if threading.get_ident() in _uncounted:
+        return
+    owned = blocks.get(tensor.untyped_storage()._cdata)
+    if owned is not None and owned.block is None and requested:
+        owned.block = _of[owned.index].take(requested)
 
 
 def index_of(storage: Any) -> int:
