@@ -1,7 +1,7 @@
 """What differs between versions of torch: the words of errors that come from CUDA, from its allocator and from NCCL.
 
-Texts were compared with libc10_cuda, libtorch_cuda and libnccl in the wheels of 2.6, 2.11, 2.13 and 2.14. Those of
-other versions come from their sources.
+Each text was compared with what its version has. Of 2.6, 2.11, 2.13 and 2.14 that is libc10_cuda, libtorch_cuda and
+libnccl of the wheels; of the others it is their sources.
 """
 
 from __future__ import annotations
