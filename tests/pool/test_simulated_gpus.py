@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import nbddp
+from nbddp.capabilities.memory.history import BEFORE, CUDA
 from nbddp.capabilities.simulated_gpus import probe
 from nbddp.errors import BadInput, RunFailed, RunHung, RunStopped
 from nbddp.launch.options import parse_cell
@@ -76,6 +77,16 @@ def test_timings_and_memory_are_measured(pool: nbddp.Pool) -> None:
     held = pool.memory()
     assert [m.rank for m in held] == [0, 1]
     assert held[0].total > 0
+
+
+def test_the_history_of_allocations_names_lines(pool: nbddp.Pool) -> None:
+    code = f"{INIT}{TRAIN}kept = torch.ones(1 << 20, device=local)\nkept = kept * 2\n"
+    pool.run_cell(code, memory=True, show=())
+    found = pool.allocations(whole=True)
+    assert [r.kind for r in found.ranks] == [CUDA] * 2
+    lines = {place[1]: held for place, held in found.ranks[0].window.lines if place and place != BEFORE}
+    first = code.splitlines().index("kept = kept * 2")
+    assert lines[first] == lines[first + 1] == 4 << 20  # the old one is there while the new one is made
 
 
 MISTAKES = {

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import nbddp
 from nbddp import capabilities
+from nbddp.agent.versions import versions
 from nbddp.capabilities.export.command import carry_out
-from nbddp.capabilities.simulated_gpus import on_worker, options
+from nbddp.capabilities.simulated_gpus import on_worker, options, probe
 from nbddp.capabilities.simulated_gpus.advice import without_gpus
 from nbddp.capabilities.simulated_gpus.cards import CARDS, MOST, cards_of, link_matrix, typed, visible, words
 from nbddp.capabilities.simulated_gpus.on_worker import Placed
@@ -230,10 +232,14 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what was measured, and what is exported -------------------------------------------------------
 
 
+def pool_of(line: str, placed: Topology | None, added: tuple[object, ...] = ()) -> SimulatedGpusPart:
+    group = SimpleNamespace(can_respawn=True, added=added, topology=placed)
+    return SimulatedGpusPart(SimpleNamespace(group=group, spec=parse_cell(line)))  # type: ignore[arg-type]
+
+
 def test_a_figure_of_times_says_so_below() -> None:
-    part = SimulatedGpusPart(None)  # type: ignore[arg-type]
-    assert part.figure_notes("timings") == ""
-    part._told = "4xT4"
+    assert pool_of("--nproc 4", HERE).figure_notes("timings") == ""
+    part = pool_of("--simulate-gpus 4", planned("--simulate-gpus 4"))
     assert part.figure_notes("timings") == part.figure_notes("bench") == TIMED
     assert part.figure_notes("memory") == COUNTED
     assert part.figure_notes("topology") == ""  # it is drawn as such
@@ -267,3 +273,29 @@ def test_an_exported_script_is_for_real_gpus(tmp_path: Path) -> None:
         sentence = "Its cells ran on simulated GPUs; the script is for real ones, and simulates none."
         assert (sentence in printed) is say
         assert (sentence in (tmp_path / "t.py").read_text()) is say
+
+
+def test_a_host_with_another_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def host(torch: str) -> SimpleNamespace:
+        return SimpleNamespace(name="nodeb", agent=SimpleNamespace(hello=SimpleNamespace(versions={"torch": torch})))
+
+    monkeypatch.setattr(probe, "unusable", lambda: None)
+    spec, placed = parse_cell("--simulate-gpus 4"), planned("--simulate-gpus 4 --nproc 2")
+    said = [words(cards_of("4"))]
+    assert pool_of("", None, (host(versions()["torch"]),)).planned(spec, placed) == said
+    with pytest.raises(BadInput, match=r"nodeb has 1\.13\.0, which has not been tried"):
+        pool_of("", None, (host("1.13.0"),)).planned(spec, placed)
+
+
+def test_a_refusal_is_repeated_and_a_success_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, placed = parse_cell("--simulate-gpus 4"), planned("--simulate-gpus 4 --nproc 2")
+    part = pool_of("", None)
+    for why in ("torch is another", "torch is another"):
+        monkeypatch.setattr(probe, "unusable", lambda: why)  # noqa: B023
+        with pytest.raises(BadInput, match=why):
+            part.planned(spec, placed)
+    assert pool_of("--simulate-gpus 4", placed).planned(spec, placed) == []
+    attached = pool_of("", None)
+    vars(vars(attached)["_pool"].group)["can_respawn"] = False
+    with pytest.raises(BadInput, match="leave out --cluster"):
+        attached.planned(spec, placed)

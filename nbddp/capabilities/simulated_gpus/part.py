@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nbddp.agent.versions import versions
 from nbddp.capabilities.simulated_gpus import probe
 from nbddp.capabilities.simulated_gpus.cards import Card, cards_of, link_matrix, words
 from nbddp.errors import BadInput
@@ -16,7 +17,7 @@ from nbddp.launch.topology import Topology
 if TYPE_CHECKING:
     from nbddp.pool.state import PoolState
 
-COUNTED = "Simulated GPUs: memory is counted by tensor, without the workspaces of a GPU's libraries."
+COUNTED = "Simulated GPUs: memory is counted by the rules of torch's allocator; a GPU may take some MiB more or less."
 TIMED = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
 # command or option → what is said under its figure, where that is not TIMED
 UNDER = {"topology": "", "memory": COUNTED}
@@ -24,11 +25,10 @@ UNTOLD = "the GPUs are simulated: the CPU computes in their place, and times are
 
 
 class SimulatedGpusPart:
-    """What `--simulate-gpus` has a pool do. `_told`: the cards of the line before, of which is not told again."""
+    """What `--simulate-gpus` has a pool do."""
 
     def __init__(self, pool: PoolState):
         self._pool = pool
-        self._told: str | None = None
 
     def machines(self, spec: LaunchSpec, hosts: Sequence[Node]) -> Sequence[Node]:
         """The nodes with simulated GPUs in place of those that they have."""
@@ -38,28 +38,40 @@ class SimulatedGpusPart:
         return [_with_cards(host, cards) for host in hosts]
 
     def planned(self, spec: LaunchSpec, topology: Topology) -> list[str]:
-        """What they are, where the last line did not say so. Raises BadInput where they cannot be had."""
-        before, self._told = self._told, spec.simulate_gpus if topology.simulates_gpus else None
-        if not topology.simulates_gpus or before == spec.simulate_gpus:
+        """What they are, where the pool does not have them yet. Raises BadInput where they cannot be had."""
+        if not topology.simulates_gpus or self._has(spec.simulate_gpus):
             return []
         asked = f"--simulate-gpus {spec.simulate_gpus}"
         if not self._pool.group.can_respawn:
             raise BadInput(f"{asked} needs processes that nbddp starts, and a cluster has its own; leave out --cluster")
         if why := probe.unusable():
             raise BadInput(f"{asked}: {why}; leave it out to run on the CPU")
+        self._refuse_other_torch(asked)
         return [_words(spec, topology)]
+
+    def _refuse_other_torch(self, asked: str) -> None:
+        """Raises BadInput for a host with another torch than has been tried here."""
+        here = versions().get("torch", "")
+        for node in self._pool.group.added:
+            there = node.agent.hello.versions.get("torch", "")
+            if there != here:
+                raise BadInput(
+                    f"{asked}: this machine's torch {here} can simulate GPUs, but {node.name} has {there or 'none'}, "
+                    f"which has not been tried; install torch {here} there"
+                )
+
+    def _has(self, cards: str | None = None) -> bool:
+        """Whether the workers have simulated GPUs, and these if cards are named."""
+        placed = self._pool.group.topology
+        return placed is not None and placed.simulates_gpus and cards in (None, self._pool.spec.simulate_gpus)
 
     def figure_notes(self, name: str) -> str:
         """Under a figure of what was measured."""
-        return UNDER.get(name, TIMED) if self._told else ""
-
-    def stopped(self) -> None:
-        self._told = None
+        return UNDER.get(name, TIMED) if self._has() else ""
 
     def holds(self) -> list[str]:
         """What `status` says besides its table."""
-        placed = self._pool.group.topology
-        return [_words(self._pool.spec, placed)] if placed is not None and placed.simulates_gpus else []
+        return [_words(self._pool.spec, self._pool.group.placed())] if self._has() else []
 
 
 def _words(spec: LaunchSpec, placed: Topology) -> str:

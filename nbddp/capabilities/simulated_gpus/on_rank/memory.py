@@ -1,7 +1,7 @@
 """The memory of simulated GPUs: what each storage takes, as torch's caching allocator counts, and the error when full.
 
-The bytes lie in the host's memory. A storage keeps the label cpu in C++: views that C++ makes take their device from
-it, and these are right for the twins that CPU kernels work with. `blocks` knows which storages belong to a GPU.
+The bytes lie in the host's memory. A storage keeps the label cpu in C++. Views that C++ makes take their device from
+it, which is right for the twins that CPU kernels work with. `blocks` knows which storages belong to a GPU.
 
 Processes that use the same GPU write into one file what they have reserved, so its memory is one.
 """
@@ -16,7 +16,7 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +185,19 @@ blocks: dict[int, Owned] = {}  # address of a StorageImpl → what it has
 
 def _ended(owned: Owned) -> None:
     if owned.block is not None:
-        _of[owned.index].allocator.give(owned.block)
+        _give(owned.index, owned.block)
     if blocks.get(owned.key) is owned:
         del blocks[owned.key]
+
+
+# called with True for a block that is taken and False before it is given back, the GPU's index and the block
+heard: list[Callable[[bool, int, Any], None]] = []
+
+
+def _give(index: int, block: Any) -> None:
+    for hear in heard:
+        hear(False, index, block)
+    _of[index].allocator.give(block)
 
 
 def adopt(storage: Any, index: int, counted: bool = True) -> None:
@@ -201,8 +211,10 @@ def adopt(storage: Any, index: int, counted: bool = True) -> None:
     if _uncounted and threading.get_ident() in _uncounted:
         counted = False
     block = _of[index].take(requested) if counted and requested else None
+    for hear in heard if block is not None else ():
+        hear(True, index, block)
     if old is not None and old.block is not None:  # the storage was resized: its content was copied
-        _of[old.index].allocator.give(old.block)
+        _give(old.index, old.block)
         old.block = None
     owned = Owned(storage, _ended)
     owned.index, owned.key, owned.requested, owned.block = index, key, requested, block

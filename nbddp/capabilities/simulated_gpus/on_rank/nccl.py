@@ -75,8 +75,7 @@ def install() -> None:
     for name in OF_BACKENDS:
         if hasattr(compiled.ProcessGroupGloo, name):
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
-    library = torch.library.Library("c10d", "IMPL")
-    machine.held.append(library)
+    library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
             _register(library, full.removeprefix("c10d::"))

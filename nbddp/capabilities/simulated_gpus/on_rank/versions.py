@@ -1,7 +1,7 @@
 """What differs between versions of torch: the words of errors that come from CUDA, from its allocator and from NCCL.
 
-Each text was compared with the libraries of its version: libc10_cuda, libtorch_cuda and libnccl of the wheels of 2.6,
-2.11, 2.13 and 2.14, the others with their sources.
+Each text was compared with what its version has. Of 2.6, 2.11, 2.13 and 2.14 that is libc10_cuda, libtorch_cuda and
+libnccl of the wheels; of the others it is their sources.
 """
 
 from __future__ import annotations
