@@ -29,6 +29,8 @@ CHANGING = (  # what differs from one run to the next, also on one GPU
     (r"line \d+", "line ?"),
     (r"registered at \S+", "registered"),
     (r" +\n", "\n"),
+    (r"\{'cpu', 'cuda'\}", "{'cuda', 'cpu'}"),  # a set
+    (r"(?<='master_port': ')\d+", "?"),
     (r"(?<='address': )\d+", "?"),
     (r"\('([\w.]+)', (\d+)\)", r"'\1': \2"),  # an OrderedDict before Python 3.12, and since
     (r"OrderedDict\(\[", "OrderedDict({"),

@@ -111,3 +111,13 @@ def one_gpu_twice(rank: int, other: int, bus: int) -> str:
         f"NCCL version {'.'.join(map(str, number))}\n"
         f"ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n{last}"
     )
+
+
+def no_such_root(word: str, root: int, size: int) -> str:
+    """NCCL's error for a root that is no rank. word: Broadcast or Reduce."""
+    return (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3780, invalid argument (run with "
+        f"NCCL_DEBUG=WARN for details), NCCL version {'.'.join(map(str, nccl()))}\n"
+        "ncclInvalidArgument: Invalid value for an argument.\n"
+        f"Last error:\n{word} : invalid root {root} (root should be in the 0..{size} range)"
+    )
