@@ -18,7 +18,7 @@ Said = dict[str, Any]
 CHANGING = (  # what differs from one run to the next, also on one GPU
     (r"\n?Exception raised from .*", ""),
     (r"0x[0-9a-f]+", "0x?"),
-    (r"(?<=process )\d+|(?<=Process )\d+|(?<=pid[ =])\d+", "?"),
+    (r"(?<=process )\s*\d+|(?<=Process )\d+|(?<=pid[ =])\d+", "?"),
     (r"/\S*/(site|dist)-packages/", ""),
     (r"\[rank\d+\]:?", ""),
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}", "UUID"),
@@ -29,6 +29,12 @@ CHANGING = (  # what differs from one run to the next, also on one GPU
     (r"line \d+", "line ?"),
     (r"registered at \S+", "registered"),
     (r" +\n", "\n"),
+    (r"\{'cpu', 'cuda'\}", "{'cuda', 'cpu'}"),  # a set
+    (r"(?<='master_port': ')\d+", "?"),
+    (r"(?<='address': )\d+", "?"),
+    (r"\('([\w.]+)', (\d+)\)", r"'\1': \2"),  # an OrderedDict before Python 3.12, and since
+    (r"OrderedDict\(\[", "OrderedDict({"),
+    (r"(?<=\d)\]\)$", "})"),
 )
 
 

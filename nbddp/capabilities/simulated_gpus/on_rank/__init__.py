@@ -15,8 +15,8 @@ from nbddp.capabilities.simulated_gpus import cards as known
 from nbddp.capabilities.simulated_gpus.cards import Card
 
 PARTS = (  # modules of this folder with a function `install`, in this order
-    "streams", "torch_cuda", "graphs", "generators", "storages", "data_parallel", "refusals", "operators", "nccl",
-    "processes",
+    "streams", "torch_cuda", "statistics", "graphs", "generators", "storages", "data_parallel", "refusals",
+    "cuda_only", "asserts", "operators", "nccl", "processes",
 )  # fmt: skip
 _installed: tuple[Card, ...] | None = None
 

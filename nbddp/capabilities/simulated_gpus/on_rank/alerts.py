@@ -15,7 +15,7 @@ Kernel = Callable[..., Any]
 WITHOUT_ORDER: Mapping[str, str] = {  # operator → CUDA's kernel, whose additions come in any order
     "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
     "adaptive_max_pool2d_backward": "adaptive_max_pool2d_backward_cuda",
-    "median.dim": "median CUDA with indices output",
+    "median.dim_values": "median CUDA with indices output",
     "histc": "_histc_cuda with floating point input",
     "bincount": "_bincount_cuda",
 }

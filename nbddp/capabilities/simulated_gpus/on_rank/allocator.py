@@ -32,7 +32,7 @@ class Block:
 
     __slots__ = ("address", "after", "before", "pool", "requested", "size", "stream", "used")
 
-    def __init__(self, pool: Pool, address: int, size: int, stream: int):
+    def __init__(self, pool: BlockPool, address: int, size: int, stream: int):
         self.pool, self.address, self.size, self.stream = pool, address, size, stream
         self.used = False
         self.requested = 0
@@ -87,7 +87,7 @@ def remove(pair: Pair, n: int) -> None:
     both.now -= n
 
 
-class Pool:
+class BlockPool:
     """Free blocks of one kind by stream, each list sorted by size and address."""
 
     def __init__(self, least: int, both: Counts):
@@ -140,7 +140,7 @@ class Allocator:
 
     def __init__(self, fits: Callable[[int], bool], changed: Callable[[], None] = lambda: None):
         self.both = Counts()
-        self.small, self.large = Pool(ROUNDED, self.both), Pool(SMALL + 1, self.both)
+        self.small, self.large = BlockPool(ROUNDED, self.both), BlockPool(SMALL + 1, self.both)
         self.retries = self.failures = self.driver_gave = self.driver_took = self.synchronised = 0
         self._fits, self._changed = fits, changed
         self._address = STEP
@@ -204,7 +204,7 @@ class Allocator:
         with self._lock:
             return [chain(first) for first in self._firsts]
 
-    def _segment(self, pool: Pool, size: int, stream: int) -> Block:
+    def _segment(self, pool: BlockPool, size: int, stream: int) -> Block:
         asked = segment(size)
         self._make_room(asked)
         block = Block(pool, self._address, asked, stream)

@@ -14,12 +14,15 @@ ON_CPU = torch.device("cpu")
 CUDA_KEYS = torch._C.DispatchKey.CUDA, torch._C.DispatchKey.SparseCUDA, torch._C.DispatchKey.SparseCsrCUDA
 
 
+Keywords = Mapping[str, Any]  # arguments of an operator by name
+
+
 class Relabelled:
     """The arguments of one call for the CPU's kernel."""
 
     __slots__ = ("args", "device", "kwargs", "mixed", "originals")
 
-    def __init__(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, op: Any, args: Sequence[Any], kwargs: Keywords) -> None:
         self.device: int | None = None  # index of the first CUDA tensor's device
         self.mixed = False  # whether there is a second device
         self.originals: dict[int, tuple[Any, Any]] = {}  # id of a twin → (its tensor, the twin)

@@ -240,6 +240,12 @@ def gru_cell(ig: Any, hg: Any, hx: Any, b1: Any = None, b2: Any = None) -> tuple
     return (hx - n) * z + n, torch.empty(0, device=ig.device)
 
 
+def rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    if weight is not None and weight.device != x.device and versions.at_least(2, 9):
+        raise versions.other_device("weight", weight.device, x.device, "wrapper_CUDA___fused_rms_norm")
+    return aten.rms_norm.default.decompose(x, shape, weight, eps)
+
+
 WITHOUT_GRAD: Mapping[str, Callable[..., Any]] = {  # operators of which torch knows the backward
     one.__name__: one
     for one in (
@@ -250,6 +256,7 @@ WITHOUT_GRAD: Mapping[str, Callable[..., Any]] = {  # operators of which torch k
 COMPOSITE: Mapping[str, tuple[Callable[..., Any], str]] = {  # for autograd too → why
     "dropout": (dropout, "CUDA's kernel draws other numbers"),
     "scaled_dot_product_attention": (scaled_dot_product_attention, "the kernel is chosen as on the CPU"),
+    "rms_norm": (rms_norm, "CUDA has a kernel of its own, which checks devices"),
     "_thnn_fused_lstm_cell": (lstm_cell, "there is none for the CPU"),
     "_thnn_fused_gru_cell": (gru_cell, "there is none for the CPU"),
     **{
@@ -258,3 +265,13 @@ COMPOSITE: Mapping[str, tuple[Callable[..., Any], str]] = {  # for autograd too 
         for overload in ("input", "data")
     },
 }
+
+
+def install() -> None:
+    library = kernels.library("aten")
+    for name, kernel in WITHOUT_GRAD.items():
+        library.impl(name, kernel, "CUDA")
+    for key in ("AutogradCUDA", "CUDA"):
+        for name, (kernel, _) in COMPOSITE.items():
+            library.impl(name, kernel, key)
+    kernels.own |= WITHOUT_GRAD.keys() | COMPOSITE.keys()

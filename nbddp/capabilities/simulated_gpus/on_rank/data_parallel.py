@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import versions
+from nbddp.capabilities.simulated_gpus.on_rank import torch_cuda, versions
 
 
 def broadcast(tensor: Any, to: Sequence[int]) -> list[Any]:
@@ -65,7 +65,7 @@ def nccl_broadcast(inputs: Sequence[Any], root: int = 0, *more: Any) -> None:
         one.copy_(inputs[root])
 
 
-FUNCTIONS = {
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "_broadcast": broadcast, "_broadcast_out": broadcast_out, "_broadcast_coalesced": broadcast_coalesced,
     "_scatter": scatter, "_scatter_out": scatter_out, "_gather": gather, "_gather_out": gather_out,
     "_nccl_reduce": reduce, "_nccl_all_reduce": all_reduce, "_nccl_broadcast": nccl_broadcast,
@@ -75,5 +75,4 @@ FUNCTIONS = {
 
 
 def install() -> None:
-    for name, function in FUNCTIONS.items():
-        setattr(torch._C, name, function)
+    torch_cuda.put(FUNCTIONS)

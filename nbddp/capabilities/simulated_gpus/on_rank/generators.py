@@ -1,7 +1,7 @@
 """Random numbers of a GPU: a generator of the CPU with the label of the device, so that equal seeds give equal numbers.
 
 The state of a CUDA generator is 16 bytes, a seed and an offset. DTensor computes with the offset. Here it says how
-many words of the Mersenne twister have been drawn, times eight, plus four if half of a pair of normals is kept.
+many words of the Mersenne twister have been drawn, times eight. Four more say that half of a pair of normals is kept.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ tensors that were there before have their content of before again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import kernels, machine, memory, versions
-from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
+from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, memory, versions
+from nbddp.capabilities.simulated_gpus.on_rank.arguments import Keywords, flat
 
 WAITS = {  # operators for which the host waits, and which a capture therefore refuses
     "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
@@ -28,7 +28,7 @@ class Noted(NamedTuple):
     run: Callable[..., Any]
     op: Any
     args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    kwargs: Keywords
     results: Sequence[Any]
 
 
@@ -86,7 +86,7 @@ class CUDAGraph:
     def debug_dump(self, debug_path: str) -> None:
         raise NotImplementedError("a graph of simulated GPUs has no nodes of CUDA to write")
 
-    def _note(self, run: Callable[..., Any], op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _note(self, run: Callable[..., Any], op: Any, args: Sequence[Any], kwargs: Keywords) -> Any:
         if op._schema.name in WAITS or self._waits_to_copy(op, args):
             raise versions.driver_error(versions.CAPTURING)
         if any(a.alias_info and a.alias_info.is_write for a in op._schema.arguments):
@@ -126,6 +126,7 @@ def is_capturing() -> bool:
 
 
 def _synchronize() -> None:
+    devices.check()
     if kernels.recording:
         raise versions.driver_error(versions.CAPTURING)
 

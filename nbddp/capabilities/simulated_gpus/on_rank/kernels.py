@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory, mixed_devices, versions
-from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, Tensor, flat
+from nbddp.capabilities.simulated_gpus.on_rank.arguments import Keywords, Relabelled, Tensor, flat
 
 Kernel = Callable[..., Any]
 CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -23,8 +24,18 @@ LOW = {"Half": torch.float16, "BFloat16": torch.bfloat16}
 LARGEST = 1 << 62  # bytes: for more than that torch has an error of its own
 MUCH = 1 << 28  # product of the arguments' elements, from which the result's size is computed first
 random_operators: set[str] = set()  # names of those that take a generator
+own: set[str] = set()  # names of those that have a kernel before `operators.py` gives kernels to the others
+around: list[Callable[[str, Kernel], Kernel]] = []  # what else a kernel is put into, by the operator's name
 recording: list[Callable[..., Any]] = []  # a CUDA graph that is being captured: gets each call
 _labelled = threading.local()  # generators that have the CPU's label while a kernel runs
+
+
+def library(namespace: str) -> Any:
+    """To register kernels in. A CUDA build has some already; torch says so with a warning each time."""
+    warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+    made = torch.library.Library(namespace, "IMPL")
+    machine.held.append(made)
+    return made
 
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +77,7 @@ def _no_kernel(op: Any, error: NotImplementedError) -> NotImplementedError:
     )
 
 
-def _otherwise(op: Any, args: Sequence[Any], kwargs: dict[str, Any], error: RuntimeError) -> Any:
+def _otherwise(op: Any, args: Sequence[Any], kwargs: Keywords, error: RuntimeError) -> Any:
     """Where the CPU's kernel lacks half precision, compute in float32 and round. Else a number came for a tensor."""
     if "Expected a value of type 'Tensor'" in str(error):
         return op._overloadpacket(*args, **kwargs)

@@ -233,20 +233,20 @@ class SameAs(NamedTuple):
     slot: str
 
 
-class Code(NamedTuple):
+class MachineCode(NamedTuple):
     """A slot that has machine code."""
 
     address: int
 
 
-Slots = dict[str, Calls | SameAs | Code]
+Slots = dict[str, Calls | SameAs | MachineCode]
 TYPES: dict[str, Any] = {
     "void": None, "device": ctypes.c_uint16, "index": ctypes.c_int8, "bool": ctypes.c_bool, "int": ctypes.c_int,
     "pointer": ctypes.c_void_p, "size": ctypes.c_size_t,
 }  # fmt: skip
 
 
-class Table:
+class VirtualTable:
     """The table of virtual functions of a C++ object."""
 
     def __init__(self, of: int, names: list[str]) -> None:
@@ -270,10 +270,10 @@ class Table:
         held.append(copy)
         return ctypes.addressof(copy) + 16
 
-    def _function(self, slot: Calls | SameAs | Code) -> int:
+    def _function(self, slot: Calls | SameAs | MachineCode) -> int:
         if isinstance(slot, SameAs):
             return self[slot.slot]
-        if isinstance(slot, Code):
+        if isinstance(slot, MachineCode):
             return slot.address
         result, *arguments = slot.signature.split()
         made = ctypes.CFUNCTYPE(TYPES[result], ctypes.c_void_p, *(TYPES[a] for a in arguments))(slot.function)
@@ -286,21 +286,23 @@ def install_hooks() -> None:
     c10, cpu = _library("c10"), _library("torch_cpu")
     registry = ctypes.addressof(ctypes.c_uint64.in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE"))
     guard = _guard(
-        Table(_word(registry), _functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface"))
+        VirtualTable(
+            _word(registry), _functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
+        )
     )
     hooks = _result(cpu, "_ZN2at6detail12getCUDAHooksEv")
     table = _hooks(
-        Table(hooks, _hook_functions()), _pinned_allocator(_result(c10, "_ZN3c1022GetDefaultCPUAllocatorEv"))
+        VirtualTable(hooks, _hook_functions()), _pinned_allocator(_result(c10, "_ZN3c1022GetDefaultCPUAllocatorEv"))
     )
     WORDS[(registry >> 3) + CUDA] = guard
     WORDS[hooks >> 3] = table
     _hide_timer(cpu)
 
 
-def _guard(cpu: Table) -> int:
+def _guard(cpu: VirtualTable) -> int:
     if cpu.names[0] != "type" or cpu.call("type", "index") != CPU or cpu.call("deviceCount", "index") != 1:
         raise Unfit("the device guard is not laid out as its header says")
-    stream = Code(_stream_code())
+    stream = MachineCode(_stream_code())
     slots: Slots = {
         "type": Calls("index", lambda this: CUDA),
         "exchangeDevice": Calls("device device", lambda this, to: CUDA | devices.exchange(_index(to)) << 8),
@@ -331,7 +333,7 @@ ABSENT = (  # what a GPU may have and a simulated one lacks: torch then takes it
 )  # fmt: skip
 
 
-def _hooks(none: Table, pinned: int) -> int:
+def _hooks(none: VirtualTable, pinned: int) -> int:
     facts = none.call("hasCUDA", "bool"), none.call("getNumGPUs", "int"), none.call("current_device", "index")
     if facts != (False, 0, -1):
         raise Unfit("the CUDA hooks are not laid out as their header says, or there is a GPU")
@@ -362,7 +364,7 @@ pinned_blocks: set[int] = set()  # addresses
 
 def _pinned_allocator(cpu: int) -> int:
     """The CPU's allocator, but it notes the blocks that it gives."""
-    table = Table(cpu, _functions("c10/core/Allocator.h", "Allocator"))
+    table = VirtualTable(cpu, _functions("c10/core/Allocator.h", "Allocator"))
     real = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(table["allocate"])
 
     def allocate(result: int, this: int, size: int) -> int:  # a DataPtr is returned where the first argument says
@@ -373,7 +375,7 @@ def _pinned_allocator(cpu: int) -> int:
     made = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(allocate)
     held.append(made)
     address = ctypes.cast(made, ctypes.c_void_p).value or 0
-    allocator = (ctypes.c_uint64 * 8)(table.changed({"allocate": Code(address)}, more=0))
+    allocator = (ctypes.c_uint64 * 8)(table.changed({"allocate": MachineCode(address)}, more=0))
     held.append(allocator)
     return ctypes.addressof(allocator)
 

@@ -1,7 +1,7 @@
 """The memory of simulated GPUs: what each storage takes, as torch's caching allocator counts, and the error when full.
 
-The bytes lie in the host's memory. A storage keeps the label cpu in C++: views that C++ makes take their device from
-it, and these are right for the twins that CPU kernels work with. `blocks` knows which storages belong to a GPU.
+The bytes lie in the host's memory. A storage keeps the label cpu in C++. Views that C++ makes take their device from
+it, which is right for the twins that CPU kernels work with. `blocks` knows which storages belong to a GPU.
 
 Processes that use the same GPU write into one file what they have reserved, so its memory is one.
 """

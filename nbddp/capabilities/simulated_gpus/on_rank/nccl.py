@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, versions
+from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, nccl_checks, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
 
 TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
@@ -75,8 +75,7 @@ def install() -> None:
     for name in OF_BACKENDS:
         if hasattr(compiled.ProcessGroupGloo, name):
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
-    library = torch.library.Library("c10d", "IMPL")
-    machine.held.append(library)
+    library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
             _register(library, full.removeprefix("c10d::"))
@@ -155,6 +154,8 @@ def _collective(op: Any) -> Callable[..., Any]:
         shadow = _shadow_of(args[at])
         if any(not tensor.is_cuda for tensor in flat(args)):
             raise ValueError("Tensors must be CUDA and dense")
+        if shadow.device != SHARED:
+            nccl_checks.check(op, args, shadow.size)
         call = Relabelled(op, args, {})
         if call.device is not None and name not in ALONE:
             _bring(shadow, call.device)
@@ -204,13 +205,23 @@ def _bring(shadow: Shadow, device: int) -> None:
             raise dist.DistBackendError(versions.one_gpu_twice(shadow.rank, rank, bus))
 
 
+def _is_nccl(group: Any, tensors: Any) -> bool:
+    """Whether this group carries out a collective on these tensors as nccl."""
+    if not any(tensor.is_cuda for tensor in flat([tensors])):
+        return False
+    return id(group._get_backend(torch.device("cuda"))) in _nccls
+
+
 def _averaging(call: Callable[..., Any]) -> Callable[..., Any]:
     """Sums, and divides."""
     average = dist.ReduceOp.AVG
 
     def averaged(self: Any, *args: Any) -> Any:
         options: Any = args[-1] if args else None
-        if getattr(options, "reduceOp", None) != average:
+        operation = getattr(options, "reduceOp", None)
+        if operation is not None and _is_nccl(self, args[0]):
+            nccl_checks.reduction(operation, list(flat([args[0]])))
+        if operation != average:
             return call(self, *args)
         options.reduceOp = dist.ReduceOp.SUM
         try:
@@ -219,7 +230,9 @@ def _averaging(call: Callable[..., Any]) -> Callable[..., Any]:
             options.reduceOp = average
         out: Sequence[Any] = args[0] if isinstance(args[0], list) else [args[0]]
         for tensor in out:
-            tensor.div_(self.size())
+            tensor.div_(
+                self.size(), rounding_mode=None if tensor.is_floating_point() or tensor.is_complex() else "trunc"
+            )
         done = torch.futures.Future()  # not gloo's work, whose second wait() would copy the sum again
         done.set_result(out)
         return torch._C._distributed_c10d._create_work_from_future(done)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,20 +10,16 @@ import torch
 
 from nbddp.capabilities.simulated_gpus.on_rank import (
     alerts,
-    asserts,
-    cuda_only,
     devices,
     dtypes,
     kernels,
     machine,
     mixed_devices,
-    versions,
     workspaces,
 )
 from nbddp.capabilities.simulated_gpus.on_rank.kernels import Kernel, functional, general
 
 aten = torch.ops.aten
-WARNING = "(?s).*Overriding a previously registered kernel"
 DENSE, AUTOGRAD = "CUDA", "AutogradCUDA"
 SPARSE = {"SparseCUDA": "SparseCPU", "SparseCsrCUDA": "SparseCsrCPU"}  # key → the CPU's
 
@@ -53,17 +48,6 @@ def convolution(op: Any) -> Kernel:
         x, weight, bias, *sizes = args[:9]
         mixed_devices.convolution(x, weight, bias, sizes)
         return kernel(*args, **kwargs)
-
-    return checked
-
-
-def rms_norm(op: Any) -> Kernel:
-    """CUDA has a kernel of its own, which checks devices; the composite one computes."""
-
-    def checked(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-        if weight is not None and weight.device != x.device and versions.at_least(2, 9):
-            raise versions.other_device("weight", weight.device, x.device, "wrapper_CUDA___fused_rms_norm")
-        return op.decompose(x, shape, weight, eps)
 
     return checked
 
@@ -108,10 +92,6 @@ def _always(value: Any) -> Callable[[Any], Kernel]:
     return lambda op: lambda *args, **kwargs: value
 
 
-def _kernel_itself(kernel: Kernel) -> Callable[[Any], Kernel]:
-    return lambda op: kernel
-
-
 def _instead(
     name: str, overload: str = "default", kernel: Callable[[Any], Kernel] = general
 ) -> Callable[[Any], Kernel]:
@@ -149,22 +129,12 @@ EXCEPTIONS: Mapping[str, Exception_] = {
         for library in ("cudnn", "miopen")
         for overload in ("", ".Tensor")
     },
-    **{
-        name: Exception_(_kernel_itself(one), "there is none for the CPU")
-        for name, one in cuda_only.WITHOUT_GRAD.items()
-    },
 }
-LEFT_OUT = {  # they have a kernel of ours for autograd too
-    name.partition(".")[0] for name in cuda_only.COMPOSITE
-} | {"rms_norm"}
 
 
 def install() -> None:
     """Registers all kernels. It takes 0.25 s."""
-    warnings.filterwarnings("ignore", message=WARNING)
-    rest = torch.library.Library("_", "IMPL")
-    library = torch.library.Library("aten", "IMPL")
-    machine.held += [rest, library]
+    rest, library = kernels.library("_"), kernels.library("aten")
     for key in (DENSE, *SPARSE):
         rest.fallback(kernels.run, key)
     for full in torch._C._dispatch_get_all_op_names():
@@ -173,10 +143,6 @@ def install() -> None:
         if op is not None:
             _register(library, name, op)
     library.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "Meta")  # else it asks CUDA for a fake CUDA tensor
-    for key in (AUTOGRAD, DENSE):
-        for name, (kernel, _) in cuda_only.COMPOSITE.items():
-            library.impl(name, kernel, key)
-        library.impl("rms_norm", rms_norm(aten.rms_norm.default), key)
 
 
 def _operator(name: str) -> Any:
@@ -195,12 +161,12 @@ def _register(library: Any, name: str, op: Any) -> None:
     for key, of_cpu in SPARSE.items():
         if _has(name, of_cpu):
             library.impl(name, kernels.sparse(op), key)
+    if name in kernels.own:
+        return
     if name in EXCEPTIONS:
         library.impl(name, _around(name, EXCEPTIONS[name].make(op)), DENSE)
     elif name.startswith("_foreach_"):
         library.impl(name, kernels.foreach(op), DENSE)
-    elif name.partition(".")[0] in LEFT_OUT and not name.endswith("_backward"):
-        return
     elif _has(name, "CompositeImplicitAutograd") and not _has(name, "CPU"):
         for key in (AUTOGRAD, DENSE) if _has(name, DENSE) else ():
             library.impl(name, op.decompose, key)  # a CUDA build has a kernel (rms_norm); the composite one is taken
@@ -211,7 +177,10 @@ def _register(library: Any, name: str, op: Any) -> None:
 
 def _around(name: str, kernel: Kernel) -> Kernel:
     """The kernel with the checks and assertions of CUDA's, and what CUDA's libraries take of memory."""
-    return alerts.alerting(name, asserts.asserting(name, dtypes.checked(name, workspaces.beside(name, kernel))))
+    kernel = dtypes.checked(name, workspaces.beside(name, kernel))
+    for wrapped in kernels.around:
+        kernel = wrapped(name, kernel)
+    return alerts.alerting(name, kernel)
 
 
 def _has(name: str, key: str) -> bool:

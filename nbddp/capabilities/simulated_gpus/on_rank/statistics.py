@@ -6,10 +6,10 @@ import sys
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
-from nbddp.capabilities.simulated_gpus.on_rank import memory
+from nbddp.capabilities.simulated_gpus.on_rank import memory, torch_cuda
 from nbddp.capabilities.simulated_gpus.on_rank.allocator import Allocator, Block, Count
 
 NAMES = {  # of torch's table → of Counts
@@ -26,7 +26,10 @@ NAMES = {  # of torch's table → of Counts
 NONE = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
 
 
-def of(index: int) -> Mapping[str, Any]:
+Facts = Mapping[str, Any]
+
+
+def of(index: int) -> Facts:
     """As the allocator's own table: name → pool → counts."""
     one = _allocator(index)
     return {
@@ -76,7 +79,7 @@ def reset_accumulated(index: int) -> None:
         count.came = count.now
 
 
-def snapshot(*args: Any) -> Mapping[str, Any]:
+def snapshot(*args: Any) -> Facts:
     """As `torch.cuda.memory._snapshot`: for each GPU its segments with their blocks."""
     segments = [_segment(one.index, chain) for one in memory.everything() for chain in one.allocator.segments()]
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False}
@@ -84,7 +87,7 @@ def snapshot(*args: Any) -> Mapping[str, Any]:
     return {"segments": segments, "device_traces": traces, "allocator_settings": settings}
 
 
-def _segment(index: int, chain: list[Block]) -> Mapping[str, Any]:
+def _segment(index: int, chain: list[Block]) -> Facts:
     first, used = chain[0], [block for block in chain if block.used]
     allocated = sum(block.size for block in used)
     return {
@@ -103,7 +106,7 @@ def _segment(index: int, chain: list[Block]) -> Mapping[str, Any]:
     }
 
 
-def _block(block: Block) -> Mapping[str, Any]:
+def _block(block: Block) -> Facts:
     return {
         "address": block.address,
         "size": block.size,
@@ -131,7 +134,15 @@ class History:
 _history: list[History] = []  # at most one
 
 
-def _frames() -> Sequence[Mapping[str, Any]]:
+class HistoryFrame(TypedDict):
+    """As torch's snapshots have it."""
+
+    filename: str
+    name: str
+    line: int
+
+
+def _frames() -> list[HistoryFrame]:
     """Python's frames, the innermost first."""
     walked = traceback.walk_stack(sys._getframe(3))
     return [{"filename": f.f_code.co_filename, "name": f.f_code.co_name, "line": line} for f, line in walked]
@@ -147,3 +158,20 @@ def record_history(enabled: str | bool | None = "all", context: str | None = "al
         most = more[1] if len(more) > 1 and isinstance(more[1], int) else sys.maxsize
         _history.append(History(most, context not in (None, "state")))
         memory.heard.append(_history[0].hear)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
+    "_cuda_memoryStats": of,
+    "_cuda_resetPeakMemoryStats": reset_peak,
+    "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
+    "_cuda_memorySnapshot": snapshot,
+    "_cuda_record_memory_history": record_history,
+    "_cuda_record_memory_history_legacy": record_history,
+    "_accelerator_getDeviceStats": of,
+    "_accelerator_resetPeakStats": reset_peak,
+    "_accelerator_resetAccumulatedStats": reset_accumulated,
+}
+
+
+def install() -> None:
+    torch_cuda.put(FUNCTIONS)

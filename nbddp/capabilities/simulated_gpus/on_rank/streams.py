@@ -26,7 +26,7 @@ def set_current(index: int, stream: int) -> None:
     _current[threading.get_ident(), index] = stream
 
 
-class Stream(torch.Stream):  # type: ignore[misc]
+class CudaStream(torch.Stream):  # type: ignore[misc]
     """As `torch.cuda.Stream`."""
 
     def __new__(
@@ -107,6 +107,9 @@ def _is_stream(stream: Any) -> None:
         raise RuntimeError("expected stream to be a torch.Stream or torch.cuda.Stream object")
 
 
+CudaStream.__name__ = CudaStream.__qualname__ = "Stream"
+
+
 class Event(torch.Event):  # type: ignore[misc]
     """As `torch.cuda.Event`."""
 
@@ -155,4 +158,4 @@ class Event(torch.Event):  # type: ignore[misc]
 
 def install() -> None:
     for module in (torch.cuda, torch.cuda.streams):
-        module.Stream, module.Event = Stream, Event
+        module.Stream, module.Event = CudaStream, Event

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, memory, statistics, streams, versions, workspaces
+from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, memory, streams, versions, workspaces
 from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
 from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 
@@ -133,6 +133,12 @@ def processes(device: Any = None) -> str:
     return "\n".join([f"GPU:{index}", *(rows or ["no processes are running"])])
 
 
+def blas_handle() -> int:
+    """cuBLAS begins, and keeps its workspace."""
+    workspaces.product(devices.current(), None)
+    return 1
+
+
 def archs() -> str:
     """The compute capabilities for which torch was compiled; a CPU build has none, so those of a CUDA build."""
     built = str(_own_archs()) if _own_archs is not None else ""
@@ -158,16 +164,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_hasPrimaryContext": lambda index: bool(memory.everything()) and memory.of(index).used > 0,
     "_cuda_canDeviceAccessPeer": lambda one, other: one != other,
     "_cuda_emptyCache": empty_cache,
-    "_cuda_memoryStats": statistics.of,
-    "_cuda_resetPeakMemoryStats": statistics.reset_peak,
-    "_cuda_resetAccumulatedMemoryStats": statistics.reset_accumulated,
-    "_cuda_memorySnapshot": statistics.snapshot,
     "_cuda_getAllocatorBackend": lambda: "native",
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
     "_cuda_cudaCachingAllocator_enable": nothing,
     "_cuda_cudaCachingAllocator_set_allocator_settings": nothing,
-    "_cuda_record_memory_history": statistics.record_history,
-    "_cuda_record_memory_history_legacy": statistics.record_history,
     "_cuda_isHistoryEnabled": lambda: False,
     "_cuda_hostMemoryStats": dict,
     "_cuda_resetAccumulatedHostMemoryStats": nothing,
@@ -185,7 +185,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_set_sync_debug_mode": alerts.set_mode,
     "_cuda_lock_mutex": nothing,
     "_cuda_unlock_mutex": nothing,
-    "_cuda_getCurrentBlasHandle": lambda: 1,
+    "_cuda_getCurrentBlasHandle": blas_handle,
     "_cuda_clearCublasWorkspaces": workspaces.clear,
     "_cuda_getCublasWorkspaceSize": lambda: 0,
     "_cuda_setCublasWorkspaceSize": nothing,
@@ -209,10 +209,7 @@ ACCELERATOR: Mapping[str, Callable[..., Any]] = {  # of torch._C, from 2.6 on; t
     "_accelerator_getDeviceCapability": no_capabilities,
     "_accelerator_setStream": lambda stream: set_stream(stream.stream_id, stream.device_index, CUDA),
     "_accelerator_emptyCache": empty_cache,
-    "_accelerator_getDeviceStats": statistics.of,
     "_accelerator_getMemoryInfo": memory_info,
-    "_accelerator_resetPeakStats": statistics.reset_peak,
-    "_accelerator_resetAccumulatedStats": statistics.reset_accumulated,
 }
 CLASSES = ("_cuda_CUDAAllocator_AllocatorState", "_cuda_CUDAAllocator")  # that torch.compile imports
 ERRORS: Mapping[int, str] = {  # of the driver, that programs name
@@ -246,15 +243,13 @@ cudart = SimpleNamespace(
 
 def install() -> None:
     cuda = torch.cuda
-    for name, function in FUNCTIONS.items():
-        setattr(torch._C, name, function)
-    for name, function in ACCELERATOR.items():
-        if hasattr(torch._C, name):
-            setattr(torch._C, name, function)
+    put(FUNCTIONS)
+    put(ACCELERATOR)
     for name in CLASSES:
         if not hasattr(torch._C, name):
             setattr(torch._C, name, type(name, (), {}))
-    _replace_copies()
+    cuda._exchange_device, cuda._maybe_exchange_device = devices.exchange_checked, devices.exchange
+    cuda._is_in_bad_fork = FUNCTIONS["_cuda_isInBadFork"]
     torch._C._has_cuda = True
     torch.version.cuda = torch.version.cuda or f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
     cuda._queued_calls.clear()  # a check of compute capabilities that asks the driver
@@ -273,12 +268,12 @@ def _bf16(including_emulation: bool = True) -> bool:
     return including_emulation or devices.card(devices.current()).capability[0] >= 8
 
 
-def _replace_copies() -> None:
-    """torch.cuda's modules have copied some of the names when they were imported."""
+def put(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Puts them into torch._C, and into the modules of torch.cuda that have copied them when they were imported."""
+    for name, function in functions.items():
+        if not name.startswith("_accelerator") or hasattr(torch._C, name):  # which a torch has since 2.6 to 2.9
+            setattr(torch._C, name, function)
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.cuda.") and module is not None:
-            for copied in FUNCTIONS.keys() & vars(module).keys():
-                setattr(module, copied, FUNCTIONS[copied])
-    torch.cuda._exchange_device = devices.exchange_checked
-    torch.cuda._maybe_exchange_device = devices.exchange
-    torch.cuda._is_in_bad_fork = FUNCTIONS["_cuda_isInBadFork"]
+            for copied in functions.keys() & vars(module).keys():
+                setattr(module, copied, functions[copied])

@@ -1,7 +1,7 @@
 """What differs between versions of torch: the words of errors that come from CUDA, from its allocator and from NCCL.
 
-Each text was compared with the libraries of its version: libc10_cuda, libtorch_cuda and libnccl of the wheels of 2.6,
-2.11, 2.13 and 2.14, the others with their sources.
+Each text was compared with what its version has. Of 2.6, 2.11, 2.13 and 2.14 that is libc10_cuda, libtorch_cuda and
+libnccl of the wheels; of the others it is their sources.
 """
 
 from __future__ import annotations
@@ -110,4 +110,14 @@ def one_gpu_twice(rank: int, other: int, bus: int) -> str:
         f"NCCL error in: {where}, invalid usage (run with NCCL_DEBUG=WARN for details), "
         f"NCCL version {'.'.join(map(str, number))}\n"
         f"ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n{last}"
+    )
+
+
+def no_such_root(word: str, root: int, size: int) -> str:
+    """NCCL's error for a root that is no rank. word: Broadcast or Reduce."""
+    return (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3780, invalid argument (run with "
+        f"NCCL_DEBUG=WARN for details), NCCL version {'.'.join(map(str, nccl()))}\n"
+        "ncclInvalidArgument: Invalid value for an argument.\n"
+        f"Last error:\n{word} : invalid root {root} (root should be in the 0..{size} range)"
     )

@@ -61,7 +61,9 @@ def convolution(index: int, out: Any, x: Any, weight: Any, *more: Any) -> None:
 
 def convolution_backward(index: int, out: Any, grad: Any, x: Any, weight: Any, *more: Any) -> None:
     """The same in backward, and a gradient that is not contiguous is copied."""
-    _for_a_while(index, _uncontiguous(grad), _copies(index, grad, x, weight, more[-2]))
+    copies = _copies(index, grad, x, weight, more[-2])
+    _for_a_while(index, _uncontiguous(grad), copies)
+    _for_a_while(index, _uncontiguous(grad), _sums(index, grad, x, weight, more[-2], copies))
 
 
 def _copies(index: int, out: Any, x: Any, weight: Any, groups: int) -> int:
@@ -73,6 +75,19 @@ def _copies(index: int, out: Any, x: Any, weight: Any, groups: int) -> int:
         return _bytes(x) + _bytes(out) + _bytes(weight)
     strided = x.shape[2:] != out.shape[2:]
     return _bytes(x) + _bytes(out) if strided or math.prod(out.shape[2:]) % 4 else 0
+
+
+def _sums(index: int, grad: Any, x: Any, weight: Any, groups: int, copies: int) -> int:
+    """Bytes for the weight's gradient: the copies, and partial sums of it in float32 that are added at the end."""
+    if groups != 1 or devices.card(index).capability < TENSOR_CORES or not x.is_contiguous():
+        return copies
+    one, wide = 4 * int(weight.numel()), bool(x.element_size() > 2)
+    if math.prod(weight.shape[2:]) > 1 or copies:
+        most, room = (15, 9 * MIB) if wide else (13, 9 * MIB // 4)
+        return copies + one * min(most, room // one)
+    if one <= MIB:
+        return 32 * one
+    return _bytes(x) + _bytes(grad) + (4 * one if wide else 0)
 
 
 def copied_gradient(index: int, out: Any, grad: Any, *more: Any) -> None:

@@ -1,0 +1,90 @@
+"""What an nccl group refuses of a collective's arguments, in its words: gloo takes some of them, and has other words.
+
+Each was seen on an H100 with torch 2.11 and NCCL 2.28.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbddp.capabilities.simulated_gpus.on_rank import versions
+from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
+from nbddp.capabilities.simulated_gpus.on_rank.dtypes import WORDS
+
+Arguments = Mapping[str, Any]
+UNKNOWN = frozenset((torch.int16, torch.uint16, torch.uint32, torch.uint64))  # types that NCCL has none of
+BITWISE = ("BAND", "BOR", "BXOR")
+
+
+def check(op: Any, args: Sequence[Any], size: int) -> None:
+    """Raises what an nccl group of this size does for a c10d operator's arguments."""
+    name = op._schema.name.removeprefix("c10d::")
+    named = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)}
+    for tensor in flat(args):
+        if tensor.layout is not torch.strided:
+            raise RuntimeError(
+                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+            )
+        if tensor.dtype in UNKNOWN:
+            kind = WORDS.get(tensor.dtype, tensor.dtype)
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {kind}")
+        if not _dense(tensor):
+            raise ValueError("Tensors must be contiguous")
+    if name in OF:
+        OF[name](named, size)
+
+
+def _dense(tensor: Any) -> bool:
+    return bool(
+        tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    )
+
+
+def _gathered(named: Arguments, size: int) -> None:
+    out, one = named["output_tensor"], named["input_tensor"]
+    if out.dtype != one.dtype:
+        raise TypeError("output tensor must have the same type as input tensor")
+    if out.numel() != one.numel() * size:
+        raise ValueError("output tensor size must be equal to world_size times input tensor size")
+
+
+def _scattered(named: Arguments, size: int) -> None:
+    out, one = named["output_tensor"], named["input_tensor"]
+    if out.dtype != one.dtype:
+        raise TypeError("input tensor must be the same type as the output tensor.")
+    if one.numel() != out.numel() * size:
+        raise ValueError("input tensor must be the same size as output size times world size")
+
+
+def _root(word: str) -> Callable[[Arguments, int], None]:
+    def rooted(named: Arguments, size: int) -> None:
+        if not 0 <= named["root_rank"] < size:
+            raise dist.DistBackendError(versions.no_such_root(word, named["root_rank"], size))
+
+    return rooted
+
+
+def _from_any(named: Arguments, size: int) -> None:
+    raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
+
+
+OF: Mapping[str, Callable[[Arguments, int], None]] = {
+    "_allgather_base_": _gathered,
+    "_reduce_scatter_base_": _scattered,
+    "broadcast_": _root("Broadcast"),
+    "reduce_": _root("Reduce"),
+    "recv_any_source_": _from_any,
+}
+
+
+def reduction(operation: Any, tensors: Sequence[Any]) -> None:
+    """Raises for a reduction that NCCL lacks."""
+    for name in BITWISE:
+        if operation == getattr(dist.ReduceOp, name):
+            raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
+    if operation == dist.ReduceOp.AVG and any(tensor.dtype == torch.bool for tensor in tensors):
+        raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
