@@ -17,6 +17,8 @@ SAME = "the ranks compute the same gradients, so the step costs as before and le
 
 
 def found(view: View) -> Iterator[Seen]:
+    if not view.trains:
+        return
     if not view.same_input:
         for replica in view.replicas:
             yield from _samplers(view, replica)

@@ -21,7 +21,8 @@ def found(view: View) -> Iterator[Seen]:
     for replica in view.replicas:
         yield from _hook(replica)
         yield from _by_hand(replica)
-        yield from _unequal(replica)
+        if view.trains:
+            yield from _unequal(replica)
         yield from _scheduler(replica)
     yield from _graph(view)
     yield from _gather(view)

@@ -261,6 +261,11 @@ class View:
     def ended_well(self) -> bool:
         return not any(record.ended for record in self.records.values())
 
+    @property
+    def trains(self) -> bool:
+        """Whether any optimizer made a step: a program that only measures may repeat its data."""
+        return any(any(record.step_counts.values()) for record in self.records.values())
+
     def passes(self, replica: Replica) -> list[dict[int, Pass]]:
         """Iterations over loaders that trained a model, side by side: the n-th of each rank."""
         own = {
