@@ -29,7 +29,9 @@ def record(rank: int, world: int, steps: int = 3, differs: bool = False) -> Rank
     for number in range(steps):
         value: Sample = [0.5 + 0.1 * rank * (differs and number > 0), 1.0]
         made.forwards.append(Forward(0, 10 * number + 1, 1, True, True, batch=1000 * number + rank + 1, size=4))
-        made.steps.append(Step(0, number, 10 * number + 5, 1, [Part(0, ["a.weight"], [0.0, 1.0], [0.1, 0.2], value)]))
+        made.steps.append(
+            Step(0, number, 10 * number + 5, 1, [Part(0, ["a.weight"], ["a.weight"], [0.0, 1.0], [0.1, 0.2], value)])
+        )
         made.step_counts[0] = number + 1
     return made
 

@@ -183,7 +183,7 @@ def _changed(replica: Replica) -> Iterator[Seen]:
         if step.before is not None:
             if previous is None:
                 yield from _since_start(replica, step)
-            elif previous.after is None and previous.names == step.names:
+            elif previous.after is None and previous.names == step.earlier:
                 last = {rank: part.after for rank, part in previous.parts.items()}
                 yield _change(replica, step, last, f"after step {previous.number}", previous.steps)
             return
@@ -192,9 +192,10 @@ def _changed(replica: Replica) -> Iterator[Seen]:
 
 def _since_start(replica: Replica, step: AlignedStep) -> Iterator[Seen]:
     facts = replica.facts
-    start = {rank: each.start for rank, each in facts.items()}
-    known = {len(each) for each in start.values()}
-    if any(each.made_before for each in facts.values()) or len(known) != 1 or difference(start, step.names) is not None:
+    start = {rank: picked(each.start, each.start_names, step.earlier) for rank, each in facts.items()}
+    if any(each.made_before for each in facts.values()) or not all(start.values()):
+        return
+    if difference(start, step.earlier) is not None:
         return
     yield _change(replica, step, start, "when DDP was made", {})
 
@@ -222,6 +223,14 @@ def _change(
     )  # fmt: skip
 
 
+def picked(sample: Sample, names: Sequence[str], wanted: Sequence[str]) -> Sample:
+    """The part of a sample that is of some of its names; empty if one is not there."""
+    at = {name: i for i, name in enumerate(names)}
+    if any(name not in at or 2 * at[name] + 1 >= len(sample) for name in wanted):
+        return []
+    return [number for name in wanted for number in sample[2 * at[name] : 2 * at[name] + 2]]
+
+
 def _differs(one: Sample, two: Sample) -> bool:
     return difference({0: one, 1: two}, ()) is not None
 
@@ -230,7 +239,7 @@ def _state(replica: Replica) -> Iterator[Seen]:
     for step in replica.steps:
         if step.after is None:
             continue
-        if step.before is None and step.grads is None and not step.hyper():
+        if step.before is None and step.grads is None and not step.hyper() and step.names == step.earlier:
             rank = min(step.steps)
             yield make(
                 "optimizer-state-differs", f"step {step.number} moved equal parameters apart, by equal gradients",

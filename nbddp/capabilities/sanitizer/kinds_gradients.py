@@ -224,7 +224,7 @@ def _proof(replica: Replica) -> str:
             return ""
         names = next(iter(parts.values())).names
         grads = difference({r: p.grads for r, p in parts.items()}, names)
-        before = difference({r: p.before for r, p in parts.items()}, names)
+        before = difference({r: p.before for r, p in parts.items()}, next(iter(parts.values())).earlier)
         if before is not None and step.number == 0 and _has_collectives(replica):
             return ""  # may be sharded by design, as a classifier's weights
         if grads is not None:

@@ -94,13 +94,13 @@ class Steps:
                 recorder.models.look_at_buffers(model, known.steps)
         for number, named in known.split.items():
             some = _turn(named, step.number)
-            part = Part(number, [name for name, _ in some])
+            earlier = _turn(named, max(0, step.number - 1))
+            part = Part(number, [name for name, _ in some], [name for name, _ in earlier])
             step.parts.append(part)
             if not some:
                 continue
-            tensors = [each for _, each in some]
-            recorder.later(part, "before", digest.sample(tensors))
-            recorder.later(part, "grads", digest.sample([each.grad for each in tensors]))
+            recorder.later(part, "before", digest.sample([each for _, each in earlier]))
+            recorder.later(part, "grads", digest.sample([each.grad for _, each in some]))
 
     @digest.safely
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -54,6 +54,7 @@ class ModelFacts:
     hook: str = ""
     hook_place: int = 0
     start: Sample = field(default_factory=list)
+    start_names: list[str] = field(default_factory=list)
     ends: Sample = field(default_factory=list)
     end_names: list[str] = field(default_factory=list)
     parameters: int = 0
@@ -111,11 +112,12 @@ class Backward:
 
 @dataclass
 class Part:
-    """The parameters of one model in an optimizer's step (BESIDE: of none). names: those that were sampled, or their
-    digest's; before, grads, after: samples."""
+    """The parameters of one model in an optimizer's step (BESIDE: of none). names: of those in the samples grads and
+    after. earlier: of those in before, which are the ones of the step before."""
 
     model: int
     names: list[str]
+    earlier: list[str] = field(default_factory=list)
     before: Sample = field(default_factory=list)
     grads: Sample = field(default_factory=list)
     after: Sample = field(default_factory=list)

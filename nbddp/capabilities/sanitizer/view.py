@@ -99,13 +99,19 @@ class AlignedStep:
         return self._of("after")
 
     def _of(self, what: str) -> Difference | None:
-        if len({tuple(part.names) for part in self.parts.values()}) != 1:
+        first = next(iter(self.parts.values()))
+        if any((part.names, part.earlier) != (first.names, first.earlier) for part in self.parts.values()):
             return None
-        return difference({r: getattr(part, what) for r, part in self.parts.items()}, self.names)
+        names = first.earlier if what == "before" else first.names
+        return difference({r: getattr(part, what) for r, part in self.parts.items()}, names)
 
     @property
     def names(self) -> list[str]:
         return next(iter(self.parts.values())).names
+
+    @property
+    def earlier(self) -> list[str]:
+        return next(iter(self.parts.values())).earlier
 
     @cached_property
     def exchanged(self) -> Difference | None:
