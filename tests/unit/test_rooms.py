@@ -40,7 +40,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/hosts": "command names reachability report sync_rules via",
     "capabilities/memory": "command history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
-    "capabilities/sanitizer": "command findings kinds_data kinds_drift kinds_gradients kinds_means kinds_modes make "
+    "capabilities/sanitizer": "command findings kinds_data kinds_drift kinds_gradients kinds_means kinds_modes "
     "options recording rules table view",
     "capabilities/scripts": "command failures grammar launch logs part program torchrun",
     "capabilities/slurm": "command commands options",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nbddp.capabilities.sanitizer.kinds_gradients import exempt, shown_steps
-from nbddp.capabilities.sanitizer.make import Seen, make
-from nbddp.capabilities.sanitizer.recording import NOWHERE, Call, Place, Sample
-from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View, difference
+from nbddp.capabilities.sanitizer.recording import NOWHERE, CalledFunction, Place, Sample
+from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica, difference, exempt, shown_steps
 from nbddp.launch.machine import counted, listed
 from nbddp.launch.topology import rank_words
 
@@ -15,7 +14,7 @@ APART = "from then on the ranks train different models, and the one that is save
 CAUSES = ("the optimizer's numbers", "the number of steps", "gradients", "edits between steps")
 
 
-def found(view: View) -> Iterator[Seen]:
+def found(view: RanksView) -> Iterator[Seen]:
     for replica in view.replicas:
         if replica.kind == "ddp":
             yield from _order(replica)
@@ -51,7 +50,7 @@ def _order(replica: Replica) -> Iterator[Seen]:
         )  # fmt: skip
 
 
-def _counts(replica: Replica, view: View) -> Iterator[Seen]:
+def _counts(replica: Replica, view: RanksView) -> Iterator[Seen]:
     counts = replica.counts
     if not view.ended_well or len(set(counts.values())) < 2 or any(f.joins for f in replica.facts.values()):
         return
@@ -117,7 +116,7 @@ def _edited(replica: Replica) -> Iterator[Seen]:
 EDITS = ("clip_grad_norm_", "clip_grad_value_", "GradScaler.unscale_", "gradient reduced")
 
 
-def _between(replica: Replica, step: AlignedStep, rank: int) -> list[Call]:
+def _between(replica: Replica, step: AlignedStep, rank: int) -> list[CalledFunction]:
     ended = step.backs[rank][-1].ended
     return [c for c in replica.records[rank].calls if c.what in EDITS and ended < c.at < step.steps[rank].at]
 

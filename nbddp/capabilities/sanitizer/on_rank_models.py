@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ def is_whole(tensor: Any) -> bool:
 class KnownModel:
     """A DDP model, or an FSDP2 root, that this rank has met. parameters: name → parameter that is exchanged."""
 
-    def __init__(self, module: Any, facts: ModelFacts, parameters: dict[str, Any], group: Any) -> None:
+    def __init__(self, module: Any, facts: ModelFacts, parameters: Mapping[str, torch.Tensor], group: Any) -> None:
         self.module, self.facts, self.group = weakref.ref(module), facts, group
         self.parameters = {id(each): (name, weakref.ref(each)) for name, each in parameters.items()}
         self.settings = {id(each): (each.dtype, each.device) for each in parameters.values()}

@@ -124,7 +124,7 @@ class Part:
 
 
 @dataclass
-class Step:
+class OptimizerStep:
     """An optimizer's step. hyper: its numbers, by group and name. sequences: model → number of collectives that its
     group has begun."""
 
@@ -181,7 +181,7 @@ class Pass:
 
 
 @dataclass
-class Call:
+class CalledFunction:
     """Something the program called. what: its name; detail: what matters of it."""
 
     what: str
@@ -191,7 +191,7 @@ class Call:
 
 
 @dataclass
-class Collective:
+class GroupCall:
     """A collective that Python called in a group of these ranks."""
 
     group: tuple[int, ...]
@@ -226,12 +226,12 @@ class RankRecord:
     forwards: list[Forward] = field(default_factory=list)
     past: list[Past] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[OptimizerStep] = field(default_factory=list)
     step_counts: dict[int, int] = field(default_factory=dict)
     outside: list[OutsideParameter] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
+    calls: list[CalledFunction] = field(default_factory=list)
+    collectives: list[GroupCall] = field(default_factory=list)
     hooks: list[HookCall] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
