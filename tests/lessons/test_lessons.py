@@ -137,6 +137,22 @@ def test_a_lesson_runs_through_in_a_minute(source: Path, tmp_path: Path) -> None
     assert time.monotonic() - began <= MINUTE
 
 
+@pytest.mark.lessons
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
+def test_the_sanitizer_finds_nothing_in_a_solved_lesson(source: Path, tmp_path: Path) -> None:
+    """But for what a lesson shows as a mistake, where nothing is trained."""
+    book = build.notebook(build.solved(build.parse(source.read_text(encoding="utf-8"))))
+    for cell in book.cells:
+        line, _, body = cell.source.partition("\n")
+        if cell.cell_type == "code" and line.startswith("%%ddp") and body.strip():
+            cell.source = f"{line.replace('%%ddp', '%%ddp --sanitize', 1)}\n{body}"
+    build.run(book, tmp_path)
+    said = [text_of(cell.outputs) for cell in book.cells if cell.cell_type == "code"]
+    assert any("sanitizer: no findings" in text for text in said)
+    assert [text for text in said if re.search(r"sanitizer: \d+ finding", text)] == []
+
+
 READING = re.compile(r"(?m)^# ## Further reading\n#\n((?:# .*\n)+)")
 ASK, EXPLORE = re.compile(r"predict\.(\w+)\("), re.compile(r"explore\.(\w+)\(")
 

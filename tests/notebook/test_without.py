@@ -22,7 +22,8 @@ DELETED = (  # one that can be deleted stays so
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "background", "bench", "check", "collectives", "compare", "completion", "debugger", "doctor", "export", "forecast",
-    "libraries", "memory", "panel", "private", "prove", "spool", "stacks", "stale_modules", "subprocesses", "terminal",
+    "lint", "libraries", "memory", "panel", "private", "prove", "sanitizer", "spool", "stacks", "stale_modules",
+    "subprocesses", "terminal",
     "timings", "topology", "trace", "widgets",
 )  # fmt: skip
 PROGRAM = '''

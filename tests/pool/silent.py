@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 import nbddp
-from nbddp.capabilities.sanitizer.findings import Findings
+from nbddp.capabilities.sanitizer.findings import SanitizerFindings
 from nbddp.output.screens import NullScreen
 from tests.places import ROOT
 
@@ -75,7 +75,7 @@ def define(pool: nbddp.Pool, body: str = "", name: str = "") -> None:
     pool.run_cell(source, cell=2 if body else 1, screen=NullScreen())
 
 
-def found_in(pool: nbddp.Pool, name: str, bad: bool) -> Findings:
+def found_in(pool: nbddp.Pool, name: str, bad: bool) -> SanitizerFindings:
     """What the sanitizer says of a program. One that fails loudly has findings until then."""
     try:
         pool.run_cell(RUN.format(name=name, bad=bad), cell=3, sanitize=True, screen=NullScreen())

@@ -8,10 +8,18 @@ import time
 import pytest
 
 from nbddp.capabilities import SANITIZER_KINDS
-from nbddp.capabilities.sanitizer.findings import Finding, Findings, is_marked, silence
-from nbddp.capabilities.sanitizer.make import make
-from nbddp.capabilities.sanitizer.recording import Forward, ModelFacts, Part, Pass, Place, RankRecord, Sample, Step
-from nbddp.capabilities.sanitizer.rules import judge, unexplained
+from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, is_marked, silence
+from nbddp.capabilities.sanitizer.recording import (
+    Forward,
+    ModelFacts,
+    OptimizerStep,
+    Part,
+    Pass,
+    Place,
+    RankRecord,
+    Sample,
+)
+from nbddp.capabilities.sanitizer.rules import judge, make, unexplained
 from nbddp.capabilities.sanitizer.table import KINDS, ROWS
 from nbddp.capabilities.sanitizer.view import difference
 from nbddp.errors import BadInput
@@ -29,7 +37,11 @@ def record(rank: int, world: int, steps: int = 3, differs: bool = False) -> Rank
     for number in range(steps):
         value: Sample = [0.5 + 0.1 * rank * (differs and number > 0), 1.0]
         made.forwards.append(Forward(0, 10 * number + 1, 1, True, True, batch=1000 * number + rank + 1, size=4))
-        made.steps.append(Step(0, number, 10 * number + 5, 1, [Part(0, ["a.weight"], [0.0, 1.0], [0.1, 0.2], value)]))
+        made.steps.append(
+            OptimizerStep(
+                0, number, 10 * number + 5, 1, [Part(0, ["a.weight"], ["a.weight"], [0.0, 1.0], [0.1, 0.2], value)]
+            )
+        )
         made.step_counts[0] = number + 1
     return made
 
@@ -153,12 +165,12 @@ def test_a_comment_silences_its_line(text: str, marked: bool) -> None:
 
 def test_the_most_serious_finding_comes_first_and_all_are_plain_data() -> None:
     heavy = Finding("past-ddp", "what <b>", ("seen",), "much", LINE, "cure", False, ("no_sync",), (0, 1), 95)
-    found = Findings((heavy,), (), 2, 3, ("note",))
+    found = SanitizerFindings((heavy,), (), 2, 3, ("note",))
     assert json.loads(json.dumps(found.to_dict()))["findings"][0]["place"]["text"] == "optimizer.step()"
     assert "cause    not known; ruled out: no_sync" in str(found)
     assert "what &lt;b&gt;" in found._repr_html_()
     assert bool(found)
-    assert not Findings()
+    assert not SanitizerFindings()
 
 
 def test_the_line_takes_kinds_and_names_a_near_one() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbddp.analysis.answers import unpacked
-from nbddp.capabilities.sanitizer.findings import Findings
+from nbddp.capabilities.sanitizer.findings import SanitizerFindings
 from nbddp.capabilities.sanitizer.options import Sanitize
 from nbddp.capabilities.sanitizer.recording import RankRecord
 from nbddp.capabilities.sanitizer.rules import judge
@@ -16,7 +16,7 @@ from nbddp.execution.protocols import IdleRanks
 from nbddp.notebook.commands import Asked
 
 
-def findings(ranks: IdleRanks, *, allow: Sequence[str] = (), same_input: bool = False) -> Findings:
+def findings(ranks: IdleRanks, *, allow: Sequence[str] = (), same_input: bool = False) -> SanitizerFindings:
     """What the last run under `sanitize` did wrong, most serious first.
 
     allow: kinds that are silenced. same_input: the ranks are to see the same input, as in tensor parallelism. Raises
@@ -51,6 +51,6 @@ def in_terminal(ranks: IdleRanks, said: Sanitize | bool) -> str:
         return str(e)
 
 
-def _of(ranks: IdleRanks, said: Sanitize | bool) -> Findings:
+def _of(ranks: IdleRanks, said: Sanitize | bool) -> SanitizerFindings:
     options = said if isinstance(said, Sanitize) else Sanitize()
     return findings(ranks, allow=options.allow, same_input=options.same_input)

@@ -10,6 +10,7 @@ from typing import Any
 from nbddp.capabilities.sanitizer.recording import NOWHERE, Place
 from nbddp.launch.machine import counted, listed
 from nbddp.launch.topology import rank_words
+from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import Metadata, MimeBundle
 
 HEAVY = 60  # a weight from which results are wrong; from LIGHT on they may be
@@ -64,14 +65,14 @@ class Finding:
         if self.cure:
             yield "cure", self.cure
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Plain data, as for JSON."""
         found = asdict(self)
         return {**found, "place": {**self.place._asdict()}, "degree": self.degree}
 
 
 @dataclass(frozen=True)
-class Findings(Sequence[Finding]):
+class SanitizerFindings(Sequence[Finding]):
     """The findings of one run, most serious first; an empty one is false. silenced: those that the program or the line
     asked not to see. notes: what was not recorded.
 
@@ -96,7 +97,7 @@ class Findings(Sequence[Finding]):
         """Those of a kind."""
         return [each for each in self.found if each.kind == kind]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return {
             "findings": [each.to_dict() for each in self.found],
             "silenced": [each.to_dict() for each in self.silenced],

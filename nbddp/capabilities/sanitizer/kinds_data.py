@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.make import Seen, make
 from nbddp.capabilities.sanitizer.recording import Pass, Place
-from nbddp.capabilities.sanitizer.view import Replica, View, percent
+from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.view import RanksView, Replica, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
@@ -16,7 +16,9 @@ LEAST = 2  # batches that must have been seen
 SAME = "the ranks compute the same gradients, so the step costs as before and learns as one rank would"
 
 
-def found(view: View) -> Iterator[Seen]:
+def found(view: RanksView) -> Iterator[Seen]:
+    if not view.trains:
+        return
     if not view.same_input:
         for replica in view.replicas:
             yield from _samplers(view, replica)
@@ -29,12 +31,12 @@ def found(view: View) -> Iterator[Seen]:
         yield from _order(view, replica)
 
 
-def place_of(view: View, some: dict[int, Pass]) -> Place:
+def place_of(view: RanksView, some: dict[int, Pass]) -> Place:
     rank = min(some)
     return view.records[rank].at(some[rank].place)
 
 
-def _samplers(view: View, replica: Replica) -> Iterator[Seen]:
+def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """What the samplers of a training loader say of themselves."""
     for some in view.passes(replica):
         if any(each.replicas is None for each in some.values()):
@@ -78,7 +80,7 @@ def _equal_batches(some: dict[int, Pass]) -> int:
     return sum(1 for each in zip(*(p.batches for p in some.values()), strict=False) if len(set(each)) == 1)
 
 
-def _same_batch(view: View, replica: Replica) -> Iterator[Seen]:
+def _same_batch(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Equal batches at all forwards of all ranks, or of some."""
     inputs = {r: [f for f in fs if f.batch] for r, fs in replica.training.items()}
     some = {r: [f.batch for f in fs] for r, fs in inputs.items()}
@@ -108,7 +110,7 @@ def _loader_words(one: Pass) -> str:
     return f"the loader's sampler is {one.sampler}"
 
 
-def _overlap(view: View, replica: Replica) -> Iterator[Seen]:
+def _overlap(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Samples that several ranks got in one epoch."""
     for some in view.passes(replica):
         rows = {rank: Counter(each.rows) for rank, each in some.items()}
@@ -130,7 +132,7 @@ def _overlap(view: View, replica: Replica) -> Iterator[Seen]:
         return
 
 
-def _order(view: View, replica: Replica) -> Iterator[Seen]:
+def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Two epochs of one loader in the same order."""
     passes = view.passes(replica)
     for i, one in enumerate(passes):
@@ -152,7 +154,7 @@ def _order(view: View, replica: Replica) -> Iterator[Seen]:
             return
 
 
-def _augmentation(view: View, replica: Replica) -> Iterator[Seen]:
+def _augmentation(view: RanksView, replica: Replica) -> Iterator[Seen]:
     for some in view.passes(replica):
         drawn = {rank: {f[:3]: f[3] for f in each.random_before} for rank, each in some.items()}
         common = set.intersection(*(set(each) for each in drawn.values()))
@@ -198,7 +200,7 @@ def _mask(replica: Replica) -> Iterator[Seen]:
 # -- evaluations -----------------------------------------------------------------------------------
 
 
-def _evaluated(view: View) -> Iterator[Seen]:
+def _evaluated(view: RanksView) -> Iterator[Seen]:
     trained = any(replica.training for replica in view.replicas)
     for some in view.evaluations() if trained and len(view.records) > 1 else ():
         if all(each.rows for each in some.values()):
@@ -242,7 +244,7 @@ def _repeated(some: dict[int, Pass]) -> tuple[int, int, str] | None:
     return (twice, number, " at the end of a rank's part") if repeated <= firsts & lasts else None
 
 
-def _leaked(view: View, some: dict[int, Pass]) -> Iterator[Seen]:
+def _leaked(view: RanksView, some: dict[int, Pass]) -> Iterator[Seen]:
     """Samples that one rank evaluates and another trains on."""
     trained = {
         rank: {row for each in record.passes if each.models for row in each.rows}

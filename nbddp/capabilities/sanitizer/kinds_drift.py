@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nbddp.capabilities.sanitizer.kinds_gradients import exempt, shown_steps
-from nbddp.capabilities.sanitizer.make import Seen, make
-from nbddp.capabilities.sanitizer.recording import NOWHERE, Call, Place, Sample
-from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View, difference
+from nbddp.capabilities.sanitizer.recording import NOWHERE, CalledFunction, Place, Sample
+from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica, difference, exempt, shown_steps
 from nbddp.launch.machine import counted, listed
 from nbddp.launch.topology import rank_words
 
@@ -15,7 +14,7 @@ APART = "from then on the ranks train different models, and the one that is save
 CAUSES = ("the optimizer's numbers", "the number of steps", "gradients", "edits between steps")
 
 
-def found(view: View) -> Iterator[Seen]:
+def found(view: RanksView) -> Iterator[Seen]:
     for replica in view.replicas:
         if replica.kind == "ddp":
             yield from _order(replica)
@@ -51,7 +50,7 @@ def _order(replica: Replica) -> Iterator[Seen]:
         )  # fmt: skip
 
 
-def _counts(replica: Replica, view: View) -> Iterator[Seen]:
+def _counts(replica: Replica, view: RanksView) -> Iterator[Seen]:
     counts = replica.counts
     if not view.ended_well or len(set(counts.values())) < 2 or any(f.joins for f in replica.facts.values()):
         return
@@ -117,7 +116,7 @@ def _edited(replica: Replica) -> Iterator[Seen]:
 EDITS = ("clip_grad_norm_", "clip_grad_value_", "GradScaler.unscale_", "gradient reduced")
 
 
-def _between(replica: Replica, step: AlignedStep, rank: int) -> list[Call]:
+def _between(replica: Replica, step: AlignedStep, rank: int) -> list[CalledFunction]:
     ended = step.backs[rank][-1].ended
     return [c for c in replica.records[rank].calls if c.what in EDITS and ended < c.at < step.steps[rank].at]
 
@@ -183,7 +182,7 @@ def _changed(replica: Replica) -> Iterator[Seen]:
         if step.before is not None:
             if previous is None:
                 yield from _since_start(replica, step)
-            elif previous.after is None and previous.names == step.names:
+            elif previous.after is None and previous.names == step.earlier:
                 last = {rank: part.after for rank, part in previous.parts.items()}
                 yield _change(replica, step, last, f"after step {previous.number}", previous.steps)
             return
@@ -192,9 +191,10 @@ def _changed(replica: Replica) -> Iterator[Seen]:
 
 def _since_start(replica: Replica, step: AlignedStep) -> Iterator[Seen]:
     facts = replica.facts
-    start = {rank: each.start for rank, each in facts.items()}
-    known = {len(each) for each in start.values()}
-    if any(each.made_before for each in facts.values()) or len(known) != 1 or difference(start, step.names) is not None:
+    start = {rank: picked(each.start, each.start_names, step.earlier) for rank, each in facts.items()}
+    if any(each.made_before for each in facts.values()) or not all(start.values()):
+        return
+    if difference(start, step.earlier) is not None:
         return
     yield _change(replica, step, start, "when DDP was made", {})
 
@@ -222,6 +222,14 @@ def _change(
     )  # fmt: skip
 
 
+def picked(sample: Sample, names: Sequence[str], wanted: Sequence[str]) -> Sample:
+    """The part of a sample that is of some of its names; empty if one is not there."""
+    at = {name: i for i, name in enumerate(names)}
+    if any(name not in at or 2 * at[name] + 1 >= len(sample) for name in wanted):
+        return []
+    return [number for name in wanted for number in sample[2 * at[name] : 2 * at[name] + 2]]
+
+
 def _differs(one: Sample, two: Sample) -> bool:
     return difference({0: one, 1: two}, ()) is not None
 
@@ -230,7 +238,7 @@ def _state(replica: Replica) -> Iterator[Seen]:
     for step in replica.steps:
         if step.after is None:
             continue
-        if step.before is None and step.grads is None and not step.hyper():
+        if step.before is None and step.grads is None and not step.hyper() and step.names == step.earlier:
             rank = min(step.steps)
             yield make(
                 "optimizer-state-differs", f"step {step.number} moved equal parameters apart, by equal gradients",

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbddp.capabilities.sanitizer.make import Seen, make
 from nbddp.capabilities.sanitizer.recording import OutsideParameter, Past
-from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View, difference
+from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica, difference, exempt, shown_steps
 from nbddp.launch.machine import counted, listed
 from nbddp.launch.topology import rank_words
 
 ALONE = "each rank moves its copy of these parameters by its own gradient, so the replicas drift apart"
-BY_DESIGN = ("post_localSGD_hook", "noop_hook")  # hooks that leave gradients different on purpose
 
 
-def found(view: View) -> Iterator[Seen]:
+def found(view: RanksView) -> Iterator[Seen]:
     for replica in view.replicas:
         if replica.kind == "ddp":
             yield from _outside(replica)
             yield from _moved(replica)
             yield from _steps(replica)
-
-
-def exempt(replica: Replica) -> bool:
-    """Whether the model's gradients differ by design."""
-    return any(facts.hook.endswith(BY_DESIGN) for facts in replica.facts.values())
-
-
-def shown_steps(some: list[AlignedStep], replica: Replica) -> str:
-    first = some[0]
-    return (
-        f"gradients differed at {len(some)} of {counted(len(replica.steps), 'optimizer step')}, first at step "
-        f"{first.number}, {first.grads.words}"  # type: ignore[union-attr]
-    )
 
 
 def _steps(replica: Replica) -> Iterator[Seen]:
@@ -224,7 +210,7 @@ def _proof(replica: Replica) -> str:
             return ""
         names = next(iter(parts.values())).names
         grads = difference({r: p.grads for r, p in parts.items()}, names)
-        before = difference({r: p.before for r, p in parts.items()}, names)
+        before = difference({r: p.before for r, p in parts.items()}, next(iter(parts.values())).earlier)
         if before is not None and step.number == 0 and _has_collectives(replica):
             return ""  # may be sharded by design, as a classifier's weights
         if grads is not None:

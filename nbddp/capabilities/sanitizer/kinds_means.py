@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.make import Seen, make
-from nbddp.capabilities.sanitizer.recording import Call, Collective, Place
-from nbddp.capabilities.sanitizer.view import AlignedStep, Replica, View
+from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall, Place
+from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
@@ -17,11 +17,12 @@ LEAST_SHARE = 0.1  # of the forwards at which sizes must differ
 COUNTS = 4  # elements of a tensor that may carry a count
 
 
-def found(view: View) -> Iterator[Seen]:
+def found(view: RanksView) -> Iterator[Seen]:
     for replica in view.replicas:
         yield from _hook(replica)
         yield from _by_hand(replica)
-        yield from _unequal(replica)
+        if view.trains:
+            yield from _unequal(replica)
         yield from _scheduler(replica)
     yield from _graph(view)
     yield from _gather(view)
@@ -95,7 +96,7 @@ def _by_hand(replica: Replica) -> Iterator[Seen]:
     )  # fmt: skip
 
 
-def _reduced(replica: Replica, step: AlignedStep) -> list[Call]:
+def _reduced(replica: Replica, step: AlignedStep) -> list[CalledFunction]:
     rank = min(step.steps)
     ended = step.backs[rank][-1].ended
     return [c for c in replica.calls("gradient reduced", rank) if ended < c.at < step.steps[rank].at]
@@ -151,7 +152,7 @@ def _exchanges_counts(replica: Replica, forwards: int) -> bool:
     return len(small) >= forwards // 2 and bool(small)
 
 
-def _numel(one: Collective) -> int:
+def _numel(one: GroupCall) -> int:
     inside = one.shape.partition("[")[2].rstrip("]")
     number = 1
     for each in filter(None, inside.split(",")):
@@ -159,7 +160,7 @@ def _numel(one: Collective) -> int:
     return number
 
 
-def _detail(call: Call) -> tuple[object, ...]:
+def _detail(call: CalledFunction) -> tuple[object, ...]:
     return tuple(call.detail) if isinstance(call.detail, (tuple, list)) else (call.detail,)
 
 
@@ -185,7 +186,7 @@ def _scheduler(replica: Replica) -> Iterator[Seen]:
 # -- collectives in the graph, and crossed ---------------------------------------------------------
 
 
-def _graph(view: View) -> Iterator[Seen]:
+def _graph(view: RanksView) -> Iterator[Seen]:
     calls = {
         r: [c for c in rec.calls if c.what == "graph reduced"] for r, rec in view.records.items() if rec.step_counts
     }
@@ -205,7 +206,7 @@ def _graph(view: View) -> Iterator[Seen]:
     )  # fmt: skip
 
 
-def _gather(view: View) -> Iterator[Seen]:
+def _gather(view: RanksView) -> Iterator[Seen]:
     calls = {r: [c for c in rec.calls if c.what == "gather cuts"] for r, rec in view.records.items()}
     some = {r: each for r, each in calls.items() if each}
     if not some:
@@ -221,8 +222,8 @@ def _gather(view: View) -> Iterator[Seen]:
     )  # fmt: skip
 
 
-def _crossed(view: View) -> Iterator[Seen]:
-    by: dict[tuple[int, ...], dict[int, list[Collective]]] = {}
+def _crossed(view: RanksView) -> Iterator[Seen]:
+    by: dict[tuple[int, ...], dict[int, list[GroupCall]]] = {}
     for rank, record in view.records.items():
         for each in record.collectives:
             by.setdefault(each.group, {}).setdefault(rank, []).append(each)
@@ -247,7 +248,7 @@ def _are_crossed(lines: Mapping[int, Sequence[object]], row: Mapping[int, object
     return all(counts[a][row[b]] for a in ranks for b in ranks)
 
 
-def _say_crossed(i: int, rows: dict[int, Place], calls: dict[int, Collective]) -> Seen:
+def _say_crossed(i: int, rows: dict[int, Place], calls: dict[int, GroupCall]) -> Seen:
     first = next(iter(calls.values()))
     shown = by_value(rows)
     return make(

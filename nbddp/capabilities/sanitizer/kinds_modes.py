@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from statistics import median
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.make import Seen, make
 from nbddp.capabilities.sanitizer.recording import Backward, Forward
-from nbddp.capabilities.sanitizer.view import Replica, View, percent
+from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.view import RanksView, Replica, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
@@ -18,7 +18,7 @@ BATCHES = 8
 OWN = ("threads", "cores")  # of each host
 
 
-def found(view: View) -> Iterator[Seen]:
+def found(view: RanksView) -> Iterator[Seen]:
     for replica in view.replicas:
         yield from _modes(replica)
         yield from _in_no_sync(replica)
@@ -57,7 +57,7 @@ def _modes(replica: Replica) -> Iterator[Seen]:
             )  # fmt: skip
 
 
-def _settings(view: View) -> Iterator[Seen]:
+def _settings(view: RanksView) -> Iterator[Seen]:
     of = {rank: record.settings for rank, record in view.records.items() if record.settings}
     names = dict.fromkeys(name for each in of.values() for name in each if name not in OWN)
     bad = {n: {r: e.get(n) for r, e in of.items()} for n in names if len({repr(e.get(n)) for e in of.values()}) > 1}
@@ -70,7 +70,7 @@ def _settings(view: View) -> Iterator[Seen]:
         )  # fmt: skip
 
 
-def _files(view: View) -> Iterator[Seen]:
+def _files(view: RanksView) -> Iterator[Seen]:
     by: dict[tuple[object, ...], dict[int, int]] = defaultdict(dict)
     for rank, record in view.records.items():
         for call in record.calls:
@@ -110,7 +110,7 @@ def _in_no_sync(replica: Replica) -> Iterator[Seen]:
         )  # fmt: skip
 
 
-def _starved(view: View, replica: Replica) -> Iterator[Seen]:
+def _starved(view: RanksView, replica: Replica) -> Iterator[Seen]:
     for some in view.passes(replica):
         waits = {r: p.waits[1:] for r, p in some.items() if len(p.waits) > BATCHES}
         if len(waits) != len(some):
@@ -128,7 +128,7 @@ def _starved(view: View, replica: Replica) -> Iterator[Seen]:
             return
 
 
-def _threads(view: View) -> Iterator[Seen]:
+def _threads(view: RanksView) -> Iterator[Seen]:
     by: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for rank, record in view.records.items():
         if record.settings and record.forwards and not any(r.settings.get("cuDNN benchmark") for r in [record]):

@@ -13,9 +13,9 @@ RECORDER = "nbddp.capabilities.sanitizer.on_rank_recorder"
 
 
 def part(worker: RankWorker) -> Any:
-    from nbddp.capabilities.sanitizer.on_rank_recorder import Recorder
+    from nbddp.capabilities.sanitizer.on_rank_recorder import SanitizerRecorder
 
-    return Recorder(worker)
+    return SanitizerRecorder(worker)
 
 
 def sanitized(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import _ranks, capturing
-from nbddp.capabilities.sanitizer.recording import Call, Collective
+from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 
 KEPT = 600  # collectives
@@ -71,7 +71,7 @@ class Calls:
         shape = f"{str(given[0].dtype).removeprefix('torch.')}{list(given[0].shape)}" if given else ""
         place, at = recorder.place(2), recorder.tick()
         if _is_the_programs():  # and not of a part of torch, as Join or FSDP2
-            recorder.keep(recorder.record.collectives, Collective(ranks, op, reduce_op, shape, at, place), KEPT)
+            recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return
         if op == "all_reduce" and given:
@@ -82,17 +82,17 @@ class Calls:
     def _reduced(self, tensor: Any, op: str, at: int, place: int) -> None:
         recorder = self.recorder
         if tensor.requires_grad and not tensor.is_leaf:
-            fact = Call("reduced in graph", at, place, op)
+            fact = CalledFunction("reduced in graph", at, place, op)
 
             def used(_: Any) -> None:
                 if recorder.on and fact.detail is not None:
-                    recorder.keep(recorder.record.calls, Call("graph reduced", recorder.tick(), place, op))
+                    recorder.keep(recorder.record.calls, CalledFunction("graph reduced", recorder.tick(), place, op))
 
             tensor.register_hook(used)
         elif tensor.is_floating_point():
             name = self._grad_names().get(tensor.data_ptr())
             if name is not None:
-                recorder.keep(recorder.record.calls, Call("gradient reduced", at, place, (name, op)))
+                recorder.keep(recorder.record.calls, CalledFunction("gradient reduced", at, place, (name, op)))
 
     def _grad_names(self) -> dict[int, str]:
         """Address of each gradient of a model → the parameter's name; made once after each backward."""
@@ -137,7 +137,7 @@ class Calls:
             rows = torch.cat([each.detach().reshape(-1, shape[-1]) for each in outputs])
             if any(_holds(each, rows) for each in saved):
                 self.recorder.keep(
-                    self.recorder.record.calls, Call("gather cuts", self.recorder.tick(), place, list(shape))
+                    self.recorder.record.calls, CalledFunction("gather cuts", self.recorder.tick(), place, list(shape))
                 )
 
     def graph_used(self) -> None:
@@ -156,7 +156,9 @@ class Calls:
                 except OSError:
                     detail = (path, 0, 0)
                 self.recorder.keep(
-                    self.recorder.record.calls, Call("save", self.recorder.tick(), self.recorder.place(), detail), 4000
+                    self.recorder.record.calls,
+                    CalledFunction("save", self.recorder.tick(), self.recorder.place(), detail),
+                    4000,
                 )
             return saved
 

@@ -17,6 +17,7 @@ from nbddp.capabilities.sanitizer.recording import NO_TENSOR
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 ELEMENTS = 512  # of a tensor that are sampled
+LINES = 32
 COLUMNS = 2048  # of a row that are looked at
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _weights: dict[tuple[str, Any, int], Any] = {}
@@ -55,28 +56,60 @@ def weights(kind: str, device: Any, length: int) -> Any:
 
 
 def elements(tensor: Any) -> Any:
-    """At most ELEMENTS of a tensor's elements, evenly spread, as one row."""
+    """At most ELEMENTS of a tensor's elements as one row, in LINES pieces, evenly spread."""
     if tensor.layout is not torch.strided:
         tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
     row = tensor.reshape(-1) if tensor.is_contiguous() else tensor.flatten()
     if row.numel() > ELEMENTS:
-        row = row[:: row.numel() // ELEMENTS][:ELEMENTS]
+        width = row.numel() // LINES
+        row = row[: LINES * width].view(LINES, width)[:, : ELEMENTS // LINES].reshape(-1)
     return row
 
 
 def sample(tensors: Sequence[Any]) -> Any:
-    """For each tensor its dot product with fixed weights and its norm, interleaved; float64, on the first's device."""
+    """For each tensor its dot product with fixed weights and its norm, interleaved; float64, on the first's device.
+
+    In a step the caches hold the model's data, and each call of torch costs by its code. So there are few for a tensor.
+    """
     with torch.no_grad():
-        rows = [None if each is None else elements(each.detach()) for each in tensors]
-        device = next((row.device for row in rows if row is not None), torch.device("cpu"))
-        lengths = [1 if row is None else row.numel() for row in rows]
-        empty = torch.full((1,), NO_TENSOR, dtype=torch.float64, device=device)
-        whole = torch.cat([empty if row is None else row.to(device, torch.float64) for row in rows])
-        whole = torch.nan_to_num(whole, nan=54321.0, posinf=1e300, neginf=-1e300).clamp_(-1e150, 1e150)
+        device = next((each.device for each in tensors if each is not None), torch.device("cpu"))
+        large: list[int] = []
+        small: list[int] = []
+        for i, each in enumerate(tensors):
+            (large if each is not None and each.numel() > ELEMENTS and _is_plain(each, device) else small).append(i)
+        parts = [_pieces(tensors[i]) for i in large]
+        rows = [_row(tensors[i], device) for i in small]
+        joined = [torch.cat(parts).reshape(-1).double()] if parts else []
+        whole = torch.cat([*joined, *rows]) if rows or not joined else joined[0]
+        whole = torch.nan_to_num(whole, nan=54321.0, posinf=1e150, neginf=-1e150).clamp_(-1e150, 1e150)
         both = torch.stack([whole * weights("float", device, whole.numel()), whole * whole], dim=1)
-        sums = torch.segment_reduce(both, "sum", lengths=_on(device, tuple(lengths)), unsafe=True)
+        lengths = (*[ELEMENTS] * len(large), *(row.numel() for row in rows))
+        sums = torch.segment_reduce(both, "sum", lengths=_on(device, lengths), unsafe=True)
         sums[:, 1].sqrt_()
+        order = [*large, *small]
+        if order != sorted(order):
+            sums = sums[_on(device, tuple(sorted(range(len(order)), key=order.__getitem__)))]
         return sums.reshape(-1)
+
+
+def _is_plain(tensor: Any, device: Any) -> bool:
+    return (
+        tensor.layout is torch.strided and tensor.is_contiguous() and tensor.device == device
+        and tensor.dtype == torch.float32
+    )  # fmt: skip
+
+
+def _pieces(tensor: Any) -> Any:
+    """ELEMENTS of a contiguous tensor, in LINES pieces, evenly spread. A piece is a line of the cache; single elements
+    would each cost one."""
+    return tensor.as_strided((LINES, ELEMENTS // LINES), (tensor.numel() // LINES, 1))
+
+
+def _row(tensor: Any, device: Any) -> Any:
+    """At most ELEMENTS of any other tensor."""
+    if tensor is None:
+        return torch.full((1,), NO_TENSOR, dtype=torch.float64, device=device)
+    return elements(tensor.detach()).to(device, torch.float64)
 
 
 def _on(device: Any, lengths: tuple[int, ...]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, ModelFacts
 from nbddp.compat import torch as torch_compat
 
-AT_ONCE = 32  # tensors that one sample of a step has
+AT_ONCE = 16  # tensors that one sample of a step has
 RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
 ENDS = 4096  # tensors of a model that are looked at in the end
@@ -43,7 +43,7 @@ def is_whole(tensor: Any) -> bool:
 class KnownModel:
     """A DDP model, or an FSDP2 root, that this rank has met. parameters: name → parameter that is exchanged."""
 
-    def __init__(self, module: Any, facts: ModelFacts, parameters: dict[str, Any], group: Any) -> None:
+    def __init__(self, module: Any, facts: ModelFacts, parameters: Mapping[str, torch.Tensor], group: Any) -> None:
         self.module, self.facts, self.group = weakref.ref(module), facts, group
         self.parameters = {id(each): (name, weakref.ref(each)) for name, each in parameters.items()}
         self.settings = {id(each): (each.dtype, each.device) for each in parameters.values()}
@@ -136,9 +136,11 @@ class Models:
         self.known[module] = known
         for each in module.modules():
             self.members[id(each)] = known
-        tensors = known.tensors()
-        if tensors:
-            self.recorder.later(facts, "start", digest.sample(tensors[:AT_ONCE]))
+        whole = [(name, p()) for name, p in known.parameters.values()]
+        found = [(name, p) for name, p in whole if p is not None and is_whole(p)][:ENDS]
+        if found:
+            facts.start_names = [name for name, _ in found]
+            self.recorder.later(facts, "start", digest.sample([p for _, p in found]))
 
     def of_parameter(self, parameter: Any) -> tuple[KnownModel | None, str]:
         for known in self.known.values():

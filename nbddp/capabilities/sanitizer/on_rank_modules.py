@@ -8,10 +8,10 @@ import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import capturing
-from nbddp.capabilities.sanitizer.recording import Call, Past
+from nbddp.capabilities.sanitizer.recording import CalledFunction, Past
 
 
-class Modules:
+class ModuleWatcher:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.depth = 0
@@ -77,7 +77,9 @@ class Modules:
         def load_state_dict(module: Any, *args: Any, **kwargs: Any) -> Any:
             known = self.recorder.models.members.get(id(module))
             if self.recorder.on and known is not None:
-                fact = Call("load_state_dict", self.recorder.tick(), self.recorder.place(), known.facts.number)
+                fact = CalledFunction(
+                    "load_state_dict", self.recorder.tick(), self.recorder.place(), known.facts.number
+                )
                 self.recorder.keep(self.recorder.record.calls, fact)
             return original(module, *args, **kwargs)
 

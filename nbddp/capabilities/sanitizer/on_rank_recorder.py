@@ -20,15 +20,9 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.sanitizer import (
-    on_rank_calls,
-    on_rank_data,
-    on_rank_models,
-    on_rank_modules,
-    on_rank_steps,
-)
 from nbddp.capabilities.sanitizer.on_rank_digest import numbers
 from nbddp.capabilities.sanitizer.recording import MOST, NOWHERE, Place, RankRecord
+from nbddp.protocol.capability import load
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker.parts import RankWorker
@@ -37,10 +31,11 @@ OWN = str(Path(__file__).parents[2])
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 TORCH = str(Path(torch.__file__).parent)
 PACKAGE = re.compile("(?:site|dist)-packages/")
+WATCHERS = ("models:Models", "modules:ModuleWatcher", "steps:Steps", "data:Data", "calls:Calls")
 FRAMES = 80  # that are looked through for the program's line
 
 
-class Recorder:
+class SanitizerRecorder:
     """What a rank records. `on` while a program runs under the option; every wrapper looks at it first."""
 
     def __init__(self, worker: RankWorker) -> None:
@@ -60,12 +55,8 @@ class Recorder:
         env = {} if spec.rendezvous is None else spec.rendezvous.env
         self.clock, self.pending, self._places = 0, [], {}
         self.record = RankRecord(int(env.get("RANK", 0)), spec.run, spec.cell, socket.gethostname())
-        self.models = on_rank_models.Models(self)
-        self.modules = on_rank_modules.Modules(self)
-        self.steps = on_rank_steps.Steps(self)
-        self.data = on_rank_data.Data(self)
-        self.calls = on_rank_calls.Calls(self)
-        self.watchers = [self.models, self.modules, self.steps, self.data, self.calls]
+        self.watchers = [load(f"nbddp.capabilities.sanitizer.on_rank_{target}")(self) for target in WATCHERS]
+        self.models, self.modules, self.steps, self.data, self.calls = self.watchers
         self.on = True
         for watcher in self.watchers:
             watcher.install()

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, capturing, is_whole
-from nbddp.capabilities.sanitizer.recording import BESIDE, Call, OutsideParameter, Part, Step
+from nbddp.capabilities.sanitizer.recording import BESIDE, CalledFunction, OptimizerStep, OutsideParameter, Part
 
 LOOKS = 4  # first steps at which an optimizer's parameters are looked through; then at each fiftieth
 STEPS = 1000  # that are kept with samples
@@ -34,7 +34,7 @@ class KnownOptimizer:
         self.number, self.steps = number, 0
         self.split: dict[int, list[tuple[str, Any]]] = {}
         self.shape: tuple[int, ...] = ()
-        self.open: Step | None = None
+        self.open: OptimizerStep | None = None
 
 
 class Steps:
@@ -81,7 +81,7 @@ class Steps:
 
     def _note(self, optimizer: Any, known: KnownOptimizer) -> None:
         recorder = self.recorder
-        step = Step(known.number, known.steps - 1, recorder.tick(), recorder.place(2))
+        step = OptimizerStep(known.number, known.steps - 1, recorder.tick(), recorder.place(2))
         step.hyper = _hyper(optimizer)
         if not recorder.keep(recorder.record.steps, step, STEPS):
             return
@@ -94,13 +94,13 @@ class Steps:
                 recorder.models.look_at_buffers(model, known.steps)
         for number, named in known.split.items():
             some = _turn(named, step.number)
-            part = Part(number, [name for name, _ in some])
+            earlier = _turn(named, max(0, step.number - 1))
+            part = Part(number, [name for name, _ in some], [name for name, _ in earlier])
             step.parts.append(part)
             if not some:
                 continue
-            tensors = [each for _, each in some]
-            recorder.later(part, "before", digest.sample(tensors))
-            recorder.later(part, "grads", digest.sample([each.grad for each in tensors]))
+            recorder.later(part, "before", digest.sample([each for _, each in earlier]))
+            recorder.later(part, "grads", digest.sample([each.grad for _, each in some]))
 
     @digest.safely
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -180,7 +180,7 @@ class Steps:
     def _noted(self, original: Any, shown: str) -> Any:
         def noted(*args: Any, **kwargs: Any) -> Any:
             if self.recorder.on and not torch.compiler.is_compiling():
-                fact = Call(shown, self.recorder.tick(), self.recorder.place())
+                fact = CalledFunction(shown, self.recorder.tick(), self.recorder.place())
                 self.recorder.keep(self.recorder.record.calls, fact)
             return original(*args, **kwargs)
 
@@ -190,7 +190,7 @@ class Steps:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             scale = getattr(scaler, "_scale", None)
             if self.recorder.on and scale is not None and not capturing():
-                fact = Call("scale", self.recorder.tick(), self.recorder.place())
+                fact = CalledFunction("scale", self.recorder.tick(), self.recorder.place())
                 if self.recorder.keep(self.recorder.record.calls, fact):
                     self.recorder.later(fact, "detail", scale.detach().clone())
             return original(scaler, *args, **kwargs)
@@ -209,7 +209,7 @@ class Steps:
             optimizer = self.known.get(getattr(scheduler, "optimizer", None))
             if optimizer is not None and not _of_accelerate():
                 own = self.schedulers.setdefault(scheduler, len(self.schedulers))
-                fact = Call("scheduler", self.recorder.tick(), self.recorder.place(), (optimizer.number, own))
+                fact = CalledFunction("scheduler", self.recorder.tick(), self.recorder.place(), (optimizer.number, own))
                 self.recorder.keep(self.recorder.record.calls, fact)
             return found
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nbddp.capabilities.sanitizer.table import KINDS
+from nbddp.protocol.capability import FieldValues
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,6 @@ def kind(name: str) -> str:
     return name
 
 
-def asked(typed: Mapping[str, Any]) -> Sanitize:
+def asked(typed: FieldValues) -> Sanitize:
     """`--allow` and `--same-input` ask for the sanitizer as well."""
     return Sanitize(tuple(typed.get("allow") or ()), bool(typed.get("same_input")))

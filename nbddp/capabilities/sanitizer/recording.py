@@ -54,6 +54,7 @@ class ModelFacts:
     hook: str = ""
     hook_place: int = 0
     start: Sample = field(default_factory=list)
+    start_names: list[str] = field(default_factory=list)
     ends: Sample = field(default_factory=list)
     end_names: list[str] = field(default_factory=list)
     parameters: int = 0
@@ -111,18 +112,19 @@ class Backward:
 
 @dataclass
 class Part:
-    """The parameters of one model in an optimizer's step (BESIDE: of none). names: those that were sampled, or their
-    digest's; before, grads, after: samples."""
+    """The parameters of one model in an optimizer's step (BESIDE: of none). names: of those in the samples grads and
+    after. earlier: of those in before, which are the ones of the step before."""
 
     model: int
     names: list[str]
+    earlier: list[str] = field(default_factory=list)
     before: Sample = field(default_factory=list)
     grads: Sample = field(default_factory=list)
     after: Sample = field(default_factory=list)
 
 
 @dataclass
-class Step:
+class OptimizerStep:
     """An optimizer's step. hyper: its numbers, by group and name. sequences: model → number of collectives that its
     group has begun."""
 
@@ -179,7 +181,7 @@ class Pass:
 
 
 @dataclass
-class Call:
+class CalledFunction:
     """Something the program called. what: its name; detail: what matters of it."""
 
     what: str
@@ -189,7 +191,7 @@ class Call:
 
 
 @dataclass
-class Collective:
+class GroupCall:
     """A collective that Python called in a group of these ranks."""
 
     group: tuple[int, ...]
@@ -224,12 +226,12 @@ class RankRecord:
     forwards: list[Forward] = field(default_factory=list)
     past: list[Past] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[OptimizerStep] = field(default_factory=list)
     step_counts: dict[int, int] = field(default_factory=dict)
     outside: list[OutsideParameter] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
+    calls: list[CalledFunction] = field(default_factory=list)
+    collectives: list[GroupCall] = field(default_factory=list)
     hooks: list[HookCall] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)

@@ -3,29 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from nbddp.capabilities.sanitizer import kinds_data, kinds_drift, kinds_gradients, kinds_means, kinds_modes
-from nbddp.capabilities.sanitizer.findings import Findings, silence
-from nbddp.capabilities.sanitizer.make import Seen
-from nbddp.capabilities.sanitizer.recording import RankRecord
+from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, silence
+from nbddp.capabilities.sanitizer.recording import NOWHERE, Place, RankRecord
 from nbddp.capabilities.sanitizer.table import KINDS
-from nbddp.capabilities.sanitizer.view import View
+from nbddp.capabilities.sanitizer.view import RanksView
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
+from nbddp.protocol.capability import load
 
-RULES = (kinds_gradients.found, kinds_drift.found, kinds_data.found, kinds_means.found, kinds_modes.found)
+RULES = tuple(
+    f"nbddp.capabilities.sanitizer.kinds_{group}:found" for group in ("gradients", "drift", "data", "means", "modes")
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A finding and what it is about: findings about one thing explain each other."""
+
+    finding: Finding
+    about: object = None
+
+
+def make(
+    kind: str,
+    what: str,
+    evidence: Sequence[str],
+    matters: str,
+    place: Place = NOWHERE,
+    *,
+    about: object = None,
+    ranks: Sequence[int] = (),
+    cure: str = "",
+    ruled_out: Sequence[str] = (),
+    known: bool = True,
+) -> Seen:
+    """A finding of a kind; weight and cure are the table's."""
+    row = KINDS[kind]
+    return Seen(
+        Finding(
+            kind, what, tuple(evidence), matters, place, cure or row.cure, known, tuple(ruled_out), tuple(ranks),
+            row.weight,
+        ),
+        about,
+    )  # fmt: skip
 
 
 def judge(
     records: Mapping[int, RankRecord], allow: Sequence[str] = (), same_input: bool = False, missing: Sequence[int] = ()
-) -> Findings:
+) -> SanitizerFindings:
     """The findings of one run. missing: ranks that have left no record."""
-    view = View(dict(records), same_input)
-    seen = unexplained([each for rule in RULES for each in rule(view)])
+    view = RanksView(dict(records), same_input)
+    seen = unexplained([each for rule in RULES for each in load(rule)(view)])
     order = sorted((each.finding for each in seen), key=lambda each: -each.weight)
     shown, quiet = silence(order, allow)
     steps = max((sum(record.step_counts.values()) for record in records.values()), default=0)
-    return Findings(tuple(shown), tuple(quiet), len(records), steps, tuple(notes(records, missing, same_input)))
+    return SanitizerFindings(
+        tuple(shown), tuple(quiet), len(records), steps, tuple(notes(records, missing, same_input))
+    )
 
 
 def unexplained(seen: Sequence[Seen]) -> list[Seen]:

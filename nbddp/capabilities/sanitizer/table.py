@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Kind:
+class MistakeKind:
     """group: of the table in the documentation. rule: what must have been seen. example: of a mistake."""
 
     name: str
@@ -27,7 +27,7 @@ MODES, SPEED = "modes and files", "speed"
 
 ROWS = (
     # -- gradients that are not exchanged
-    Kind(
+    MistakeKind(
         "past-ddp", GRADIENTS, 95,
         "a training forward of DDP's module ran outside of DDP's forward, no backward through DDP's output came before "
         "the step, and gradients differed there",
@@ -35,27 +35,27 @@ ROWS = (
         "loss = loss_fn(ddp.module(x), y)",
         ("gradients-differ", "replicas-differ", "no-exchange", "buffers-differ"),
     ),
-    Kind(
+    MistakeKind(
         "past-ddp-armed", GRADIENTS, 35,
         "a training forward of DDP's module ran outside of DDP's forward, while gradients were equal at all steps",
         "compute every part of the loss within one forward of the DDP model, and return it from there",
         "out = ddp(x); loss = loss_fn(ddp.module.head(features))",
     ),
-    Kind(
+    MistakeKind(
         "replaced-parameter", GRADIENTS, 92,
         "an optimizer moved a parameter of DDP's module that was added or replaced after DDP had registered its hooks",
         "change the model first, then wrap it: ddp = DDP(model); or wrap it again",
         "ddp = DDP(model); model.head.weight = nn.Parameter(...)",
         ("gradients-differ", "replicas-differ", "no-exchange", "lost-result"),
     ),
-    Kind(
+    MistakeKind(
         "moved-model", GRADIENTS, 92,
         "parameters have another dtype or device than when DDP was made",
         "move or convert the model first, then wrap it: ddp = DDP(model.to(...))",
         "ddp = DDP(model); ddp.to(torch.float64)",
         ("gradients-differ", "replicas-differ", "no-exchange", "lost-result"),
     ),
-    Kind(
+    MistakeKind(
         "unknown-to-ddp", GRADIENTS, 90,
         "an optimizer of DDP's model moved a parameter that no DDP exchanges, and its gradient or value differed "
         "between ranks",
@@ -63,35 +63,35 @@ ROWS = (
         "optim.SGD([*ddp.parameters(), *head.parameters()], 0.1)",
         ("gradients-differ", "replicas-differ", "beside-differs"),
     ),
-    Kind(
+    MistakeKind(
         "unfrozen-after-wrap", GRADIENTS, 90,
         "an optimizer moved a parameter that did not require a gradient when DDP was made",
         "set requires_grad before DDP(model), or wrap the model again",
         "ddp = DDP(model); model.encoder.requires_grad_(True)",
         ("gradients-differ", "replicas-differ"),
     ),
-    Kind(
+    MistakeKind(
         "sync-flag-late", GRADIENTS, 93,
         "require_backward_grad_sync was False at the forward and True at its backward; gradients differed at the step",
         "set require_backward_grad_sync, or enter no_sync, before the forward of the micro-step",
         "loss = ddp(x).mean(); ddp.require_backward_grad_sync = last; loss.backward()",
         ("exchange-in-no-sync", "gradients-differ", "replicas-differ", "no-exchange"),
     ),
-    Kind(
+    MistakeKind(
         "no-sync-at-step", GRADIENTS, 93,
         "the last backward before an optimizer step was inside no_sync, with its forward; gradients differed there",
         "leave no_sync for the last micro-step before each optimizer step, also where batches are left over",
         "with ddp.no_sync(): loss.backward()\noptimizer.step()",
         ("gradients-differ", "replicas-differ", "no-exchange"),
     ),
-    Kind(
+    MistakeKind(
         "no-exchange", GRADIENTS, 88,
         "no backward through DDP's output came before a step, and gradients differed there",
         "run the forward through the DDP model, and its backward once before each step",
         "",
         ("gradients-differ", "replicas-differ"),
     ),
-    Kind(
+    MistakeKind(
         "gradients-differ", GRADIENTS, 85,
         "gradients differed between ranks at a step, and no rule about causes held",
         "compare the ranks' steps: %ddp compare model",
@@ -99,35 +99,35 @@ ROWS = (
         ("replicas-differ",),
     ),
     # -- replicas that drift
-    Kind(
+    MistakeKind(
         "hyperparameters-differ", DRIFT, 84,
         "a number of the optimizer's groups differed between ranks at the same step",
         "compute it from what all ranks know: all_reduce the metric before scheduler.step(metric)",
         "scheduler.step(local_loss)",
         ("replicas-differ",),
     ),
-    Kind(
+    MistakeKind(
         "steps-differ", DRIFT, 86,
         "the program ended well, and ranks made different numbers of steps of the same optimizer",
         "call optimizer.step() on every rank, equally often",
         "if rank == 0: optimizer.step()",
         ("replicas-differ", "gradients-differ"),
     ),
-    Kind(
+    MistakeKind(
         "scales-differ", DRIFT, 84,
         "GradScaler's scale differed between ranks at the same update",
         "let no rank skip alone: check for infinities after the exchange, with one scaler setting on all ranks",
         "GradScaler(init_scale=2.0 ** (10 + rank))",
         ("edited-gradients", "replicas-differ", "gradients-differ", "steps-differ"),
     ),
-    Kind(
+    MistakeKind(
         "edited-gradients", DRIFT, 82,
         "gradients were equal when backward ended, and differed at the step",
         "edit gradients by numbers that are equal on all ranks: all_reduce the norm or the loss first",
         "clip_grad_norm_(ddp.parameters(), loss.item())",
         ("replicas-differ", "gradients-differ"),
     ),
-    Kind(
+    MistakeKind(
         "changed-parameters", DRIFT, 82,
         "parameters were equal after one step (or when DDP was made) and differed before the next, and on some ranks "
         "alone they had changed",
@@ -135,208 +135,208 @@ ROWS = (
         "if rank == 0: ddp.module.load_state_dict(checkpoint)",
         ("replicas-differ",),
     ),
-    Kind(
+    MistakeKind(
         "optimizer-state-differs", DRIFT, 80,
         "parameters, gradients and the optimizer's numbers were equal before a step, and parameters differed after it",
         "load the optimizer's state on every rank",
         "if rank == 0: optimizer.load_state_dict(state)",
         ("replicas-differ",),
     ),
-    Kind(
+    MistakeKind(
         "lost-result", DRIFT, 83,
         "gradients differed after an exchange that all ranks had made",
         "see whether the ranks' communication hooks return the same; else suspect the hardware or the driver",
         "",
         ("replicas-differ", "gradients-differ"),
     ),
-    Kind(
+    MistakeKind(
         "buffers-differ", DRIFT, 55,
         "buffers differed between ranks when the program ended, and DDP does not broadcast them",
         "use SyncBatchNorm, or DDP's broadcast_buffers=True",
         "DDP(model_with_batch_norm, broadcast_buffers=False)",
     ),
-    Kind(
+    MistakeKind(
         "parameter-order", DRIFT, 90,
         "the ranks' models had the same number of parameters under other names, or in another order",
         "build the model from the same code, in the same order, on all ranks",
         "layers = set(names)  # the order differs by process",
         ("gradients-differ", "replicas-differ"),
     ),
-    Kind(
+    MistakeKind(
         "beside-differs", DRIFT, 60,
         "a parameter that DDP was told to ignore had different values on the ranks",
         "broadcast it from one rank first: dist.broadcast(p.data, 0)",
         "",
         ("replicas-differ",),
     ),
-    Kind(
+    MistakeKind(
         "replicas-differ", DRIFT, 80,
         "parameters differed between ranks when the program ended, and no rule about causes held",
         "compare them: %ddp compare model",
     ),
     # -- data
-    Kind(
+    MistakeKind(
         "sampler-world", DATA, 78,
         "a DistributedSampler of a loader that trained the model was made for another number of replicas",
         "make the sampler after init_process_group, or pass num_replicas=dist.get_world_size()",
         "DistributedSampler(data, num_replicas=1, rank=0)",
         ("same-batch", "sampler-rank", "overlap"),
     ),
-    Kind(
+    MistakeKind(
         "sampler-rank", DATA, 78,
         "the DistributedSamplers of two ranks had the same rank",
         "pass rank=dist.get_rank(), not LOCAL_RANK",
         "DistributedSampler(data, world, int(os.environ['LOCAL_RANK']))",
         ("same-batch", "overlap"),
     ),
-    Kind(
+    MistakeKind(
         "sampler-seed", DATA, 74,
         "the ranks' DistributedSamplers had different seeds",
         "give all ranks the sampler's same seed",
         "DistributedSampler(data, seed=rank)",
         ("overlap",),
     ),
-    Kind(
+    MistakeKind(
         "same-batch", DATA, 76,
         "ranks fed the model equal batches at all of their training forwards, and the batches were not all one",
         "split the data: DataLoader(data, sampler=DistributedSampler(data)), or take every world-th item by rank",
         "DataLoader(data, shuffle=True)",
         ("overlap",),
     ),
-    Kind(
+    MistakeKind(
         "overlap", DATA, 66,
         "in one epoch a sample was given to several ranks, though each rank's own samples were distinct",
         "shuffle by a seed that all ranks share, and then take each rank's part",
         "random.shuffle(files); files[rank::world]",
     ),
-    Kind(
+    MistakeKind(
         "split-differs", DATA, 70,
         "a rank evaluated samples on which another rank trained, and none on which it trained itself",
         "split with a generator that all ranks seed equally",
         "train, val = random_split(data, [90, 10])",
         ("overlap",),
     ),
-    Kind(
+    MistakeKind(
         "dataset-differs", DATA, 62,
         "the data sets behind the ranks' DistributedSamplers had different lengths",
         "give every rank the same data set; the sampler takes its part",
         "data = data.filter(lambda row: row['id'] % world == rank)",
         ("overlap",),
     ),
-    Kind(
+    MistakeKind(
         "same-order", DATA, 50,
         "a shuffling DistributedSampler kept its epoch, and two epochs gave the same batches in the same order",
         "call sampler.set_epoch(epoch) at the start of each epoch",
         "for epoch in range(n): for batch in loader: ...",
     ),
-    Kind(
+    MistakeKind(
         "same-augmentation", DATA, 45,
         "fetches drew random numbers from generators of equal state on all ranks, for different samples",
         "seed by rank once the model is made: torch.manual_seed(seed + rank), in workers too",
         "np.random.seed(0)  # on every rank",
     ),
-    Kind(
+    MistakeKind(
         "same-mask", DATA, 40,
         "the model's forward drew random numbers from generators of equal state on all ranks, for different inputs",
         "seed by rank once the model is made: torch.manual_seed(seed + rank)",
         "torch.manual_seed(0)  # then dropout on every rank",
     ),
-    Kind(
+    MistakeKind(
         "evaluated-twice", DATA, 52,
         "an evaluation saw samples more than once over all ranks",
         "evaluate range(rank, len(data), world), or drop the sampler's padding before the metric",
         "DataLoader(test, sampler=DistributedSampler(test))",
     ),
     # -- means
-    Kind(
+    MistakeKind(
         "hook-scale", MEANS, 88,
         "the result of a communication hook was the mean of what went in, times a factor",
         "divide the bucket by the world size before the all-reduce: bucket.buffer().div_(world)",
         "def hook(state, bucket): return dist.all_reduce(bucket.buffer(), async_op=True)...",
         ("lost-result", "gradients-differ"),
     ),
-    Kind(
+    MistakeKind(
         "averaged-twice", MEANS, 86,
         "gradients of a DDP model were all-reduced by hand after DDP had exchanged them, and changed by it",
         "leave out the all-reduce: DDP has averaged the gradients when backward returns",
         "for p in ddp.parameters(): dist.all_reduce(p.grad)",
     ),
-    Kind(
+    MistakeKind(
         "reduced-in-graph", MEANS, 80,
         "a tensor of the graph was all-reduced in place, and backward then ran through it",
         "all-reduce a copy for the log: dist.all_reduce(loss.detach().clone()); run backward on the rank's own loss",
         "dist.all_reduce(loss); (loss / world).backward()",
     ),
-    Kind(
+    MistakeKind(
         "gather-cuts-gradient", MEANS, 70,
         "a gather of a tensor that requires a gradient gave values without one, and the loss was made of them",
         "use torch.distributed.nn.functional.all_gather, or detach the tensor if that is meant",
         "dist.all_gather(parts, z); loss = contrast(z, torch.cat(parts))",
     ),
-    Kind(
+    MistakeKind(
         "unequal-batches", MEANS, 58,
         "ranks trained on batches of different sizes at the same forward, and no count was exchanged",
         "weight each rank's loss by its share: loss * n * world / n_of_all_ranks",
         "x = x[: 4 - 3 * rank]",
     ),
-    Kind(
+    MistakeKind(
         "scheduler-steps", MEANS, 56,
         "a scheduler made exactly world-size steps for each step of its optimizer",
         "step the scheduler once for each optimizer step",
         "for _ in range(world): scheduler.step()",
     ),
-    Kind(
+    MistakeKind(
         "collectives-crossed", MEANS, 87,
         "the n-th collective of a group came from lines that the ranks call in another order, with equal shapes",
         "call the group's collectives in the same order on all ranks",
         "for name in set(metrics): dist.all_reduce(metrics[name])",
     ),
     # -- modes and files
-    Kind(
+    MistakeKind(
         "autocast-differs", MODES, 64,
         "autocast was on at a training forward on some ranks, or with another dtype",
         "enter autocast on all ranks alike",
         "with torch.autocast('cuda', enabled=rank == 0): ...",
     ),
-    Kind(
+    MistakeKind(
         "mode-differs", MODES, 66,
         "the model was in train mode on some ranks and in eval mode on others, at the same training forward",
         "call ddp.train() on all ranks before training",
         "if rank == 0: ddp.eval(); evaluate(); ddp.train()",
         ("buffers-differ",),
     ),
-    Kind(
+    MistakeKind(
         "settings-differ", MODES, 42,
         "settings of precision or determinism differed between ranks when the program ended",
         "set them on all ranks alike",
         "if rank == 0: torch.set_float32_matmul_precision('high')",
     ),
-    Kind(
+    MistakeKind(
         "same-file", MODES, 61,
         "several ranks wrote one file by torch.save",
         "if dist.get_rank() == 0: torch.save(...)",
         "torch.save(ddp.module.state_dict(), 'model.pt')",
     ),
     # -- speed
-    Kind(
+    MistakeKind(
         "exchange-in-no-sync", SPEED, 25,
         "a backward inside no_sync exchanged gradients, since its forward was outside",
         "put the forward inside no_sync, too",
         "loss = ddp(x).mean()\nwith ddp.no_sync(): loss.backward()",
     ),
-    Kind(
+    MistakeKind(
         "exchanged-again", SPEED, 22,
         "gradients of a DDP model were all-reduced by hand after DDP had exchanged them, and stayed as they were",
         "leave out the all-reduce: DDP has averaged the gradients when backward returns",
         "dist.all_reduce(p.grad); p.grad /= world",
     ),
-    Kind(
+    MistakeKind(
         "starved-rank", SPEED, 24,
         "one rank waited much longer for its data loader than the others, for a large part of the run",
         "give its loader more workers, or spread the slow samples over all ranks",
         "",
     ),
-    Kind(
+    MistakeKind(
         "too-many-threads", SPEED, 23,
         "ranks on a host computed on the CPU with more threads in all than it has cores",
         "torch.set_num_threads(cores // ranks), or OMP_NUM_THREADS",

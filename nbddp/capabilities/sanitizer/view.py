@@ -15,23 +15,25 @@ from nbddp.capabilities.sanitizer.recording import (
     BESIDE,
     NO_TENSOR,
     Backward,
-    Call,
+    CalledFunction,
     Forward,
     ModelFacts,
+    OptimizerStep,
     Part,
     Pass,
     Past,
     Place,
     RankRecord,
     Sample,
-    Step,
 )
+from nbddp.launch.machine import counted
 
+BY_DESIGN = ("post_localSGD_hook", "noop_hook")  # hooks that leave gradients different on purpose
 ROUNDING = 1e-6  # of a norm; equal ranks have equal bits
 
 
 @dataclass(frozen=True)
-class Difference:
+class SampleDifference:
     """The first tensor that differs. number: of those sampled. norms: rank → its norm. share: how far apart, as a share
     of the largest norm; at least."""
 
@@ -55,12 +57,12 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.095 else f"{share:.1g}" if share < 0.001 else f"{share:.1%}"
 
 
-def difference(samples: Mapping[int, Sample], names: Sequence[str]) -> Difference | None:
+def difference(samples: Mapping[int, Sample], names: Sequence[str]) -> SampleDifference | None:
     """Where samples of ranks differ; None if they do not, or cannot be compared."""
     lengths = {len(each) for each in samples.values()}
     if len(samples) < 2 or len(lengths) != 1 or not (length := lengths.pop()):
         return None
-    found: Difference | None = None
+    found: SampleDifference | None = None
     count = 0
     for i in range(length // 2):
         dots = [each[2 * i] for each in samples.values()]
@@ -71,8 +73,8 @@ def difference(samples: Mapping[int, Sample], names: Sequence[str]) -> Differenc
             if found is None:
                 name = names[i] if i < len(names) else f"tensor {i}"
                 shown = {rank: each[2 * i + 1] for rank, each in samples.items()}
-                found = Difference(name, 0, length // 2, shown, apart / max(norms))
-    return None if found is None else Difference(found.name, count, found.of, found.norms, found.share)
+                found = SampleDifference(name, 0, length // 2, shown, apart / max(norms))
+    return None if found is None else SampleDifference(found.name, count, found.of, found.norms, found.share)
 
 
 @dataclass
@@ -80,35 +82,41 @@ class AlignedStep:
     """One optimizer step on all ranks of a model. number: counted over all optimizers that move the model."""
 
     number: int
-    steps: dict[int, Step]
+    steps: dict[int, OptimizerStep]
     parts: dict[int, Part]
     backs: dict[int, list[Backward]] = field(default_factory=dict)
     pasts: dict[int, list[Past]] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)  # rank → `at` of the step before
 
     @cached_property
-    def before(self) -> Difference | None:
+    def before(self) -> SampleDifference | None:
         return self._of("before")
 
     @cached_property
-    def grads(self) -> Difference | None:
+    def grads(self) -> SampleDifference | None:
         return self._of("grads")
 
     @cached_property
-    def after(self) -> Difference | None:
+    def after(self) -> SampleDifference | None:
         return self._of("after")
 
-    def _of(self, what: str) -> Difference | None:
-        if len({tuple(part.names) for part in self.parts.values()}) != 1:
+    def _of(self, what: str) -> SampleDifference | None:
+        first = next(iter(self.parts.values()))
+        if any((part.names, part.earlier) != (first.names, first.earlier) for part in self.parts.values()):
             return None
-        return difference({r: getattr(part, what) for r, part in self.parts.items()}, self.names)
+        names = first.earlier if what == "before" else first.names
+        return difference({r: getattr(part, what) for r, part in self.parts.items()}, names)
 
     @property
     def names(self) -> list[str]:
         return next(iter(self.parts.values())).names
 
+    @property
+    def earlier(self) -> list[str]:
+        return next(iter(self.parts.values())).earlier
+
     @cached_property
-    def exchanged(self) -> Difference | None:
+    def exchanged(self) -> SampleDifference | None:
         """As `grads`, when the last backward had ended."""
         last = {rank: backs[-1].grads for rank, backs in self.backs.items() if backs}
         return difference(last, self.names) if len(last) == len(self.steps) else None
@@ -176,7 +184,7 @@ class Replica:
             return []
         return [dict(zip(self.training, row, strict=True)) for row in zip(*self.training.values(), strict=False)]
 
-    def calls(self, what: str, rank: int) -> list[Call]:
+    def calls(self, what: str, rank: int) -> list[CalledFunction]:
         return [each for each in self.records[rank].calls if each.what == what]
 
     @cached_property
@@ -197,7 +205,7 @@ class Replica:
     @cached_property
     def steps(self) -> list[AlignedStep]:
         """Steps that all ranks have made, of which all parts are known."""
-        by: dict[int, dict[tuple[int, int], Step]] = {}
+        by: dict[int, dict[tuple[int, int], OptimizerStep]] = {}
         for rank, record in self.records.items():
             order = {number: i for i, number in enumerate(self.optimizers[rank])}
             by[rank] = {(order[s.optimizer], s.number): s for s in record.steps if s.optimizer in order}
@@ -213,12 +221,12 @@ class Replica:
                 since = {rank: step.at for rank, step in steps.items()}
         return found
 
-    def _part(self, rank: int, step: Step, model: int | None = None) -> Part | None:
+    def _part(self, rank: int, step: OptimizerStep, model: int | None = None) -> Part | None:
         number = self.facts[rank].number if model is None else model
         return next((part for part in step.parts if part.model == number), None)
 
     def _aligned(
-        self, number: int, steps: dict[int, Step], parts: dict[int, Part], since: dict[int, int]
+        self, number: int, steps: dict[int, OptimizerStep], parts: dict[int, Part], since: dict[int, int]
     ) -> AlignedStep:
         def between(rank: int, facts: Sequence[Backward] | Sequence[Past]) -> list[Backward | Past]:
             own = self.facts[rank].number
@@ -234,8 +242,21 @@ class Replica:
         return {rank: part for rank, part in found.items() if part is not None}
 
 
+def exempt(replica: Replica) -> bool:
+    """Whether the model's gradients differ by design."""
+    return any(facts.hook.endswith(BY_DESIGN) for facts in replica.facts.values())
+
+
+def shown_steps(some: list[AlignedStep], replica: Replica) -> str:
+    first = some[0]
+    return (
+        f"gradients differed at {len(some)} of {counted(len(replica.steps), 'optimizer step')}, first at step "
+        f"{first.number}, {first.grads.words}"  # type: ignore[union-attr]
+    )
+
+
 @dataclass
-class View:
+class RanksView:
     """All ranks. same_input: the program's ranks are to see the same input."""
 
     records: dict[int, RankRecord]
@@ -260,6 +281,11 @@ class View:
     @property
     def ended_well(self) -> bool:
         return not any(record.ended for record in self.records.values())
+
+    @property
+    def trains(self) -> bool:
+        """Whether any optimizer made a step: a program that only measures may repeat its data."""
+        return any(any(record.step_counts.values()) for record in self.records.values())
 
     def passes(self, replica: Replica) -> list[dict[int, Pass]]:
         """Iterations over loaders that trained a model, side by side: the n-th of each rank."""
