@@ -150,6 +150,7 @@ def test_a_line_may_change_them(pool: nbddp.Pool) -> None:
     assert values(pool, see, last) == [(1, "0", "0"), (1, "1", "0")]
     pool.ensure(parse_cell("--nproc 1 --nnodes 2 --gpus-per-proc 2 --visible all"))
     assert values(pool, see, last) == [(2, "0,1", "0")] * 2
+    assert values(pool, INIT, "t.tolist()") == [[2.0, 2.0]] * 2  # cuda:0 of two nodes is not one GPU
     with pytest.raises(BadInput, match="need 4 GPUs, but each node has 2"):
         pool.ensure(parse_cell("--nproc 2 --nnodes 2 --gpus-per-proc 2"))
     assert pool.running
@@ -194,3 +195,12 @@ def test_a_program_for_gpus_fails_as_ever_and_is_told_the_option(plain: nbddp.Po
     with pytest.raises(RunFailed) as other:
         plain.run_cell("raise RuntimeError('of my own')", show=())
     assert "--simulate-gpus" not in other.value.report
+
+
+def test_ranks_that_share_a_gpu_use_gloo_as_on_hardware(plain: nbddp.Pool) -> None:
+    plain.ensure(parse_cell("--simulate-gpus 1 --oversubscribe --visible own"))
+    assert "simulated GPUs are shared" in plain.placed().equation()
+    code = INIT.replace('"nccl"', "")
+    assert values(plain, code, "t.tolist(), str(t.device)") == [([2.0, 2.0], "cuda:0")] * 2
+    with pytest.raises(RunFailed, match="ranks share a GPU here"):
+        plain.run_cell(f"dist.destroy_process_group()\n{INIT}", show=())

@@ -19,7 +19,7 @@ import nbddp
 from nbddp.agent.runtime_dir import cache
 from nbddp.errors import AgentFailed
 
-KNOWN = ("2.6", "2.10", "2.13", "2.14")  # torch's versions with which the tests have run
+KNOWN = ("2.6", "2.10", "2.11", "2.13", "2.14")  # torch's versions with which the tests have run
 SECONDS = 300  # for the child: a first import of torch from a slow disk
 FITS = "simulated GPUs fit"
 CHILD = "from nbddp.capabilities.simulated_gpus.on_rank.trial import try_all; try_all()"
