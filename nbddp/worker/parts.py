@@ -156,7 +156,7 @@ class WorkerParts:
             return None
 
 
-def _is_of_pool(when: str, options: Mapping[str, Any]) -> bool:
+def _is_of_pool(when: str, options: Mapping[str, object]) -> bool:
     kind, _, option = when.partition(":")
     return kind == "pool" and bool(options.get(option))
 

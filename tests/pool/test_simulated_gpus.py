@@ -98,7 +98,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("said", MISTAKES)
 def test_a_deadlock_is_proved(said: str, pool: nbddp.Pool) -> None:
-    assert said in failed(pool, MISTAKES[said], RunHung, hang_after=0.5)
+    assert said in failed(pool, MISTAKES[said], RunHung, hang_after=0.5, timeout=20.0)
     assert values(pool, INIT, "t.tolist()") == [[2.0, 2.0]] * 2
 
 
