@@ -29,6 +29,7 @@ CHANGING = (  # what differs from one run to the next, also on one GPU
     (r"line \d+", "line ?"),
     (r"registered at \S+", "registered"),
     (r" +\n", "\n"),
+    (r"(?<=both on CUDA device )\w+", "?"),  # its place on the PCI bus
     (r"\{'cpu', 'cuda'\}", "{'cuda', 'cpu'}"),  # a set
     (r"(?<='master_port': ')\d+", "?"),
     (r"(?<='address': )\d+", "?"),

@@ -16,7 +16,7 @@ from tests.gpu import compare
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "tests/data/h100-torch-2.11.json.gz"
 DIFFER = json.loads((ROOT / "tests/data/simulated-differs.json").read_text())  # group → case → why
-GROUPS = ("two_devices", "devices", "host", "numbers", "types", "shapes", "streams", "memory", "limited", "sequences")
+GROUPS = ("two_devices", "devices", "host", "numbers", "types", "shapes", "streams", "memory", "limited")
 
 
 def asked(to: Path, groups: tuple[str, ...], *more: str) -> list[compare.Pair]:

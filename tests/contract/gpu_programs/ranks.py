@@ -97,6 +97,21 @@ def program_tensor_parallel() -> Any:
     return y.double().sum().item()
 
 
+def program_attention_of_dtensors() -> Any:
+    """On the CPU DTensor knows no kernel of attention, so the tensor is whole there."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.manual_seed(4)
+    q = torch.randn(2, 4, 5, 8).to(device())
+    if ON_GPUS:
+        q = distribute_tensor(q, init_device_mesh(KIND, (2,)), [Shard(1)])
+    q.requires_grad_()
+    y = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    y.square().sum().backward()
+    whole = [one.full_tensor() if ON_GPUS else one for one in (y, q.grad)]
+    return [one.cpu().flatten()[::7].tolist() for one in whole]
+
+
 def program_pipeline() -> Any:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 

@@ -93,14 +93,29 @@ class BlockPool:
     def __init__(self, least: int, both: Counts):
         self.least = least  # bytes that must be left over for a block to be split
         self.counts = mine = Counts()
-        self.number, self.bytes = (mine.allocation, both.allocation), (mine.allocated_bytes, both.allocated_bytes)
-        self.requested = (mine.requested_bytes, both.requested_bytes)
+        self.in_use = [(c.allocation, c.allocated_bytes, c.requested_bytes) for c in (mine, both)]
         self.segments, self.reserved = (mine.segment, both.segment), (mine.reserved_bytes, both.reserved_bytes)
         self.split, self.split_bytes = (
             (mine.inactive_split, both.inactive_split),
             (mine.inactive_split_bytes, both.inactive_split_bytes),
         )
         self._free: dict[int, list[tuple[int, int, Block]]] = {}
+
+    def took(self, size: int, requested: int) -> None:
+        """A block is in use: the counters of it in one place, since each tensor comes here."""
+        for number, bytes_, asked in self.in_use:
+            number.now += 1
+            number.came += 1
+            if number.now > number.peak:
+                number.peak = number.now
+            bytes_.now += size
+            bytes_.came += size
+            if bytes_.now > bytes_.peak:
+                bytes_.peak = bytes_.now
+            asked.now += requested
+            asked.came += requested
+            if asked.now > asked.peak:
+                asked.peak = asked.now
 
     def put(self, block: Block) -> None:
         """A block is free."""
@@ -150,9 +165,10 @@ class Allocator:
 
     def take(self, requested: int, stream: int = 0) -> Block:
         """A block for so many bytes. Raises Full."""
-        size = rounded(requested)
+        size = -(-requested // ROUNDED) * ROUNDED or ROUNDED
         with self._lock:
-            self._settle()
+            if self._returned:
+                self._settle()
             pool = self.small if size <= SMALL else self.large
             block = pool.smallest(size, stream)
             if block is None:
@@ -165,15 +181,12 @@ class Allocator:
             if block.size - size >= pool.least:
                 split(block, size)
             block.used, block.requested = True, requested
-            add(pool.number, 1)
-            add(pool.bytes, block.size)
-            add(pool.requested, requested)
+            pool.took(block.size, requested)
         return block
 
     def give(self, block: Block) -> None:
-        """A block is not in use any more."""
+        """A block is not in use any more. The next request, or the next look at the counters, takes it back."""
         self._returned.append(block)
-        self.settle()
 
     def settle(self) -> None:
         """Takes back what waits, unless a request is under way: that one does it, or the next."""
@@ -231,9 +244,10 @@ class Allocator:
     def _free(self, block: Block) -> None:
         pool = block.pool
         block.used = False
-        remove(pool.number, 1)
-        remove(pool.bytes, block.size)
-        remove(pool.requested, block.requested)
+        for number, size, requested in pool.in_use:
+            number.now -= 1
+            size.now -= block.size
+            requested.now -= block.requested
         before, after = block.before, block.after
         if after is not None and not after.used:
             join(block, after, after)

@@ -128,9 +128,12 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Any:
     _check_attention(query, key, value, attn_mask)
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    if _is_wrapper(query):
+        choose = aten._scaled_dot_product_efficient_attention
+        return choose(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
     twins = [machine.twin(one).requires_grad_(_needs_grad(one)) for one in (query, key, value)]
     seen = attn_mask if attn_mask is None or not attn_mask.is_cuda else machine.twin(attn_mask)
-    options = {"scale": scale, "enable_gqa": enable_gqa}
     choice = aten._fused_sdp_choice(*twins, seen, dropout_p, is_causal, **options)
     if choice == FLASH and query.dim() == 4:
         if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -150,6 +153,44 @@ def scaled_dot_product_attention(
     return out
 
 
+def efficient_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, Any, Any, Any]:
+    flash = aten._scaled_dot_product_flash_attention_for_cpu
+    out, sums = flash(query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale)
+    seed, offset = torch.zeros(2, dtype=torch.int64, device=query.device).unbind()
+    return out, sums, seed, offset
+
+
+def efficient_attention_backward(
+    grad: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    out: Any,
+    sums: Any,
+    seed: Any,
+    offset: Any,
+    dropout_p: float,
+    wanted: Any,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, Any, Any, Any]:
+    flash = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    grads = flash(grad, query, key, value, out, sums, dropout_p, is_causal, attn_mask=bias, scale=scale)
+    return (*grads, None)  # no gradient of the bias, as an undefined tensor
+
+
 def _check_attention(query: Any, key: Any, value: Any, mask: Any) -> None:
     """What attention checks before it chooses a kernel."""
     places = {query.device, key.device, value.device}
@@ -163,6 +204,12 @@ def _check_attention(query: Any, key: Any, value: Any, mask: Any) -> None:
     if mask is not None and mask.device != query.device:
         method = "wrapper_CUDA___scaled_dot_product_efficient_attention"
         raise versions.other_device("attn_bias", mask.device, query.device, method)
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    """Whether a subclass carries out operators, as DTensor does, which knows CUDA's kernels of attention."""
+    wraps = torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
+    return bool(wraps and type(tensor).__name__ != "FakeTensor")
 
 
 def _needs_grad(tensor: Any) -> bool:
@@ -252,6 +299,9 @@ WITHOUT_GRAD: Mapping[str, Callable[..., Any]] = {  # operators of which torch k
         batch_norm_stats, batch_norm_gather_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt,
         batch_norm_backward_reduce, batch_norm_backward_elemt, native_dropout,
     )
+} | {
+    "_scaled_dot_product_efficient_attention": efficient_attention,
+    "_scaled_dot_product_efficient_attention_backward": efficient_attention_backward,
 }  # fmt: skip
 COMPOSITE: Mapping[str, tuple[Callable[..., Any], str]] = {  # for autograd too → why
     "dropout": (dropout, "CUDA's kernel draws other numbers"),

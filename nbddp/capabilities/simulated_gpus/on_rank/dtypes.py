@@ -169,7 +169,7 @@ def checked(name: str, kernel: Kernel) -> Kernel:
         tensor = args[row.at] if row is not None and len(args) > row.at else None
         if row is not None and isinstance(tensor, torch.Tensor) and tensor.dtype in row.types:
             raise lacks(row.name, tensor.dtype)
-        if check is not None and all(one.is_cuda for one in args[:2] if isinstance(one, torch.Tensor)):
+        if check is not None and args[0].is_cuda and (not isinstance(args[1], torch.Tensor) or args[1].is_cuda):
             check(*args, **kwargs)
         return kernel(*args, **kwargs)
 

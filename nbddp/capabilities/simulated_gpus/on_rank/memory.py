@@ -58,7 +58,7 @@ class DeviceMemory:
     def take(self, requested: int) -> Block:
         """A block for so many bytes. Raises OutOfMemoryError."""
         try:
-            return self.allocator.take(requested, streams.current(self.index))
+            return self.allocator.take(requested, streams.current(self.index) if streams.used() else 0)
         except Full as full:
             raise self._refusal(full.asked) from None
 

@@ -22,6 +22,11 @@ def current(index: int) -> int:
     return _current.get((threading.get_ident(), index), 0)
 
 
+def used() -> bool:
+    """Whether another stream than the default one has been current."""
+    return bool(_current)
+
+
 def set_current(index: int, stream: int) -> None:
     _current[threading.get_ident(), index] = stream
 
