@@ -58,6 +58,10 @@ NAMES = {
     "backends of a group": tuple(
         f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
     ),
+    "state of a training step": (
+        "torch._C:_current_graph_task_id",
+        "torch.utils.data._utils.fetch:_MapDatasetFetcher",
+    ),
     "copies of DDP models": (
         "torch.distributed:Reducer._get_zeros_like_grad_buckets",
         "torch.distributed:Reducer._set_static_graph",
@@ -465,6 +469,39 @@ def loader_iterator() -> Any:
     import torch.utils.data.dataloader as module
 
     return getattr(module, "_BaseDataLoaderIter", None)
+
+
+def fetcher_of_maps() -> Any:
+    """The class whose `fetch` takes a batch out of a data set by its indices, in loader workers too; None if it is
+    elsewhere."""
+    from torch.utils.data import _utils
+
+    return getattr(_utils.fetch, "_MapDatasetFetcher", None)
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward, as where a forward is recomputed."""
+    import torch
+
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def joins(ddp: Any) -> bool:
+    """Whether a DDP model is within a `Join`."""
+    return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
+
+
+def scale_of(scaler: Any) -> Any:
+    """The tensor with a GradScaler's scale; None before its first step."""
+    return getattr(scaler, "_scale", None)
+
+
+def shards_over(module: Any) -> Any:
+    """The data-parallel group over which FSDP2 shards this module's parameters; None if it does not."""
+    state = getattr(module, "_get_fsdp_state", None)
+    groups = getattr(state(), "_fsdp_param_group", None) if state is not None else None
+    mesh = getattr(getattr(groups, "mesh_info", None), "mesh", None)
+    return mesh.get_group() if mesh is not None and mesh.ndim == 1 else None
 
 
 def outside_graphs(function: Any) -> Any:

@@ -41,6 +41,9 @@ TRIED = {
     "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
     "_start_coalescing": "methods of collectives", "_end_coalescing": "methods of collectives",
     "_comm_hooks": "DDP's list of hooks",
+    **dict.fromkeys(
+        ("_C", "_join_config", "_scale", "_get_fsdp_state", "_fsdp_param_group"), "state of a training step"
+    ),
     **dict.fromkeys(("_module_parameters", "_python_dispatch"), "copies of DDP models"),
    "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
     "_supports_kernel_subshells": "status messages", "_flush_pending": "flush before a display",

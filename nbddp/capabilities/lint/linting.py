@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nbddp.capabilities.lint.meaning import Meaning
 from nbddp.capabilities.lint.rule import Hit, Rule
 from nbddp.capabilities.lint.rules import RULES
-from nbddp.capabilities.lint.sources import Place, ProgramText
+from nbddp.capabilities.lint.sources import ProgramText, SourceLine
 from nbddp.errors import BadInput
 from nbddp.launch.options import nearest
 
@@ -19,11 +19,11 @@ SILENT = re.compile(r"#\s*nbddp:\s*ok\b")
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """A rule at a place. column: from 1."""
 
     rule: Rule
-    place: Place
+    place: SourceLine
     column: int
     message: str
 
@@ -32,7 +32,7 @@ class Finding:
 class LintResult:
     """What was found in so many programs, how many findings a comment silences, and what could not be read."""
 
-    findings: Sequence[Finding]
+    findings: Sequence[LintFinding]
     silenced: int = 0
     unread: Sequence[str] = ()
     programs: int = 0
@@ -56,7 +56,7 @@ def rule_named(name: str) -> Rule:
 
 def lint(sources: Iterable[ProgramText], rules: Collection[Rule], unread: Sequence[str] = ()) -> LintResult:
     """Findings in the order of the files and lines. What is not Python is unread."""
-    found: list[Finding] = []
+    found: list[LintFinding] = []
     silenced, missed, programs = 0, list(unread), 0
     for source in sources:
         try:
@@ -71,7 +71,7 @@ def lint(sources: Iterable[ProgramText], rules: Collection[Rule], unread: Sequen
     return LintResult(found, silenced, missed, programs)
 
 
-def _of_program(source: ProgramText, tree: ast.Module, rules: Collection[Rule]) -> tuple[list[Finding], int]:
+def _of_program(source: ProgramText, tree: ast.Module, rules: Collection[Rule]) -> tuple[list[LintFinding], int]:
     if not any("torch" in row for row in source.rows):
         return [], 0  # no rule is about anything else
     program = Meaning(tree, source.kind == "ranks", source.kind != "script", frozenset(source.some_ranks))
@@ -83,7 +83,7 @@ def _of_program(source: ProgramText, tree: ast.Module, rules: Collection[Rule]) 
             continue
         rule, line = RULES[name], getattr(node, "lineno", 1)
         place = source.places[line - 1]
-        found.append(Finding(rule, place, _column(node, place.text, source.rows[line - 1]), _sentence(rule, hit)))
+        found.append(LintFinding(rule, place, _column(node, place.text, source.rows[line - 1]), _sentence(rule, hit)))
     return sorted(found, key=lambda one: (source.places.index(one.place), one.column, one.rule.name)), quiet
 
 

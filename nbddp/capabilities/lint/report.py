@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from html import escape
 
-from nbddp.capabilities.lint.linting import Finding, LintResult
+from nbddp.capabilities.lint.linting import LintFinding, LintResult
 from nbddp.capabilities.lint.rule import MARK, Rule
 from nbddp.capabilities.lint.rules import RULES
 from nbddp.figures.html import LOOK
@@ -19,7 +19,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 DOCS = "https://github.com/nbddp/nbddp/blob/main/docs/lint.md"
 
 
-def where(one: Finding) -> str:
+def where(one: LintFinding) -> str:
     """`train.py:12:5`, or `In[3]:2:1`."""
     names = [name for name in (one.place.file, one.place.cell) if name]
     return ":".join([*names, str(one.place.line), str(one.column)])
@@ -99,7 +99,7 @@ def _rule(rule: Rule) -> Json:
     }  # fmt: skip
 
 
-def _result(one: Finding, index: int) -> Json:
+def _result(one: LintFinding, index: int) -> Json:
     place: Json = {"artifactLocation": {"uri": one.place.file.replace("\\", "/") or "stdin"}}
     location: Json = {"physicalLocation": place}
     text = f"{one.message}. Cure: {one.rule.cure}"

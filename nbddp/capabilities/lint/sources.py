@@ -27,7 +27,7 @@ ASSIGNED = re.compile(r"(\s*[\w.,\s]+=\s*)[%!].*$")
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of a file, or of a cell, which is named `cell 3` or `In[3]`. text: the line."""
 
     file: str
@@ -43,7 +43,7 @@ class ProgramText:
 
     kind: str
     rows: list[str] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[SourceLine] = field(default_factory=list)
     some_ranks: set[int] = field(default_factory=set)
 
     def add(self, file: str, cell: str, text: str, first: int = 1, some_ranks: bool = False) -> None:
@@ -52,7 +52,7 @@ class ProgramText:
         rows = own if self.kind == "script" else python_rows(own)
         for i, row in enumerate(rows):
             self.rows.append(row)
-            self.places.append(Place(file, cell, first + i, own[i]))
+            self.places.append(SourceLine(file, cell, first + i, own[i]))
             if some_ranks:
                 self.some_ranks.add(len(self.rows))
 
@@ -79,7 +79,7 @@ class Cell:
     first: int = 1
 
 
-def described(place: Place) -> str:
+def described(place: SourceLine) -> str:
     return ", ".join([*(part for part in (place.file, place.cell) if part), f"line {place.line}"])
 
 

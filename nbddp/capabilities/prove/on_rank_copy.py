@@ -233,7 +233,7 @@ def _in_attributes(holder: Any, new: NewGroups) -> None:
 
 
 @dataclass
-class Part:
+class DdpParts:
     """What of a DDP model is needed to give it a reducer again. hooks: with states, and the name of one in C++."""
 
     ddp: Any
@@ -246,16 +246,16 @@ class Part:
         return [getattr(hook, "__name__", type(hook).__name__) for hook, _ in own] + ([in_native] if in_native else [])
 
 
-def take_apart(models: Iterable[Any]) -> list[Part]:
+def take_apart(models: Iterable[Any]) -> list[DdpParts]:
     """Remove each DDP model's reducer and with it its hooks on gradients."""
     parts = []
     for ddp in models:
-        parts.append(Part(ddp, torch_compat.reduced_parameters(ddp), torch_compat.comm_hooks(ddp)))
+        parts.append(DdpParts(ddp, torch_compat.reduced_parameters(ddp), torch_compat.comm_hooks(ddp)))
         del ddp.__dict__["reducer"], ddp.__dict__["logger"]
     return parts
 
 
-def put_together(parts: Iterable[Part]) -> None:
+def put_together(parts: Iterable[DdpParts]) -> None:
     """Give each a reducer in its new group."""
     import torch
 

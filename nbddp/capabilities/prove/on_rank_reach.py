@@ -25,7 +25,7 @@ Names = dict[str, Any]  # name → what it holds
 
 
 @dataclass
-class Place:
+class ValuePlace:
     """Where a value is held: in a dict, under a key; or in the cell of a closure; or in a list of arguments."""
 
     holder: Any
@@ -42,7 +42,7 @@ class Place:
 class Reached:
     """Name → its place and value. modules, optimizers: in the order in which they were found."""
 
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, ValuePlace] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     modules: dict[str, Any] = field(default_factory=dict)
     optimizers: dict[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def reach(step: Callable[..., Any], args: Names, given: Names) -> Reached:
     """Follow a step and its arguments. given: the dict from which the step will take its arguments."""
     walk = _Walk()
     for name, value in args.items():
-        walk.value(name, value, Place(given, name), 0)
+        walk.value(name, value, ValuePlace(given, name), 0)
     walk.function(step, 0)
     return walk.found
 
@@ -136,12 +136,12 @@ class _Walk:
             self._attributes("self", owner, named, depth)
         for name in code_names(code):
             if name in held:
-                self.value(name, held[name], Place(held, name), depth + 1, named)
+                self.value(name, held[name], ValuePlace(held, name), depth + 1, named)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if cell != types.CellType():
-                self.value(name, cell.cell_contents, Place(cell), depth + 1, named)
+                self.value(name, cell.cell_contents, ValuePlace(cell), depth + 1, named)
 
-    def value(self, name: str, value: Any, place: Place | None, depth: int, names: Sequence[str] = ()) -> None:
+    def value(self, name: str, value: Any, place: ValuePlace | None, depth: int, names: Sequence[str] = ()) -> None:
         """names: attributes that the code which names this value reads."""
         import torch
 
@@ -175,7 +175,7 @@ class _Walk:
             self._seen.add(id(value))
             self._held.append(value)
             for key, part in parts[:MOST]:
-                place = Place(value, key) if isinstance(value, dict | list) else None
+                place = ValuePlace(value, key) if isinstance(value, dict | list) else None
                 self.value(f"{name}[{key!r}]", part, place, depth + 1, names)
         elif is_of_program(type(value)):
             self._attributes(name, value, names, depth)
@@ -198,7 +198,7 @@ class _Walk:
             self.function(types.MethodType(method, owner), depth + 1)
         for key in known:
             if key in held:
-                self.value(f"{name}.{key}", held[key], Place(held, key), depth + 1, list(known))
+                self.value(f"{name}.{key}", held[key], ValuePlace(held, key), depth + 1, list(known))
 
 
 def code_names(code: types.CodeType, loads: tuple[str, ...] = ("LOAD_GLOBAL", "LOAD_NAME")) -> list[str]:

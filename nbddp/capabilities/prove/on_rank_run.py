@@ -19,7 +19,7 @@ from nbddp.capabilities.prove import on_rank_copy as copying
 from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, joined, samples
 from nbddp.capabilities.prove.on_rank_reach import Names, Reached, reach
 from nbddp.capabilities.prove.on_rank_watch import (
-    Seen,
+    StepFacts,
     count_backwards,
     maybe,
     note_cuts,
@@ -61,7 +61,7 @@ class Copy:
         self.step = value_of(held, plan.step)
         self.args: Names = {name: value_of(held, name) for name in plan.args}
         self.reached: Reached = reach(self.step, self.args, self.args)
-        self.seen = Seen()
+        self.seen = StepFacts()
         self.groups: list[tuple[Any, Any]] = []  # of the rank, and what takes their place
 
     def batches(self) -> Names:
@@ -72,7 +72,7 @@ class Copy:
             self.reached.places[name].put(value)
             self.reached.values[name] = value
 
-    def prepare(self) -> list[copying.Part]:
+    def prepare(self) -> list[copying.DdpParts]:
         """Precision, dropout and modes, alike on all sides; the DDP models are taken apart."""
         import torch
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import _ranks, capturing
 from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall
+from nbddp.compat import torch as torch_compat
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 
 KEPT = 600  # collectives
@@ -22,7 +23,7 @@ SUSPECTS = 8  # gathers whose results are looked for in a graph
 PACKAGE = str(Path(__file__).parents[2])
 
 
-class Calls:
+class CollectiveCalls:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.inside = False
@@ -72,11 +73,11 @@ class Calls:
         place, at = recorder.place(2), recorder.tick()
         if _is_the_programs():  # and not of a part of torch, as Join or FSDP2
             recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
-        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+        if not torch.is_grad_enabled() or torch_compat.in_backward():
             return
         if op == "all_reduce" and given:
             self._reduced(given[0], reduce_op, at, place)
-        if op in ("all_gather", "_all_gather_base", "allgather") and len(given) > 1:
+        if op == "all_gather" and len(given) > 1:
             self._gathered(given, place)
 
     def _reduced(self, tensor: Any, op: str, at: int, place: int) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data._utils import fetch
 from torch.utils.data.distributed import DistributedSampler
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
@@ -46,7 +45,9 @@ class Data:
         self.recorder.wrap(DataLoader, "__iter__", self._iter)
         if self.kind is not None and "__next__" in vars(self.kind):
             self.recorder.wrap(self.kind, "__next__", self._next)
-        self.recorder.wrap(fetch._MapDatasetFetcher, "fetch", self._fetch)
+        fetcher = torch_compat.fetcher_of_maps()
+        if fetcher is not None:
+            self.recorder.wrap(fetcher, "fetch", self._fetch)
 
     def _iter(self, original: Any) -> Any:
         def __iter__(loader: Any) -> Any:

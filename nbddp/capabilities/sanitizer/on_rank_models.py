@@ -61,10 +61,7 @@ class KnownModel:
         return [each for each in found if each is not None and is_whole(each)]
 
     def sequence(self) -> int | None:
-        try:
-            return int(self.group._get_sequence_number_for_group())
-        except (RuntimeError, AttributeError):
-            return None
+        return torch_compat.sequence(self.group) or None
 
 
 class Models:
@@ -158,7 +155,7 @@ class Models:
             if known is None:
                 return original(ddp, *args, **kwargs)
             armed = torch.is_grad_enabled() and bool(ddp.require_backward_grad_sync)
-            known.facts.joins |= bool(ddp._join_config.enable)
+            known.facts.joins |= torch_compat.joins(ddp)
             return self.call(known, ddp, lambda: original(ddp, *args, **kwargs), (args, kwargs), armed)
 
         return forward

@@ -9,6 +9,7 @@ import torch
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import capturing
 from nbddp.capabilities.sanitizer.recording import CalledFunction, Past
+from nbddp.compat import torch as torch_compat
 
 
 class ModuleWatcher:
@@ -34,11 +35,11 @@ class ModuleWatcher:
     def _outermost(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         models = self.recorder.models
         known = models.members.get(id(module))
-        if models.inside or torch._C._current_graph_task_id() != -1 or capturing():
+        if models.inside or torch_compat.in_backward() or capturing():
             return original(module, *args, **kwargs)  # within a model, or recomputed within backward
         self.depth += 1
         try:
-            group = _shards(module) if known is None or known.facts.kind == "fsdp2" else None
+            group = torch_compat.shards_over(module) if known is None or known.facts.kind == "fsdp2" else None
             if group is not None:
                 known = models.known.get(module) or models.meet_sharded(module, group)
                 sync = torch.is_grad_enabled()
@@ -87,15 +88,3 @@ class ModuleWatcher:
 
     def close(self) -> None:
         pass
-
-
-def _shards(module: Any) -> Any:
-    """The data-parallel group over which FSDP2 shards this module; None if it does not."""
-    state = getattr(module, "_get_fsdp_state", None)
-    if state is None:
-        return None
-    groups = getattr(state(), "_fsdp_param_group", None)
-    mesh = getattr(getattr(groups, "mesh_info", None), "mesh", None)
-    if mesh is None or mesh.ndim != 1:
-        return None
-    return mesh.get_group()

@@ -31,7 +31,7 @@ OWN = str(Path(__file__).parents[2])
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 TORCH = str(Path(torch.__file__).parent)
 PACKAGE = re.compile("(?:site|dist)-packages/")
-WATCHERS = ("models:Models", "modules:ModuleWatcher", "steps:Steps", "data:Data", "calls:Calls")
+WATCHERS = ("models:Models", "modules:ModuleWatcher", "steps:Steps", "data:Data", "calls:CollectiveCalls")
 FRAMES = 80  # that are looked through for the program's line
 
 

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, capturing, is_whole
 from nbddp.capabilities.sanitizer.recording import BESIDE, CalledFunction, OptimizerStep, OutsideParameter, Part
+from nbddp.compat import torch as torch_compat
 
 LOOKS = 4  # first steps at which an optimizer's parameters are looked through; then at each fiftieth
 STEPS = 1000  # that are kept with samples
@@ -188,7 +189,7 @@ class Steps:
 
     def _scaler(self, original: Any) -> Any:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            scale = getattr(scaler, "_scale", None)
+            scale = torch_compat.scale_of(scaler)
             if self.recorder.on and scale is not None and not capturing():
                 fact = CalledFunction("scale", self.recorder.tick(), self.recorder.place())
                 if self.recorder.keep(self.recorder.record.calls, fact):
