@@ -75,10 +75,19 @@ def install() -> None:
     for name in OF_BACKENDS:
         if hasattr(compiled.ProcessGroupGloo, name):
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
+    if not hasattr(compiled.Backend, "supports_coalescing"):  # torch 2.6 coalesces for every CUDA tensor
+        c10d.batch_isend_irecv = dist.batch_isend_irecv = _batch
     library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
             _register(library, full.removeprefix("c10d::"))
+
+
+def _batch(ops: Sequence[Any]) -> list[Any]:
+    """Sends and receives one by one, as torch has gloo do it."""
+    dist.distributed_c10d._check_p2p_op_list(ops)
+    works = [one.op(one.tensor, one.peer, one.group, one.tag) for one in ops]
+    return [work for work in works if work is not None]
 
 
 def _on_twins(call: Callable[..., Any]) -> Callable[..., Any]:
