@@ -686,7 +686,7 @@ ROWS = (
             ),
         ),
         methods={"findings": "nbddp.capabilities.sanitizer.command:findings"},
-        probes={"state of a training step": "nbddp.capabilities.sanitizer.probes:state_of_a_training_step"},
+        probes={"state of a step": "nbddp.capabilities.sanitizer.probes:state_of_a_step"},
         rank=(
             RankPart(
                 name="sanitizer", target="nbddp.capabilities.sanitizer.on_rank:part", when="option:sanitize",

@@ -58,7 +58,7 @@ NAMES = {
     "backends of a group": tuple(
         f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
     ),
-    "state of a training step": (
+    "state of a step": (
         "torch._C:_current_graph_task_id",
         "torch.utils.data._utils.fetch:_MapDatasetFetcher",
     ),

@@ -245,7 +245,8 @@ KEPT = {
     "marks on Work and Store", "DDP's reducer", "methods of collectives", "status messages", "interrupt of an await",
     "topics of messages", "history of errors", "traceback of a reply", "store on a given socket",
     "import of the compiler", "flight recorder's keys", "NCCL's flight recorder", "backends of a group",
-    "messages during a cell", "questions of a cell", "flush before a display",
+    "messages during a cell", "questions of a cell", "flush before a display", "copies of DDP models",
+    "state of a step",
 }  # fmt: skip
 
 

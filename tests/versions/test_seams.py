@@ -42,7 +42,7 @@ TRIED = {
     "_start_coalescing": "methods of collectives", "_end_coalescing": "methods of collectives",
     "_comm_hooks": "DDP's list of hooks",
     **dict.fromkeys(
-        ("_C", "_join_config", "_scale", "_get_fsdp_state", "_fsdp_param_group"), "state of a training step"
+        ("_C", "_join_config", "_scale", "_get_fsdp_state", "_fsdp_param_group"), "state of a step"
     ),
     **dict.fromkeys(("_module_parameters", "_python_dispatch"), "copies of DDP models"),
    "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",

@@ -19,7 +19,7 @@ from nbddp.capabilities.prove import on_rank_copy as copying
 from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, joined, samples
 from nbddp.capabilities.prove.on_rank_reach import Names, Reached, reach
 from nbddp.capabilities.prove.on_rank_watch import (
-    StepFacts,
+    WatchedStep,
     count_backwards,
     maybe,
     note_cuts,
@@ -61,7 +61,7 @@ class Copy:
         self.step = value_of(held, plan.step)
         self.args: Names = {name: value_of(held, name) for name in plan.args}
         self.reached: Reached = reach(self.step, self.args, self.args)
-        self.seen = StepFacts()
+        self.seen = WatchedStep()
         self.groups: list[tuple[Any, Any]] = []  # of the rank, and what takes their place
 
     def batches(self) -> Names:

@@ -22,7 +22,7 @@ ATTENTION = "scaled_dot_product"  # random by its dropout alone, and that is off
 CUTS = ("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "all_gather_single")
 
 
-class StepFacts:
+class WatchedStep:
     """As `SeenFacts`, while it is being found."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class StepFacts:
         return SeenFacts(**found, backwards=self.backwards)
 
 
-def watching(seen: StepFacts) -> AbstractContextManager[Any]:
+def watching(seen: WatchedStep) -> AbstractContextManager[Any]:
     """While this is open, operators are seen."""
     import torch
 
@@ -53,7 +53,7 @@ def watching(seen: StepFacts) -> AbstractContextManager[Any]:
     return watch
 
 
-def _note(seen: StepFacts, torch: Any, func: Any, args: Any, found: Any) -> None:
+def _note(seen: WatchedStep, torch: Any, func: Any, args: Any, found: Any) -> None:
     name = func.__name__.partition(".")[0]
     if torch.Tag.nondeterministic_seeded in func.tags and ATTENTION not in name:
         seen.random.add(f"torch.{name.rstrip('_')}")
@@ -75,7 +75,7 @@ def random_states() -> tuple[Any, ...]:
     return random.getstate(), repr(numpy.random.get_state()) if numpy is not None else None
 
 
-def without_dropout(seen: StepFacts, modules: list[Any]) -> None:
+def without_dropout(seen: WatchedStep, modules: list[Any]) -> None:
     """Have no dropout in this process; what would have been is noted."""
     import torch
     from torch.nn import functional
@@ -113,7 +113,7 @@ def without_dropout(seen: StepFacts, modules: list[Any]) -> None:
             module.dropout = 0.0
 
 
-def note_cuts(seen: StepFacts) -> None:
+def note_cuts(seen: WatchedStep) -> None:
     """Note calls of collectives whose results carry no gradient."""
     import torch.distributed as dist
 
@@ -130,7 +130,7 @@ def note_cuts(seen: StepFacts) -> None:
             setattr(dist, name, noted(name, getattr(dist, name)))
 
 
-def count_backwards(seen: StepFacts) -> None:
+def count_backwards(seen: WatchedStep) -> None:
     """Count calls of backward: a step that makes one per sample makes more of them with more samples."""
     import torch
 
@@ -144,5 +144,5 @@ def count_backwards(seen: StepFacts) -> None:
     torch.autograd.backward = backward
 
 
-def maybe(seen: StepFacts, watch: bool) -> AbstractContextManager[Any]:
+def maybe(seen: WatchedStep, watch: bool) -> AbstractContextManager[Any]:
     return watching(seen) if watch else nullcontext()

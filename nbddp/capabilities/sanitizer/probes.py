@@ -6,7 +6,7 @@ from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import alone, expect
 
 
-def state_of_a_training_step() -> None:
+def state_of_a_step() -> None:
     import torch
     from torch.distributed.algorithms.join import Join
     from torch.nn.parallel import DistributedDataParallel
