@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.capability import Advice, Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
     from collections.abc import Mapping
@@ -236,7 +236,10 @@ ROWS = (
                 when="pool:simulate_gpus",
             ),
         ),
-        advice="nbddp.capabilities.simulated_gpus.advice:without_gpus",
+        advice=Advice(
+            said=r"(?i)cuda|nccl|nvidia|accelerator|dummy base class|got \(NoneType\)|list index out of range",
+            target="nbddp.capabilities.simulated_gpus.advice:without_gpus",
+        ),
     ),
     Capability(
         name="topology",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,9 +100,11 @@ class RankChannel:
 
     def advice_of(self, cause: Cause) -> str:
         """What capabilities say of a failure besides, in a line."""
-        placed = self.group.topology
-        found = [load(row.advice)(cause, placed) for row in rows() if row.advice and cause.chain and placed]
-        return " ".join(filter(None, found))
+        placed, said = self.group.topology, "\n".join(raised.message for raised in cause.chain)
+        if placed is None or not said:
+            return ""
+        asked = [row.advice for row in rows() if row.advice is not None and re.search(row.advice.said, said)]
+        return " ".join(filter(None, [load(advice.target)(cause, placed) for advice in asked]))
 
     def log_of(self, rank: int) -> str:
         return next((node.workers[rank].log for node in self.group.nodes if rank in node.workers), "")

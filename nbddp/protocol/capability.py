@@ -184,6 +184,14 @@ class DetachedResource(Protocol):
     def end(self) -> str: ...
 
 
+@dataclass(frozen=True)
+class Advice:
+    """said: a pattern that an exception's message has. target: asked then, (Cause, Topology) -> a line, or empty."""
+
+    said: str
+    target: Target
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capability:
     """A row.
@@ -194,7 +202,7 @@ class Capability:
     - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
     - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
       pool for which the option is said. Of several the last row's is taken.
-    - advice: (Cause, Topology) -> what else the report of a failed run says in its last line, or empty.
+    - advice: what else the report of a failed run says in its last line.
     - offers: () -> lines on where else workers could be, once they have started on this machine.
     - waits: () -> the `DetachedResource`s of earlier kernels.
     - main: () -> exit status of `python -m nbddp`. terminal: its handlers of the commands that every pool has.
@@ -220,7 +228,7 @@ class Capability:
     guard: Guard | None = None
     probes: Mapping[str, Target] = field(default_factory=dict)
     sources: Mapping[str, Target] = field(default_factory=dict)
-    advice: Target = ""
+    advice: Advice | None = None
     offers: Target = ""
     waits: Target = ""
     main: Target = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,6 +194,8 @@ OTHERS = [
 @pytest.mark.parametrize("failed", NO_CUDA, ids=lambda c: c.chain[0].message[:30])
 def test_a_program_without_a_gpu_is_told_the_option(failed: Cause) -> None:
     assert without_gpus(failed, HERE) == LINE
+    (advice,) = [row.advice for row in capabilities.ROWS if row.advice is not None]
+    assert re.search(advice.said, failed.chain[-1].message), "only then it is asked"
 
 
 @pytest.mark.parametrize("failed", OTHERS, ids=lambda c: f"{c.chain[0].type} {c.chain[0].message[:20]}")
