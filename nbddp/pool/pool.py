@@ -107,10 +107,9 @@ class Pool(PoolMethods):
         self.life.have_agent()
 
     def machine(self) -> list[Node]:
-        """The machines that plans are for: the pool's hosts, or this one. Empty while its devices are not known yet
-        (`warm_up`)."""
-        found = [node.host(i) for i, node in enumerate(self.group.hosts) if node.warm]
-        return self.parts.placed_on(self.spec, found)
+        """The machines that there are: the pool's hosts, or this one. Empty while its devices are not known yet
+        (`warm_up`). `parts.placed_on` has those that a plan is for."""
+        return [node.host(i) for i, node in enumerate(self.group.hosts) if node.warm]
 
     @property
     def spec(self) -> LaunchSpec:

@@ -95,10 +95,12 @@ class PoolParts(Hooks):
                 self._hear = {kind: [p.message for row, p in made if kind in row.messages] for kind in self.messages}
             return self._made[name]
 
-    def placed_on(self, spec: Any, nodes: list[Any]) -> list[Any]:
-        """The machines that a plan for `spec` is made for, from those that there are."""
+    def placed_on(self, spec: Any, nodes: Sequence[Any]) -> Sequence[Any]:
+        """The machines that a plan for `spec`, a `LaunchSpec`, is made for, from those that there are."""
+        for option in spec.said():
+            self.on(f"option:{option.name}")
         for replaced in self.machines:
-            nodes = [*replaced(spec, nodes)]
+            nodes = replaced(spec, nodes)
         return nodes
 
     def hear(self, rank: int, kind: str, content: Json, buffers: Sequence[Any] = ()) -> bool:

@@ -190,6 +190,41 @@ def test_start_keeps_a_pool_that_a_cell_has_made_with_options(shown: Kernel) -> 
     assert done.ok, done.error
 
 
+ON_GPUS = """%%ddp
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = DDP(torch.nn.Linear(2, 2).cuda())
+for _ in range(4): model(torch.ones(1, 2).cuda()).sum().backward()
+print(model.module.weight.grad.device)
+dist.destroy_process_group()"""
+
+
+def test_gpus_are_simulated_and_taken_away_by_their_control(shown: Kernel) -> None:
+    typed = shown.run("view.controls['nproc'].value, view.controls['visible'].value = 2, 'all'\n"
+                      "view.controls['oversubscribe'].value = False\n"
+                      "view.controls['simulate_gpus'].value = '2'")  # fmt: skip
+    assert typed.ok, typed.error
+    assert asked(shown, "panel.state.considered.cell") == "%%ddp --nproc 2 --simulate-gpus 2"
+    assert asked(shown, "panel.state.considered.topology.equation()").endswith("each owns 1 simulated GPU")
+    assert shown.run("view.start.click()").ok
+    assert asked(shown, "panel.state.pool_words()").endswith("each owns 1 simulated GPU")
+    assert shown.run(ON_GPUS).text() == "rank 0 │ cuda:0\nrank 1 │ cuda:1\n"
+    of_times = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
+    until(shown, "panel.state.curve.last", lambda last: last >= 2)
+    assert asked(shown, "panel.state.timing_note") == of_times
+    assert shown.run("view.step.value = 1\nview.buttons['Show'].click()").ok
+    until(shown, "panel.state.step and panel.state.step.words", lambda words: words and of_times in words)
+    assert asked(shown, "view.controls['simulate_gpus'].value") == "2xT4"
+    assert shown.run("view.controls['simulate_gpus'].value = ''").ok
+    assert "--simulate-gpus" not in asked(shown, "panel.state.considered.cell")
+    assert asked(shown, "panel.state.considered.topology.simulates_gpus") is False
+    assert shown.run("view.start.click()").ok
+    assert asked(shown, "panel.state.pool_words()").endswith("on CPU")
+    assert shown.run("%%ddp\nimport torch; print(torch.cuda.is_available())").text() == "ranks 0–1 │ False\n"
+
+
 BROKEN = """from dataclasses import replace
 from nbddp.pool import start_requests
 real = start_requests.worker

@@ -203,6 +203,17 @@ def test_a_rank_has_the_busiest_of_its_gpus_and_the_memory_of_all_on_each_host(c
     ]
 
 
+def test_simulated_gpus_are_not_as_busy_as_the_real_ones_of_the_same_numbers(clock: Clock) -> None:
+    hosts, _ = of_four()
+    nodes = [Node(i, f"h{i}", tuple(Device(d, str(d), simulated=True) for d in range(4)), cores=8) for i in range(2)]
+    placed = Topology.plan(nodes, nproc=2, nnodes=2, gpus_per_proc=2)
+    uses = Uses()
+    for _ in range(2):
+        uses.take(pool_of(hosts), placed)
+        clock.now += 0.5
+    assert [row[2] for row in strip(uses, placed)] == ["–"] * 4
+
+
 def test_a_host_that_does_not_answer_has_empty_cells_and_the_other_has_its_own(clock: Clock) -> None:
     hosts, placed = of_four()
     uses = Uses()

@@ -8,16 +8,19 @@ import pytest
 
 from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
-from nbddp.capabilities.panel.plan import DEFAULT, PanelPlan, considered, plan_of
+from nbddp.capabilities.panel.plan import DEFAULT, PanelPlan, considered, on_paper, plan_of
 from nbddp.capabilities.panel.state import PanelModel, State
-from nbddp.launch import options
+from nbddp.launch import options, spec_merge
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
 from nbddp.output.progress import STAGES, Progress, StageText
+from nbddp.protocol import capability
+from nbddp.protocol.pool_parts import PoolParts
 
 CPU = [Node(0, "here", cores=8)]
 GPUS = [Node(0, "here", tuple(Device(i, str(i)) for i in range(8)), cores=8)]
+PLACE = PoolParts(None, capability.rows()).placed_on  # what every pool's panel plans with
 
 
 # -- what is planned -------------------------------------------------------------------------------
@@ -95,6 +98,85 @@ def test_a_standing_pool_sets_the_controls() -> None:
     placed = Topology.plan(CPU, nproc=3, nnodes=2)
     assert plan_of(LaunchSpec(visible="own"), placed) == PanelPlan(3, nnodes=2, visible="own")
     assert plan_of(LaunchSpec(nproc="auto"), None) == DEFAULT
+
+
+# -- simulated GPUs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "cell", "says"),
+    [
+        (PanelPlan(simulate_gpus=" 4 "), "%%ddp --nproc 2 --simulate-gpus 4", "each owns 1 simulated GPU"),
+        (
+            PanelPlan(2, nnodes=2, simulate_gpus="4xA100-80GB", gpus_per_proc=2, visible="own"),
+            "%%ddp --nproc 2 --nnodes 2 --simulate-gpus 4xA100-80GB --gpus-per-proc 2 --visible own",
+            "each owns 2 simulated GPUs",
+        ),
+        (PanelPlan(simulate_gpus="0"), "%%ddp --nproc 2 --simulate-gpus 0", "on CPU"),
+        (PanelPlan(hosts="a,b", simulate_gpus="2"), "%%ddp --nproc 2 --hosts a,b --simulate-gpus 2", "1 simulated GPU"),
+    ],
+)
+def test_a_plan_has_the_gpus_that_it_simulates(plan: PanelPlan, cell: str, says: str) -> None:
+    found = considered(plan, CPU, place=PLACE)
+    assert found.cell == cell
+    assert found.topology is not None
+    assert says in found.topology.equation()
+    simulates = "simulated GPU" in says
+    shown = page.layout(found) + page.lines(found, "k")
+    assert ("the GPUs are simulated: the CPU computes" in shown) is simulates
+    assert ("the torchrun line is for real GPUs" in shown) is simulates
+    assert "simulate" not in found.torchrun
+
+
+@pytest.mark.parametrize(
+    ("plan", "moved", "culprit", "says"),
+    [
+        (PanelPlan(simulate_gpus="4xA1000"), "nproc", "simulate_gpus", "no GPU 'A1000' is known; did you mean A100"),
+        (PanelPlan(simulate_gpus="99"), "simulate_gpus", "simulate_gpus", "1 to 16 simulated GPUs, not 99"),
+        (PanelPlan(4, simulate_gpus="2"), "simulate_gpus", "simulate_gpus", "use --nproc 2"),
+        (PanelPlan(4, simulate_gpus="2"), "nproc", "nproc", "use --nproc 2"),
+    ],
+)
+def test_gpus_that_cannot_be_simulated_are_explained_below_a_control(
+    plan: PanelPlan, moved: str, culprit: str, says: str
+) -> None:
+    found = considered(plan, CPU, moved, PLACE)
+    assert (found.topology, found.cell, found.culprit) == (None, "", culprit)
+    assert says in page.refusal(found, culprit).replace("&#x27;", "'")
+
+
+def test_an_empty_control_takes_simulated_gpus_from_a_pool() -> None:
+    """The machine's own are planned with again; the line to copy needs no option for that."""
+    spec = LaunchSpec(nproc=2, simulate_gpus="4xT4")
+    standing = Topology.plan(PLACE(spec, GPUS), nproc=2)
+    state = panel_state.known(State(place=PLACE), GPUS)
+    state = panel_state.placed(state, standing, spec)
+    assert state.plan.simulate_gpus == "4xT4"
+    assert state.considered.topology == standing
+    assert spec_merge.merged(state.plan.spec(), spec).simulate_gpus == "4xT4"
+    assert "the torchrun line is for real GPUs" in state.describe()
+    emptied = panel_state.moved(state, "simulate_gpus", "")
+    assert spec_merge.merged(emptied.plan.spec(), spec).simulate_gpus is None
+    assert emptied.considered.cell == "%%ddp --nproc 2"
+    assert emptied.considered.topology == Topology.plan(GPUS, nproc=2)
+
+
+def test_simulated_gpus_are_drawn_before_the_machine_is_known() -> None:
+    drawn = on_paper(PanelPlan(2, nnodes=2, simulate_gpus="4"), PLACE)
+    assert drawn is not None
+    assert drawn.equation() == "world size 4 = 2 planned nodes × 2 processes; each owns 1 simulated GPU"
+    assert on_paper(PanelPlan(8, simulate_gpus="4"), PLACE) is None
+
+
+def test_idle_gpus_are_said_to_be_simulated() -> None:
+    assert "simulated GPU 2, 3 idle" in page.layout(considered(PanelPlan(simulate_gpus="4"), CPU, place=PLACE))
+    assert " · GPU 2, 3, 4, 5, 6, 7 idle" in page.layout(considered(PanelPlan(), GPUS))
+
+
+def test_without_the_capability_the_panel_plans_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = {name: option for name, option in options.known().items() if name != "simulate_gpus"}
+    monkeypatch.setattr(options, "known", lambda: rest)
+    assert PanelPlan(3).spec().simulate_gpus is None
 
 
 # -- the state -------------------------------------------------------------------------------------

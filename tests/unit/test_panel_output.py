@@ -122,6 +122,7 @@ def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
     Balanced(shown)
     assert 'role="img" aria-label="step time and exposed communication up to step 40"' in shown
     assert "step 40: 58.0 s, 0 ms of it exposed communication" in page.newest(panel_state.timed(State(), 1, found))
+    assert "<small>of a slow machine</small>" in page.legend(panel_state.timed(State(), 1, found, "of a slow machine"))
     for nothing in (page.curves(State()), page.legend(State())):
         assert nothing == ""
 

@@ -17,7 +17,7 @@ from nbddp.capabilities.panel.plan import Considered
 from nbddp.capabilities.panel.rows import SIGNS, Rank
 from nbddp.capabilities.panel.state import State
 from nbddp.figures.html import DARK, RULE, SHEET, STYLE
-from nbddp.launch.machine import Node
+from nbddp.launch.machine import Node, gpu_noun
 from nbddp.launch.topology import Topology, counted
 from nbddp.output.progress import STAGES
 
@@ -59,7 +59,8 @@ def layout(found: Considered) -> str:
         return f"<small>{escape(found.note or 'there is no layout for these values')}</small>"
     placed = found.topology
     nodes = "".join(_nodes(placed))
-    note = f"<div><small>{escape(found.note)}</small></div>" if found.note else ""
+    notes = [found.note, *(placed.untold() if placed.simulates_gpus else [])]
+    note = "".join(f"<div><small>{escape(line)}</small></div>" for line in notes if line)
     return f'<div>{escape(placed.equation())}</div>{note}<div class="nodes">{nodes}</div>'
 
 
@@ -74,7 +75,7 @@ def _nodes(placed: Topology) -> Iterator[str]:
 
 def _node(placed: Topology, node: Node) -> str:
     idle = [str(gpu) for gpu, ranks in placed.owners(node.index).items() if not ranks]
-    more = f"<small> · GPU {', '.join(idle)} idle</small>" if idle else ""
+    more = f"<small> · {gpu_noun(node.devices)} {', '.join(idle)} idle</small>" if idle else ""
     ranks = "".join(
         f'<div class="rank"><b>rank {w.rank}</b><br><small>local rank {w.local_rank}<br>'
         f"{escape(w.device_words())}</small></div>"
@@ -88,7 +89,9 @@ def _node(placed: Topology, node: Node) -> str:
 def lines(found: Considered, key: str) -> str:
     """The lines that ask for the same elsewhere, to copy. key: sets their ids apart from another panel's."""
     rows = (("cell", "Cell", found.cell), ("torchrun", "torchrun", found.torchrun))
-    return "".join(COPY.format(key=f"{key}-{n}", label=label, value=escape(text)) for n, label, text in rows)
+    copied = "".join(COPY.format(key=f"{key}-{n}", label=label, value=escape(text)) for n, label, text in rows)
+    note = found.of_torchrun()
+    return copied + (f"<div><small>{escape(note)}</small></div>" if note else "")
 
 
 def start(state: State) -> str:
@@ -157,7 +160,8 @@ def strip(state: State) -> str:
         return "<small>no workers are running; Launch starts them</small>"
     head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
     body = "".join(map(_rank, state.ranks))
-    gpus = " gpus" * any(row.device != CPU for row in state.ranks)  # a wider column
+    gpus = " gpus" * any(row.device != CPU for row in state.ranks)  # a wider column: of what is told, or of words
+    gpus = " simulated" if state.placed is not None and state.placed.simulates_gpus else gpus
     return f'<table class="strip{gpus}" aria-label="ranks"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
@@ -173,9 +177,9 @@ def _rank(row: Rank) -> str:
         _gpu(row),
     )
     cells = "".join(f'<td class="number">{text}</td>' for text in numbers)
-    device = "" if row.device == CPU else f" · {row.device}"
+    place = escape(row.place + ("" if row.device == CPU else f" · {row.device}"))
     mark = ' class="slowest"' if row.slowest else ""
-    return f'<tr{mark}><th scope="row">{row.rank}</th><td>{escape(row.place + device)}</td>{state}{cells}</tr>'
+    return f'<tr{mark}><th scope="row">{row.rank}</th><td title="{place}">{place}</td>{state}{cells}</tr>'
 
 
 def _gpu(row: Rank) -> str:
@@ -298,8 +302,9 @@ def legend(state: State) -> str:
     """What the lines are, and what a click does."""
     if not state.curve.drawn:
         return ""
+    note = f"<div><small>{escape(state.timing_note)}</small></div>" if state.timing_note else ""
     return (
-        "<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest&emsp;"
+        f"{note}<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest&emsp;"
         "│ the selected step: click on the curve, or press ← and → there</small>"
     )
 

@@ -108,7 +108,9 @@ class PoolPanel:
         said = repr(self)  # before the widgets, which show the same state
         bundle: MimeBundle = {"text/plain": said}
         metadata: Metadata = {}
-        if (placed := self.state.placed or self.state.considered.topology or on_paper(self.state.plan)) is not None:
+        state = self.state
+        placed = state.placed or state.considered.topology or on_paper(state.plan, state.place)
+        if placed is not None:
             bundle, metadata = DescribedFigure(draw_topology(placed).figure, said)._repr_mimebundle_()
         if widget_support.may_be_shown():
             bundle |= widget_support.view_of(self.view.widget)

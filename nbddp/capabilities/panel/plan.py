@@ -7,7 +7,7 @@ typed one, and `Topology.plan` places the workers. So the panel refuses what the
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,18 +20,28 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, planned
 
 SCRIPT = "train.py"  # a panel plans for cells; torchrun wants a file
+EMPTIED = {"simulate_gpus": "0"}  # a line without the option keeps what the pool has → what is typed for none
+REAL = "the torchrun line is for real GPUs: torchrun simulates none"
+Place = Callable[[LaunchSpec, Sequence[Node]], Sequence[Node]]  # machines that there are → those that a plan is for
+
+
+def as_they_are(spec: LaunchSpec, nodes: Sequence[Node]) -> Sequence[Node]:
+    """The machines that there are."""
+    return nodes
 
 
 @dataclass(frozen=True)
 class PanelPlan:
     """The values of the launch controls. `hang_after` and `timeout` are as typed, in seconds; an empty `timeout` means
-    none, as an empty `hosts` means this machine."""
+    none, as an empty `hosts` means this machine. `simulate_gpus` is as typed too, such as `4` or `4xA100-80GB`; empty
+    means none."""
 
     nproc: int = 2
     nnodes: int = 1
     hosts: str = ""
     gpus_per_proc: int = 1
     device: str = "auto"
+    simulate_gpus: str = ""
     visible: str = "all"
     oversubscribe: bool = False
     hang_after: str = "5"
@@ -41,7 +51,7 @@ class PanelPlan:
     def pool_words(self, gpus: bool = True) -> list[str]:
         """Options of `%ddp start`. gpus: whether GPUs may be used, so that their options say something."""
         place = "hosts" if self.hosts.strip() else "nnodes"
-        names = [place, "device", "gpus_per_proc", *["visible"] * gpus, "oversubscribe"]
+        names = [place, "device", "simulate_gpus", "gpus_per_proc", *["visible"] * gpus, "oversubscribe"]
         return options.typed("nproc", self.nproc) + self._words(names)
 
     def run_words(self) -> list[str]:
@@ -59,9 +69,17 @@ class PanelPlan:
 
     def spec(self) -> LaunchSpec:
         """For a pool; what a standing pool has otherwise is changed. Raises BadInput."""
-        spec = options.parse_cell(self.cell_line().removeprefix("%%ddp"))
+        emptied = [name for name in EMPTIED if name in options.known() and not getattr(self, name).strip()]
+        spec = self._parsed([word for name in emptied for word in options.typed(name, EMPTIED[name])])
         nnodes = None if self.hosts.strip() else self.nnodes
         return replace(spec, nnodes=nnodes, device=self.device, visible=self.visible)
+
+    def asked(self) -> LaunchSpec:
+        """What its line asks for. Raises BadInput."""
+        return self._parsed([])
+
+    def _parsed(self, more: Sequence[str]) -> LaunchSpec:
+        return options.parse_cell(shlex.join([*self.pool_words(), *self.run_words(), *more]))
 
 
 DEFAULT = PanelPlan()
@@ -83,8 +101,12 @@ class Considered:
     torchrun: str = ""
     note: str = ""
 
+    def of_torchrun(self) -> str:
+        """What is to be said of torchrun's line, or empty."""
+        return REAL if self.topology is not None and self.topology.simulates_gpus else ""
 
-def considered(plan: PanelPlan, machine: Sequence[Node], moved: str = "") -> Considered:
+
+def considered(plan: PanelPlan, machine: Sequence[Node], moved: str = "", place: Place = as_they_are) -> Considered:
     """What comes of a plan on these machines; on none as long as nobody knows them.
 
     moved: the control that was moved last. It is the culprit of an impossible plan, if its default would make the plan
@@ -93,34 +115,40 @@ def considered(plan: PanelPlan, machine: Sequence[Node], moved: str = "") -> Con
     if not machine:
         return Considered(note="looking at this machine's devices …")
     try:
-        topology = layout(plan, machine)
+        topology = layout(plan, machine, place)
     except BadInput as e:
-        return Considered(refusal=str(e).removeprefix("%%ddp "), culprit=_culprit(plan, machine, moved))
+        return Considered(refusal=str(e).removeprefix("%%ddp "), culprit=_culprit(plan, machine, moved, place))
     gpus = any(w.devices for w in topology.workers)
     named = bool(plan.hosts.strip()) and not _are(machine, plan)
     note = "the hosts' GPUs are counted when they are connected" if named and not gpus else ""
     return Considered(topology, cell=plan.cell_line(gpus), torchrun=_torchrun(plan, topology), note=note)
 
 
-def layout(plan: PanelPlan, machine: Sequence[Node]) -> Topology:
+def layout(plan: PanelPlan, machine: Sequence[Node], place: Place = as_they_are) -> Topology:
     """Who is where. Raises BadInput with what to type where that is impossible."""
-    spec = plan.spec()
-    nodes = _nodes(plan, machine)
+    spec = plan.asked()
+    nodes = place(spec, _nodes(plan, machine))
+    return _placed(plan, spec, nodes, len(nodes) if plan.hosts.strip() else plan.nnodes)
+
+
+def _placed(plan: PanelPlan, spec: LaunchSpec, nodes: Sequence[Node], nnodes: int) -> Topology:
     return Topology.plan(
         nodes,
         nproc=spec.nproc,
-        nnodes=len(nodes) if plan.hosts.strip() else plan.nnodes,
+        nnodes=nnodes,
         gpus_per_proc=spec.gpus_per_proc,
         oversubscribe=spec.oversubscribe,
         device=plan.device,
     )
 
 
-def on_paper(plan: PanelPlan) -> Topology | None:
+def on_paper(plan: PanelPlan, place: Place = as_they_are) -> Topology | None:
     """The layout of a plan whose machine is not known yet; None where it is impossible."""
     try:
-        spec = plan.spec()
-        return planned(nnodes=plan.nnodes, nproc=spec.nproc)
+        spec = plan.asked()
+        paper = planned(nnodes=plan.nnodes, nproc=spec.nproc)
+        nodes = place(spec, paper.nodes)
+        return _placed(plan, spec, nodes, len(nodes)) if any(node.devices for node in nodes) else paper
     except BadInput:
         return None
 
@@ -153,16 +181,16 @@ def _torchrun(plan: PanelPlan, topology: Topology) -> str:
     return torchrun_line(launch)
 
 
-def _culprit(plan: PanelPlan, machine: Sequence[Node], moved: str) -> str:
+def _culprit(plan: PanelPlan, machine: Sequence[Node], moved: str, place: Place) -> str:
     for name in (*([moved] if moved else []), *(n for n in CONTROLS if n != moved)):
-        if _is_possible(replace(plan, **{name: getattr(DEFAULT, name)}), machine):
+        if _is_possible(replace(plan, **{name: getattr(DEFAULT, name)}), machine, place):
             return name
     return moved or CONTROLS[0]
 
 
-def _is_possible(plan: PanelPlan, machine: Sequence[Node]) -> bool:
+def _is_possible(plan: PanelPlan, machine: Sequence[Node], place: Place) -> bool:
     try:
-        layout(plan, machine)
+        layout(plan, machine, place)
     except BadInput:
         return False
     return True
@@ -175,5 +203,6 @@ def plan_of(spec: LaunchSpec, topology: Topology | None) -> PanelPlan:
         "nproc": nproc if isinstance(nproc, int) else None,
         "nnodes": topology.nnodes if topology is not None else spec.nnodes,
         "hosts": spec.hosts, "gpus_per_proc": spec.gpus_per_proc, "device": spec.device, "visible": spec.visible,
+        "simulate_gpus": getattr(spec, "simulate_gpus", None),
     }  # fmt: skip
     return replace(PanelPlan(oversubscribe=spec.oversubscribe), **{k: v for k, v in found.items() if v})

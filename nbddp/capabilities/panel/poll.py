@@ -87,7 +87,8 @@ class Uses:
         gpus = {int(i): use for i, use in answer.get("gpus", {}).items()}
         found = {}
         for rank in (r for r in ranks if r < placed.world_size):
-            own = [gpus[d.index] for d in placed.workers[rank].devices if d.index in gpus]
+            real = [d.index for d in placed.workers[rank].devices if not d.simulated]  # the agent knows these alone
+            own = [gpus[index] for index in real if index in gpus]
             told: WorkerUse = workers.get(rank, {})
             found[rank] = Use(
                 at, told.get("cpu"), self._memory(rank, told),

@@ -54,7 +54,8 @@ class Session:
         pool.warm_up()
         machine = tuple(pool.machine())
         plan = plan_of(pool.spec, pool.topology)
-        first = State(plan=plan, placed=pool.topology, standing=plan if pool.topology is not None else None)
+        standing = plan if pool.topology is not None else None
+        first = State(plan=plan, placed=pool.topology, standing=standing, place=pool.parts.placed_on)
         self._looked_at: Topology | None = None  # the pool at the last look
         self.model = PanelModel(panel_state.known(first, machine), weakly(self._not_shown))
         self._uses, self._paces = poll.Uses(), poll.Paces()
@@ -138,7 +139,8 @@ class Session:
             other = self._paces.run != self.model.state.run
             if self._paces.new and (other or run is None or time.monotonic() - self._curved >= CURVE_EVERY):
                 self._paces.new, self._curved = False, time.monotonic()
-                self.model.change(panel_state.timed, self._paces.run, curve(dict(self._paces.steps)))
+                drawn = curve(dict(self._paces.steps))
+                self.model.change(panel_state.timed, self._paces.run, drawn, " ".join(notes_on_times(pool)))
             if last is not None and (run is not None or over):
                 views = sender.transcripts_of(last).views  # not twice a second, but at once
                 views["panel"] = functools.partial(self._talked, last)
@@ -271,6 +273,8 @@ class Session:
 
     def _take_step(self, recording: Recording, number: int) -> str:
         drawn = draw_timings(recording, number)
+        for line in notes_on_times(self.pool):
+            drawn.caption(line)
         png = drawn.png()
         shown = picture(png, width_of(png), drawn.words.partition("\n")[0])
         self.model.change(panel_state.selected, panel_state.Timeline(number, shown, drawn.words))
@@ -399,6 +403,11 @@ def _look(session: weakref.ref[Session], end: threading.Event) -> None:
             if failed > ACCIDENTS:
                 raise
         del found
+
+
+def notes_on_times(pool: Pool) -> list[str]:
+    """What capabilities have to say of times that were measured on this pool."""
+    return [line for say in pool.parts.figure_notes if (line := say("timings"))]
 
 
 def log_of(pool: Pool, error: BaseException) -> Sequence[str]:

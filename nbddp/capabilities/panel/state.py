@@ -16,7 +16,7 @@ from typing import Any
 from nbddp.capabilities.debugger.transcript import Talk
 from nbddp.capabilities.panel.curves import Curve
 from nbddp.capabilities.panel.output import ALL, Output, Showing
-from nbddp.capabilities.panel.plan import OF_CELLS, Considered, PanelPlan, considered, plan_of
+from nbddp.capabilities.panel.plan import OF_CELLS, Considered, PanelPlan, Place, as_they_are, considered, plan_of
 from nbddp.capabilities.panel.rows import Rank
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
@@ -51,16 +51,17 @@ class Timeline:
 
 @dataclass(frozen=True)
 class State:
-    """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the running pool's layout,
-    and `standing`: the controls' values that it was made with.
+    """`machine`: the nodes that there are, none while nobody knows them; `place`: what makes of them those that a plan
+    is for. `placed`: the running pool's layout, and `standing`: the controls' values that it was made with.
     `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
     `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
     runs on them, since `seconds`. `outputs`: what the last program, the run `printer`, has printed, of which `showing`
     is seen; `room`: the most lines of it that were in progress at once. `curve`: the steps of a `run`, and a `step` of
-    them; `talks`: what ranks say that have stopped in the debugger."""
+    them; `timing_note`: what is to be said of such times. `talks`: what ranks say that have stopped in the debugger."""
 
     plan: PanelPlan = field(default_factory=PanelPlan)
     machine: tuple[Node, ...] = ()
+    place: Place = as_they_are
     considered: Considered = field(default_factory=Considered)
     placed: Topology | None = None
     standing: PanelPlan | None = None
@@ -80,6 +81,7 @@ class State:
     run: int = 0
     curve: Curve = field(default_factory=Curve)
     step: Timeline | None = None
+    timing_note: str = ""
 
     @property
     def may_start(self) -> bool:
@@ -110,7 +112,7 @@ class State:
         elif self.placed is not None:
             lines += self.placed.describe().splitlines()[1:]
         lines += [f"not possible: {found.refusal}"] if found.refusal else []
-        lines += [f"  {line}" for line in (found.cell, found.torchrun) if line]
+        lines += [f"  {line}" for line in (found.cell, found.torchrun, found.of_torchrun()) if line]
         lines += [self.failure, *self.log] if self.failure else []
         return "\n".join(lines)
 
@@ -121,12 +123,12 @@ class State:
 def moved(state: State, control: str, value: Any) -> State:
     """A launch control has another value."""
     plan = replace(state.plan, **{control: value})
-    return replace(state, plan=plan, considered=considered(plan, state.machine, control))
+    return replace(state, plan=plan, considered=considered(plan, state.machine, control, state.place))
 
 
 def known(state: State, machine: Sequence[Node]) -> State:
     """It is known what machines there are."""
-    return replace(state, machine=tuple(machine), considered=considered(state.plan, machine))
+    return replace(state, machine=tuple(machine), considered=considered(state.plan, machine, place=state.place))
 
 
 def began(state: State) -> State:
@@ -178,9 +180,10 @@ def talked(state: State, talks: Sequence[Talk]) -> State:
     return replace(state, talks=tuple(talks))
 
 
-def timed(state: State, run: int, curve: Curve) -> State:
+def timed(state: State, run: int, curve: Curve, note: str = "") -> State:
     """These are the steps of a run so far; of another run no step is chosen."""
-    return replace(state, run=run, curve=curve, step=state.step if run == state.run else None)
+    kept = state.step if run == state.run else None
+    return replace(state, run=run, curve=curve, step=kept, timing_note=note)
 
 
 def selected(state: State, step: Timeline) -> State:
@@ -202,7 +205,9 @@ def placed(state: State, now: Topology | None, spec: LaunchSpec) -> State:
     if (now, pool) == (state.placed, state.standing):
         return state
     plan = replace(pool, **{name: getattr(state.plan, name) for name in OF_CELLS})
-    return replace(state, placed=now, standing=pool, plan=plan, considered=considered(plan, state.machine))
+    return replace(
+        state, placed=now, standing=pool, plan=plan, considered=considered(plan, state.machine, place=state.place)
+    )
 
 
 class PanelModel:

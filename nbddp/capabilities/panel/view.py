@@ -21,6 +21,7 @@ from nbddp.capabilities.panel.page import RankBlock
 from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.session import Session
 from nbddp.capabilities.panel.state import State
+from nbddp.launch import options
 
 if TYPE_CHECKING:
     from ipywidgets import DOMWidget
@@ -32,6 +33,7 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("hosts", "hosts", "reached by ssh, such as nodea,nodeb; empty: this machine", str),
     ("gpus_per_proc", "GPUs per process", "consecutive GPUs of each worker", int),
     ("device", "device", "auto uses GPUs where there are any", ("auto", "cpu", "cuda")),
+    ("simulate_gpus", "simulated GPUs", "per node, computed on the CPU: 4, 4xA100-80GB; empty: none", str),
     ("visible", "visible GPUs", "all: LOCAL_RANK selects, as torchrun; own: only the worker's", ("all", "own")),
     ("oversubscribe", "share devices", "allow more workers than there are GPUs or memory for", bool),
     ("hang_after", "deadlock after (s)", "seconds before a cell's deadlock is reported, or never", str),
@@ -83,6 +85,8 @@ STYLE = """<style>
 .nbddp-panel .strip th:nth-child(2) { width: 7em }
 .nbddp-panel .strip thead th:nth-child(n+4), .nbddp-panel .strip .number { width: 5.5em; text-align: right }
 .nbddp-panel .strip.gpus thead th:nth-child(7) { width: 9em }
+.nbddp-panel .strip.simulated thead th:nth-child(2) { width: clamp(7em, 18vw, 15em) }
+.nbddp-panel .strip.simulated thead th:nth-child(7) { width: 3em }
 .nbddp-panel .strip tr.slowest td, .nbddp-panel .strip tr.slowest th { background: var(--frame) }
 .nbddp-panel .outputs { display: grid; grid-template-columns: repeat(auto-fit, minmax(15em, 1fr)); gap: 8px }
 .nbddp-panel .outputs > * { border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px; min-width: 0 }
@@ -312,7 +316,7 @@ class View:
 
     def _launch(self) -> Any:
         w = self._w
-        rows = [part for row in LAUNCH for part in self._row(*row)]
+        rows = [part for row in LAUNCH if row[0] in options.known() for part in self._row(*row)]
         left = w.VBox(rows, layout=w.Layout(flex=f"0 0 {CONTROL}", overflow="visible"))
         right = w.VBox(
             [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nbddp.agent.versions import versions
 from nbddp.capabilities.simulated_gpus import probe
 from nbddp.capabilities.simulated_gpus.cards import Card, cards_of, link_matrix, words
+from nbddp.capabilities.simulated_gpus.options import NONE
 from nbddp.errors import BadInput
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
@@ -32,7 +33,7 @@ class SimulatedGpusPart:
 
     def machines(self, spec: LaunchSpec, hosts: Sequence[Node]) -> Sequence[Node]:
         """The nodes with simulated GPUs in place of those that they have."""
-        if not spec.simulate_gpus:
+        if spec.simulate_gpus in (None, NONE):
             return hosts
         cards = cards_of(str(spec.simulate_gpus))
         return [_with_cards(host, cards) for host in hosts]
