@@ -61,7 +61,7 @@ def test_the_most_serious_one_alone_is_said() -> None:
     "change",
     [
         {"likeness": 2},  # another optimizer
-        {"left": None, "marks": (), "beside_left": None, "bare_looks": looks(1)[:1], "beside_looks": looks(1)[:1]},
+        {"left": None, "beside_left": None, "bare_looks": looks(1)[:1], "beside_looks": looks(1)[:1]},
         {"left": 0, "beside_left": 0},  # equal in the end
         {"quiet": False, "shapes": 8, "buckets": 5},  # other collectives, other parameters, Join
         {"steps": 9, "bare": 2, "buckets": 0},
@@ -85,10 +85,3 @@ def test_ranks_that_did_not_say_anything_keep_it_silent() -> None:
     assert said(bare(0), bare(1), world=3) == ""
     assert said(bare(0), world=1) == ""
     assert line({0: RankHints(2, (bare(0),)), 1: RankHints(2, (bare(1), bare(1)))}) == ""
-
-
-def test_without_the_end_early_marks_tell_whether_other_steps_matter() -> None:
-    one, two = (replace(stepped(rank), left=None, marks=((1, 5), (2, 6 + rank))) for rank in (0, 1))
-    assert said(one, two)
-    assert said(one, replace(two, marks=((1, 5), (2, 6)))) == ""
-    assert said(one, replace(two, marks=((3, 9),))) == ""

@@ -30,9 +30,8 @@ class SeenOptimizer:
 
     likeness: a checksum of its class and its parameters' shapes. steps: how many it took; buckets: sent meanwhile.
     bare: steps before which DDP sent none; past: those of them before which DDP's forward was not called either. quiet:
-    since the first bare step only DDP has called collectives. marks: before early steps, the buckets sent and a
-    checksum. beside: parameters with a gradient that no DDP model exchanges. left, beside_left: checksums when the
-    program had ended; None if not known.
+    since the first bare step only DDP has called collectives. beside: parameters with a gradient that no DDP model
+    exchanges. left, beside_left: checksums when the program had ended; None if not known.
     """
 
     likeness: int = 0
@@ -43,7 +42,6 @@ class SeenOptimizer:
     quiet: bool = False
     bare_looks: tuple[Look, ...] = ()
     left: int | None = None
-    marks: tuple[tuple[int, int], ...] = ()
     beside: tuple[str, ...] = ()
     shapes: int = 0
     beside_looks: tuple[Look, ...] = ()
@@ -106,7 +104,8 @@ def other_steps(ranks: Sequence[int], seen: Sequence[SeenOptimizer]) -> str:
     steps = [each.steps for each in seen]
     if len(set(steps)) == 1 or len({each.buckets for each in seen}) > 1 or not seen[0].buckets:
         return ""
-    if not _replicas_differ(seen):
+    left = {each.left for each in seen}
+    if None in left or len(left) == 1:
         return ""
     fewest, most = min(steps), max(steps)
     few, many = ([r for r, n in zip(ranks, steps, strict=True) if n == number] for number in (fewest, most))
@@ -114,16 +113,6 @@ def other_steps(ranks: Sequence[int], seen: Sequence[SeenOptimizer]) -> str:
         f"the ranks took different numbers of optimizer steps ({rank_words(few)}: {fewest}, {rank_words(many)}: "
         f"{most}), and DDP's replicas differ"
     )
-
-
-def _replicas_differ(seen: Sequence[SeenOptimizer]) -> bool:
-    """Whether a parameter differs in the end, or if that is not known after equally many exchanges."""
-    left = {each.left for each in seen}
-    if None not in left:
-        return len(left) > 1
-    marks = [dict(each.marks) for each in seen]
-    common = set(marks[0]).intersection(*marks[1:])
-    return bool(common) and len({own[max(common)] for own in marks}) > 1
 
 
 def _drifted(looks: Sequence[Sequence[Look]], left: Sequence[int | None]) -> bool:

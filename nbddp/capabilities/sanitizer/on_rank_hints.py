@@ -2,7 +2,7 @@
 
 DDP's forwards and buckets are counted by the recorder of timings. A hook before optimizer steps compares these counts,
 which takes about two microseconds. Gradients and parameters are looked at only where a step looks wrong. No collective
-is called, and nothing of the program is kept alive.
+is called. Of the program one small parameter is kept alive until it has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST = 32  # optimizers of a run; with more nothing is said
 EACH = 64  # looks at each step so far, and then around powers of two
 LOOKED_AT = 4  # parameters
 ELEMENTS = 1024  # of a parameter, in its checksum
-MARKED, FEW = 32, 16  # steps of which each has a mark, and elements in it
+SMALL = 65536  # bytes of the parameter that is kept for the end
 MARK = re.compile(r"#\s*nbddp:\s*ok\b")  # silences findings
 INTERNAL = 2  # broadcasts in which a reducer tells its new buckets
 
@@ -107,7 +107,7 @@ class Watched:
         self.muted = False
         self.steps = self.bare = self.past = self.likeness = self.shapes = 0
         self.counts = (0, 0)  # forwards and buckets before the last step
-        self.marks: dict[int, int] = {}  # buckets before a step → a checksum
+        self.kept: list[Any] = []  # a small parameter, so that its last value is known also where its model is gone
         self.names: tuple[str, ...] = ()
         self.own: list[weakref.ref[Any]] = []  # parameters that DDP exchanges, and that it does not
         self.beside: list[weakref.ref[Any]] = []
@@ -125,8 +125,6 @@ class Watched:
         if not self.tallies or self.muted:
             return
         counts = self._counted()
-        if number <= MARKED or number & (number - 1) == 0:
-            self._mark(counts[1])
         is_bare = counts[1] == self.counts[1] and not closure
         is_past, self.counts = counts[0] == self.counts[0], counts
         if is_bare:
@@ -163,6 +161,7 @@ class Watched:
         self.muted = self.muted or (self.steps == 1 and _is_marked())
         self.likeness = _checksum_of([type(optimizer).__name__, *(tuple(p.shape) for p in owned)])
         self.own = _some(own)
+        self.kept = [p for p in own if p.untyped_storage().nbytes() <= SMALL][-1:]
         if not self.beside and not self.muted:
             self._take_beside([p for p in owned if id(p) not in known and p.requires_grad and p.grad is not None])
 
@@ -189,12 +188,6 @@ class Watched:
         sums = tuple(float(gradient.abs().double().sum()) for gradient in gradients)
         looks.append(Look(self.steps, sums, _checksum(parameters)))
 
-    def _mark(self, buckets: int) -> None:
-        """A checksum of one parameter that DDP exchanges, where nothing has to be waited for."""
-        parameter = self.own[-1]() if self.own else None
-        if parameter is not None and parameter.device.type == "cpu":
-            self.marks[buckets - self._first] = _checksum([parameter], FEW)
-
     def seen(self) -> SeenOptimizer:
         """All that it has done, once the program has ended."""
         buckets = self._counted()[1]
@@ -206,8 +199,8 @@ class Watched:
         )
         return SeenOptimizer(
             self.likeness, self.steps, buckets - self._first, self.bare, self.past, quiet, tuple(self.bare_looks),
-            _left(self.own), tuple(self.marks.items()), self.names, self.shapes, tuple(self.beside_looks),
-            _left(self.beside),
+            _left(self.kept), self.names, self.shapes, tuple(self.beside_looks),
+            _left([ref() for ref in self.beside]),
         )  # fmt: skip
 
 
@@ -250,23 +243,22 @@ def _is_captured(parameters: Iterable[Any]) -> bool:
     return any(p.is_cuda for p in parameters) and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _left(refs: list[weakref.ref[Any]]) -> int | None:
+def _left(parameters: list[Any]) -> int | None:
     """The checksum of parameters; None if one is gone, or its GPU is still at work."""
     import torch
 
-    parameters = [p for p in (ref() for ref in refs) if p is not None]
-    if not refs or len(parameters) < len(refs):
+    if not parameters or any(p is None for p in parameters):
         return None
     if any(p.is_cuda and not torch.cuda.current_stream(p.device).query() for p in parameters):
         return None
     return _checksum(parameters)
 
 
-def _checksum(parameters: Iterable[Any], elements: int = ELEMENTS) -> int:
+def _checksum(parameters: Iterable[Any]) -> int:
     """Of the first elements of each."""
     found = 0
     for p in parameters:
-        found = zlib.crc32(array("d", p.detach().reshape(-1)[:elements].double().tolist()), found)
+        found = zlib.crc32(array("d", p.detach().reshape(-1)[:ELEMENTS].double().tolist()), found)
     return found
 
 

@@ -227,11 +227,11 @@ class Recorder:
         if self._in_flight:
             self.let_go()
         self._in_backward = False  # one that failed
-        group.tally.forwards += 1
         if model.device is not None:
             if self._clock.captures():
                 return None
             self._clock.begin(model.device)
+        group.tally.forwards += 1
         step: StepMarks = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
         if self._loads:
             step.loader = list(self._loads)
