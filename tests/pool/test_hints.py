@@ -152,6 +152,25 @@ for _ in range(4):
     for _ in range(2): o.zero_grad(); {LOSS}.backward(); o.step()
 """,
     "steps twice after a backward": NET + f"for _ in range(4): o.zero_grad(); {LOSS}.backward(); o.step(); o.step()\n",
+    "tuned on each rank after training": NET + f"""
+for _ in range(4): o.zero_grad(); {LOSS}.backward(); o.step()
+own = torch.optim.SGD(net.parameters(), .1)
+for _ in range(4): own.zero_grad(); {ALONE}.backward(); own.step()
+""",
+    "copies trained on each rank": NET + f"""
+for _ in range(4):
+    fast = copy.deepcopy(net); inner = torch.optim.SGD(fast.parameters(), .1)
+    for _ in range(2 + r): inner.zero_grad(); Fn.cross_entropy(fast(x), y).backward(); inner.step()
+    o.zero_grad(); {LOSS}.backward(); o.step()
+""",
+    "one optimizer of two models in turn": NET + """
+first = DDP(nn.Linear(8, 8)); o.add_param_group({"params": [*first.parameters()]})
+for n in range(6): o.zero_grad(); Fn.cross_entropy(d(first(x)) if n % 2 else d(x), y).backward(); o.step()
+""",
+    "compiled": NET + f"""
+compiled = torch.compile(d, backend="eager")
+for _ in range(4): o.zero_grad(); Fn.cross_entropy(compiled(x), y).backward(); o.step()
+""",
     "uneven inputs": NET + f"""
 with torch.distributed.algorithms.join.Join([d]):
     for _ in range(4 + r): o.zero_grad(); {LOSS}.backward(); o.step()

@@ -76,7 +76,7 @@ class Hints:
         from torch.compiler import is_compiling
 
         def steps(optimizer: Any, args: Sequence[Any] = (), kwargs: Any = None) -> None:
-            if not self.on or is_compiling():
+            if is_compiling() or not self.on:  # a graph must not depend on what is on
                 return
             try:
                 watched = self._watched.get(id(optimizer))
@@ -192,8 +192,10 @@ class Watched:
         """All that it has done, once the program has ended."""
         buckets = self._counted()[1]
         called, sent = _collectives() if self.bare else None, buckets - self._buckets
+        is_tail = not sent and self._buckets > self._first  # trained by DDP, and then each rank by itself
         quiet = (
             called is not None
+            and not is_tail
             and self._called is not None
             and called - self._called - sent in range(1 + INTERNAL * len(self.tallies) * bool(sent))
         )
