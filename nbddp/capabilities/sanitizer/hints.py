@@ -30,8 +30,9 @@ class SeenOptimizer:
 
     likeness: a checksum of its class and its parameters' shapes. steps: how many it took; buckets: sent meanwhile.
     bare: steps before which DDP sent none; past: those of them before which DDP's forward was not called either. quiet:
-    since the first bare step only DDP has called collectives, and not all exchanges came before. beside: parameters with a gradient that no DDP model
-    exchanges. left, beside_left: checksums when the program had ended; None if not known.
+    since the first bare step only DDP has called collectives, and not all exchanges came before. beside: parameters
+    with a gradient that no DDP model exchanges. left, beside_left: checksums when the program had ended; None if not
+    known.
     """
 
     likeness: int = 0
