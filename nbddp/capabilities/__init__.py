@@ -669,6 +669,7 @@ ROWS = (
     ),
     Capability(
         name="sanitizer",
+        part=PoolPart(target="nbddp.capabilities.sanitizer.part:HintsPart", when=("shell", "run")),
         options=(
             Option(
                 name="sanitize", annotation="Sanitize | bool", default=False, of="run", group="run", after="check",
@@ -695,6 +696,7 @@ ROWS = (
                 name="sanitizer", target="nbddp.capabilities.sanitizer.on_rank:part", when="option:sanitize",
                 hears="sanitize",
             ),
+            RankPart(name="hints", target="nbddp.capabilities.sanitizer.on_rank_hints:part"),
         ),
         requests={"sanitized": "nbddp.capabilities.sanitizer.on_rank:sanitized"},
     ),

@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, line_cell_magic, magics_class
-from traitlets import TraitError, Unicode, observe, validate
+from traitlets import Bool, TraitError, Unicode, observe, validate
 
 from nbddp.agent import stop
 from nbddp.agent.client import AgentClient, Offer
@@ -44,6 +44,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
     keep_warm = Unicode(
         "",
         help="default of --keep-warm, such as 10m, 90s, 2h or off; empty: unchanged",
+    ).tag(config=True)
+    hints = Bool(
+        True,
+        help="whether a run that trained with DDP may end with one line on a silent mistake, unasked",
     ).tag(config=True)
 
     def __init__(self, shell: Any, agent: AgentClient | None = None):

@@ -97,6 +97,28 @@ def test_lint_reads_the_cells_that_ran_and_runs_nothing(four: Kernel) -> None:
     assert "In[99999] is no cell that ran" in str(refused.error)
 
 
+def test_a_silent_mistake_has_one_line_below_the_output_until_it_is_turned_off(four: Kernel) -> None:
+    cell = """%%ddp
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+torch.manual_seed(0); ddp = DDP(torch.nn.Linear(4, 1)); head = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD([*ddp.parameters(), *head.parameters()], lr=0.1)
+torch.manual_seed(dist.get_rank()); x = torch.randn(8, 4)
+for step in range(3):
+    optimizer.zero_grad(); head(ddp(x)).square().mean().backward(); optimizer.step()
+dist.destroy_process_group()
+print("done")
+"""
+    what = "DDP's optimizer also moves 2 parameters that DDP does not exchange (head.weight, head.bias)"
+    line = f"{what}, and they differ between ranks; %%ddp --sanitize shows where\n"
+    assert four.run(cell).text() == f"ranks 0–3 │ done\n{line}"
+    assert four.run("%config DDPMagics.hints = False").ok
+    assert four.run(cell).text() == "ranks 0–3 │ done\n"
+    assert four.run("%config DDPMagics.hints = True").ok
+    assert four.run(cell.replace("*head.parameters()", "")).text() == "ranks 0–3 │ done\n"
+
+
 def test_pool_is_reused(four: Kernel) -> None:
     first = four.run("%%ddp -o pids\nimport os\nos.getpid()\n")
     assert first.ok

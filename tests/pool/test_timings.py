@@ -22,7 +22,7 @@ from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.on_rank import RING, Recorder, _Notes
 from nbddp.capabilities.timings.on_rank import now as recorder_now
 from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
-from nbddp.capabilities.timings.on_rank_marks import StepMarks, names_of, told
+from nbddp.capabilities.timings.on_rank_marks import StepMarks, Tally, names_of, told
 from nbddp.capabilities.timings.text import heading
 from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.options import LaunchSpec
@@ -557,7 +557,7 @@ def test_a_step_that_is_captured_in_a_cuda_graph_is_not_recorded(gpu: Gpu) -> No
     sys.modules["torch"].Tensor = GpuMark  # type: ignore[attr-defined]  # what its inputs are not
     step = begun_step()
     model = types.SimpleNamespace(device="cuda:0", begin=lambda *_: step)
-    recorder, group = Recorder(), types.SimpleNamespace(step=None, model=model)
+    recorder, group = Recorder(), types.SimpleNamespace(step=None, model=model, tally=Tally())
     ddp = types.SimpleNamespace(reducer=group, require_backward_grad_sync=True)
     recorder._groups = types.SimpleNamespace(get=lambda _: group)  # type: ignore[assignment]
     gpu.capturing = True

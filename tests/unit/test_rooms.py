@@ -43,8 +43,8 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/memory": "command history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
     "capabilities/prove": "command judge plan proof landlock",
-    "capabilities/sanitizer": "command findings kinds_data kinds_drift kinds_gradients kinds_means kinds_modes "
-    "options recording rules table view",
+    "capabilities/sanitizer": "command findings hints kinds_data kinds_drift kinds_gradients kinds_means kinds_modes "
+    "options part recording rules table view",
     "capabilities/scripts": "command failures grammar launch logs part program torchrun",
     "capabilities/simulated_gpus": "advice cards options part",
     "capabilities/slurm": "command commands options",

@@ -34,7 +34,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from nbddp.analysis.steps import RankRecording
 from nbddp.capabilities.timings import on_rank_gpu_clock, on_rank_marks
 from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
-from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, before_gradient, passed
+from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, Tally, before_gradient, passed
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import call_log
@@ -148,6 +148,10 @@ class Recorder:
         """The living DDP models that have taken a step."""
         return list(self._models)
 
+    def tallies(self) -> list[Tally]:
+        """Of the living reducers."""
+        return [group.tally for group in self._groups.values()]
+
     def bucket_bytes(self, ddp: Any) -> int | None:
         """Bytes of a model's buckets in its last step with an exchange; None if none was recorded."""
         model = self._models.get(ddp)
@@ -179,6 +183,7 @@ class Recorder:
                 try:
                     original(reducer, params, indices, limits, recording, *args, **named)
                     self._groups[reducer] = recording
+                    recording.tally = Tally(frozenset(map(id, params)), group.size())
                     return
                 except TypeError:
                     pass  # a torch whose reducer takes no group that is written in Python: this model is not recorded
@@ -226,6 +231,7 @@ class Recorder:
             if self._clock.captures():
                 return None
             self._clock.begin(model.device)
+        group.tally.forwards += 1
         step: StepMarks = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
         if self._loads:
             step.loader = list(self._loads)
@@ -287,6 +293,7 @@ class Recorder:
             self.heard("backward", False, step.number, id(step.model))
         self._in_backward = False
         self.steps.append(step)
+        group.tally.buckets += len(step.buckets)
         self.trained = (self.run, self.cell)
         if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
             group.step = None
@@ -428,6 +435,7 @@ class _Notes:
         self.clock, self.in_order = clock, in_order
         self.model: DdpModel | None = None
         self.step: StepMarks | None = None
+        self.tally = Tally()
 
     def note(self, tensor: Any, index: int | None = None) -> BucketMarks | None:
         """A bucket is handed over now; None if no step is in backward."""

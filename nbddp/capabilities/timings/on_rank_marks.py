@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from nbddp.analysis.steps import Bucket, Step
@@ -76,6 +77,17 @@ class StepMarks:
             tuple(b.bucket(n) for b, n in zip(buckets, names, strict=True)),
             self.synced, self.rebuilt, self.rebuilds, tuple(self.loader or ()), self.waited(), self.inputs,
         )  # fmt: skip
+
+
+@dataclass(eq=False)
+class Tally:
+    """What a DDP model has done so far: forwards with gradients, and buckets of ended backwards. parameters: by `id`,
+    those that its reducer exchanges; ranks: how many its group has. It holds no group, and may outlive the model."""
+
+    parameters: frozenset[int] = frozenset()
+    ranks: int = 0
+    forwards: int = 0
+    buckets: int = 0
 
 
 class DdpModel:
