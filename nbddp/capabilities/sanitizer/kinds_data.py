@@ -156,8 +156,8 @@ def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
 
 
 def _same_again(pairs: list[tuple[Pass, Pass]]) -> str:
-    """What every rank's second epoch repeats of its first: the batches, or the indices of samples that differ by
-    the random numbers that were drawn for them. Empty if neither."""
+    """What every rank's second epoch repeats of its first, or nothing. Batches; or indices, where fetches drew random
+    numbers."""
     if all(a.batches == b.batches for a, b in pairs):
         return f"{len(pairs[0][0].batches)} batches"
     if all(a.order is not None and a.order == b.order and len(b.batches) >= LEAST and a.length == b.length
