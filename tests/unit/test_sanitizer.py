@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
 from nbddp.capabilities import SANITIZER_KINDS
 from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, is_marked, silence
-from nbddp.capabilities.sanitizer.on_rank_recorder import SanitizerRecorder
 from nbddp.capabilities.sanitizer.recording import (
     Forward,
     ModelFacts,
@@ -183,11 +180,3 @@ def test_the_line_takes_kinds_and_names_a_near_one() -> None:
     assert not parse_cell("").sanitize
     with pytest.raises(BadInput, match="did you mean same-mask"):
         parse_cell("--allow same-maks")
-
-
-def test_what_a_gpus_thread_computes_has_the_programs_line():
-    worker = SimpleNamespace(files=SimpleNamespace(shown={}))
-    recorder = SanitizerRecorder(worker)
-    with ThreadPoolExecutor(1) as gpu:
-        number = gpu.submit(recorder.place).result()
-    assert "gpu.submit(recorder.place)" in recorder.record.places[number].text
