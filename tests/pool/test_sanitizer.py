@@ -4,6 +4,8 @@ program computes or counts is changed."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,3 +197,13 @@ def test_a_cell_shows_its_findings_and_a_failed_one_too(ready: nbddp.Pool, shows
     assert "<code>if r == 0 or not bad: o.step()</code>" in str(data["text/html"])
     assert found[0].to_dict()["place"]["line"] > 0
     assert shows("print(1)")
+
+
+def test_what_a_gpus_thread_computes_has_the_programs_line():
+    from nbddp.capabilities.sanitizer.on_rank_recorder import SanitizerRecorder
+
+    worker = SimpleNamespace(files=SimpleNamespace(shown={}))
+    recorder = SanitizerRecorder(worker)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as gpu:
+        number = gpu.submit(recorder.place).result()
+    assert "gpu.submit(recorder.place)" in recorder.record.places[number].text

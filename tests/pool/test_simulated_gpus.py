@@ -60,6 +60,11 @@ def test_a_ddp_program_for_gpus_runs_as_it_is(pool: nbddp.Pool) -> None:
     assert weights[0] == weights[1]
 
 
+def test_ranks_that_seed_nothing_draw_different_numbers(pool: nbddp.Pool) -> None:
+    anew = "torch.cuda.default_generators._made.clear()  # as in a new process"
+    assert len({*values(pool, INIT + anew, "torch.rand(1, device='cuda').item()")}) == 2
+
+
 def test_the_pool_says_what_they_are(pool: nbddp.Pool) -> None:
     assert pool.parts.of("simulated_gpus").holds() == [f"4 simulated GPUs (T4, 16 GB; {SAID}"]
     placed = pool.placed()

@@ -140,18 +140,30 @@ def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
             pairs = [(one[r], two[r]) for r in one]
             if any(a.loader != b.loader or not a.shuffles or a.epoch is None for a, b in pairs):
                 continue
-            if any(a.epoch != b.epoch or a.batches != b.batches or len(set(a.batches)) < LEAST for a, b in pairs):
+            if any(a.epoch != b.epoch or len(set(a.batches)) < LEAST for a, b in pairs):
+                continue
+            if not (same := _same_again(pairs)):
                 continue
             first = pairs[0][0]
             yield make(
                 "same-order", "each epoch has the same order, though the sampler shuffles",
-                [f"epochs {first.number} and {pairs[0][1].number} gave every rank the same "
-                 f"{len(first.batches)} batches in the same order",
+                [f"epochs {first.number} and {pairs[0][1].number} gave every rank the same {same} in the same order",
                  f"the sampler's epoch stayed {first.epoch}: set_epoch was not called"],
                 "each rank sees the same part in the same batches again, so shuffling has no effect",
                 place_of(view, two), about=replica.group, ranks=replica.ranks,
             )  # fmt: skip
             return
+
+
+def _same_again(pairs: list[tuple[Pass, Pass]]) -> str:
+    """What every rank's second epoch repeats of its first, or nothing. Batches; or indices, where fetches drew random
+    numbers."""
+    if all(a.batches == b.batches for a, b in pairs):
+        return f"{len(pairs[0][0].batches)} batches"
+    if all(a.order is not None and a.order == b.order and len(b.batches) >= LEAST and a.length == b.length
+           and a.random_before for a, b in pairs):  # fmt: skip
+        return "indices (samples differ only by random numbers drawn for them, as by an augmentation)"
+    return ""
 
 
 def _augmentation(view: RanksView, replica: Replica) -> Iterator[Seen]:

@@ -10,6 +10,7 @@ import mmap
 import struct
 import time
 import weakref
+from copy import copy
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Data:
         self.fetched = 0
         self.current: Pass | None = None
         self.forked: Pass | None = None
+        self.opened: Pass | None = None  # whose iterator is being made: workers are given indices then
 
     def install(self) -> None:
         self.recorder.wrap(DataLoader, "__iter__", self._iter)
@@ -48,6 +50,7 @@ class Data:
         fetcher = torch_compat.fetcher_of_maps()
         if fetcher is not None:
             self.recorder.wrap(fetcher, "fetch", self._fetch)
+        self.recorder.wrap(DistributedSampler, "__iter__", self._indices)
 
     def _iter(self, original: Any) -> Any:
         def __iter__(loader: Any) -> Any:
@@ -57,7 +60,11 @@ class Data:
             self._take_shared()
             if loader.num_workers:
                 self.forked = fact
-            found = original(loader)
+            self.opened = fact
+            try:
+                found = original(loader)
+            finally:
+                self.opened = None
             if not isinstance(found, self.kind):
                 return found
             self.recorder.models.trained.clear()
@@ -66,6 +73,21 @@ class Data:
             return found
 
         return __iter__
+
+    def _indices(self, original: Any) -> Any:
+        def __iter__(sampler: Any) -> Any:
+            found = original(sampler)
+            fact = self.opened or self.current
+            if self.recorder.on and fact is not None and fact.order is None:
+                self._order(fact, found)
+            return found
+
+        return __iter__
+
+    @digest.safely
+    def _order(self, fact: Pass, found: Any) -> None:
+        if type(found) is type(iter([])):  # whose copy can be read, so that the sampler's own is left alone
+            fact.order = hash(tuple(copy(found)))
 
     def _facts(self, loader: Any) -> Pass:
         number = self.loaders.setdefault(loader, len(self.loaders))

@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,7 @@ class SanitizerRecorder:
         self._undo: list[Callable[[], None]] = []
         self._places: dict[tuple[CodeType, int, str], int] = {}
         self._kinds: dict[str, int] = {}
+        self.thread = threading.get_ident()  # that runs the program
         self.watchers: list[Any] = []
 
     # -- the part's methods ----------------------------------------------------------------
@@ -54,6 +56,7 @@ class SanitizerRecorder:
     def begin(self, spec: RunSpec) -> None:
         env = {} if spec.rendezvous is None else spec.rendezvous.env
         self.clock, self.pending, self._places = 0, [], {}
+        self.thread = threading.get_ident()
         self.record = RankRecord(int(env.get("RANK", 0)), spec.run, spec.cell, socket.gethostname())
         self.watchers = [load(f"nbddp.capabilities.sanitizer.on_rank_{target}")(self) for target in WATCHERS]
         self.models, self.modules, self.steps, self.data, self.calls = self.watchers
@@ -135,6 +138,13 @@ class SanitizerRecorder:
             frame: Any = sys._getframe(skip + 1)
         except ValueError:
             return 0
+        number = self._place_in(frame)
+        if not number and threading.get_ident() != self.thread:
+            # a GPU's gradients are computed on a thread of its own, while the program waits in backward()
+            return self._place_in(sys._current_frames().get(self.thread))
+        return number
+
+    def _place_in(self, frame: Any) -> int:
         found: Any = None
         through = ""
         for _ in range(FRAMES):

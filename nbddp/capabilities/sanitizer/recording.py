@@ -154,7 +154,7 @@ class OutsideParameter:
 class Pass:
     """An iteration over a data loader. rows, batches: digests. training: whether a model was trained meanwhile.
     fetches: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for each
-    batch. padded: samples that the sampler adds."""
+    batch. order: digest of the indices that the sampler gave."""
 
     loader: int
     number: int
@@ -166,6 +166,7 @@ class Pass:
     seed: int | None = None
     epoch: int | None = None
     shuffles: bool = False
+    order: int | None = None
     length: int | None = None
     total: int | None = None
     workers: int = 0

@@ -187,6 +187,7 @@ class _Default(tuple[Any, ...]):
     def _all(self) -> list[Any]:
         while len(self._made) < devices.count():
             self._made.append(CudaGenerator(f"cuda:{len(self._made)}"))
+            self._made[-1].seed()  # as a GPU's: in another state on each rank, until the program seeds it
         return self._made
 
     def __getitem__(self, index: Any) -> Any:
