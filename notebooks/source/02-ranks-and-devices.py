@@ -170,6 +170,49 @@ def own_devices(gpus_per_proc=1):
 print(own_devices())
 
 # %% [markdown]
+# ## On simulated GPUs
+#
+# You need no GPU to rehearse this. With `--simulate-gpus 4` each node has four GPUs for which the CPU computes. Devices and errors are as on
+# two such machines; times are not. It works on Linux, and on Windows in WSL2.
+#
+# The next cell is the last figure as a program: two nodes with four GPUs each, two GPUs to a process. The first layer is on a process's first
+# GPU, the second layer on its second.
+
+# %% tags=["raises-exception"]
+# %%ddp --nnodes 2 --gpus-per-proc 2 --simulate-gpus 4
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+first = 2 * int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(first)
+dist.init_process_group("nccl")
+
+
+class OnTwoGPUs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.below = nn.Linear(8, 8).to(f"cuda:{first}")
+        self.above = nn.Linear(8, 1).to(f"cuda:{first + 1}")
+
+    def forward(self, x):
+        return self.above(self.below(x).to(f"cuda:{first + 1}"))
+
+
+model = DDP(OnTwoGPUs())  # its layers are on several GPUs, so without device_ids
+loss = model(torch.ones(4, 8, device="cuda")).mean()
+loss.backward()
+print("node", os.environ["GROUP_RANK"], "· input on", f"cuda:{torch.cuda.current_device()}", "· loss on", loss.device)
+dist.destroy_process_group()
+
+# %% [markdown]
+# Both nodes have a `cuda:0`: rank 0 and rank 2 name different GPUs by it. Now write `RANK` for `LOCAL_RANK` in the
+# cell, run it again, and read which ranks fail and what they are told.
+
+# %% [markdown]
 # ## To remember
 #
 # - The rank numbers all processes, the local rank those of one node. The world size counts processes, not GPUs.

@@ -131,6 +131,8 @@ def test_a_torch_that_does_not_fit_is_refused(how: str, tmp_path: Path, monkeypa
 
 
 def test_a_torch_that_fits_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freed memory is overwritten here: torch's destructors, which run after Python's end, find what they call."""
+    monkeypatch.setenv("PYTHONMALLOC", "debug")
     assert probe.unusable(tmp_path) is None
     monkeypatch.setattr(probe, "CHILD", "raise SystemExit('never asked')")
     assert probe.unusable(tmp_path) is None

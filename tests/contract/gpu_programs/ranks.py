@@ -157,6 +157,17 @@ def program_own_average() -> Any:
     return y.tolist()
 
 
+def program_barrier_before_a_gpu_is_chosen() -> Any:
+    """A barrier takes the GPU of the rank's number; the current one is cuda:0 on both."""
+    group = dist.new_group()
+    if ON_GPUS:
+        torch.cuda.set_device(0)
+    dist.barrier(group)
+    if ON_GPUS:
+        torch.cuda.set_device(dist.get_rank())
+    return dist.get_world_size(group)
+
+
 PROGRAMS = {name.removeprefix("program_"): one for name, one in globals().items() if name.startswith("program_")}
 
 

@@ -40,6 +40,7 @@ IMPL = 184  # bytes of a TensorImpl that are searched; it has 184 to 208
 GENERATOR = 96  # bytes of a GeneratorImpl that are searched
 MORE_SLOTS = 24  # a subclass may have more functions than the header of its base says
 held: list[Any] = []  # what C++ points to and nothing else holds
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # torch's destructors run after Python's end, which frees the rest
 
 
 class Unfit(RuntimeError):

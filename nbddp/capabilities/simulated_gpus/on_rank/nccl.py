@@ -25,6 +25,7 @@ from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
 TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
 ALONE = {"c10d::send", "c10d::recv_", "c10d::recv_any_source_"}  # not every rank takes part
 FLAT = {"c10d::_allgather_base_", "c10d::_reduce_scatter_base_"}  # gloo cuts along dimension 0, nccl sees no shapes
+BARRIER = "c10d::barrier"
 NOT_COLLECTIVE = {"c10d::check_for_nan", "c10d::monitored_barrier_"}
 OF_BACKENDS = (  # methods of a backend that a program may call without a group
     "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_into_tensor_coalesced", "alltoall",
@@ -166,7 +167,9 @@ def _collective(op: Any) -> Callable[..., Any]:
         if shadow.device != SHARED:
             nccl_checks.check(op, args, shadow.size)
         call = Relabelled(op, args, {})
-        if call.device is not None and name not in ALONE:
+        if name == BARRIER:
+            _meet(shadow, call.device, args[at], args[at + 1])
+        elif call.device is not None and name not in ALONE:
             _bring(shadow, call.device)
         call.args[at] = shadow.boxed
         if name in FLAT:
@@ -198,16 +201,28 @@ def _shadow_of(boxed: Any) -> Shadow:
     return shadow
 
 
-def _bring(shadow: Shadow, device: int) -> None:
+def _meet(shadow: Shadow, device: int | None, boxed: Any, device_ids: Any) -> None:
+    """A barrier takes its `device_ids`, else the group's GPU, else number rank modulo the GPUs, not the current one."""
+    if device is None or shadow.device is not None:
+        return
+    if device_ids:
+        device = device_ids[0]
+    elif torch._C._distributed_c10d.ProcessGroup.unbox(boxed).bound_device_id is None:
+        device = (dist.get_rank() if dist.is_initialized() else shadow.rank) % devices.count()
+    _bring(shadow, device, "simulated/barrier")
+    shadow.device = None  # the next collective may be on another GPU
+
+
+def _bring(shadow: Shadow, device: int, key: str = "simulated") -> None:
     """NCCL refuses two ranks on one GPU when the communicator is made: at the first collective."""
     if shadow.device is not None:
         return
     shadow.device = device
     node = os.environ.get("GROUP_RANK", "")  # simulated nodes have GPUs of their own
     mine = f"{socket.gethostname()}:{node}:{devices.physical(device)}"
-    shadow.store.set(f"simulated/{shadow.rank}", mine)
+    shadow.store.set(f"{key}/{shadow.rank}", mine)
     for rank in range(shadow.size):
-        other = shadow.store.get(f"simulated/{rank}").decode()
+        other = shadow.store.get(f"{key}/{rank}").decode()
         if rank != shadow.rank and other == mine:
             shadow.device = None  # the next collective tries again, as NCCL does
             bus = (devices.physical(device) + 1) << 12
