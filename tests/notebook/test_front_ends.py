@@ -66,7 +66,9 @@ def test_lesson_passes_under_jupyter_execute(executed: dict[Path, Future[Any]], 
     assert all(c.execution_count for c in code)
     for cell in code:
         failed = any(o.output_type == "error" for o in cell.outputs)
-        assert failed == ("raises-exception" in cell.metadata.get("tags", ())), cell.source
+        # simulated GPUs may be refused on other systems, and the notebook goes on
+        fails = "raises-exception" in cell.metadata.get("tags", ()) and "--simulate-gpus" not in cell.source
+        assert failed == fails, cell.source
         if "\ncheck." in f"\n{cell.source}":
             assert is_ok(cell.outputs), cell.outputs
         if "explore." in cell.source:
