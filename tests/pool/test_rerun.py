@@ -48,9 +48,7 @@ def cells_of(source: Path) -> list[tuple[str, bool]]:
     """The code of the solved lesson, and whether a cell is to fail."""
     made = builder().solved(builder().parse(source.read_text(encoding="utf-8")))
     return [  # simulated GPUs may be refused on other systems alone
-        (c.text, "raises-exception" in c.tags and "--simulate-gpus" not in c.text)
-        for c in made
-        if c.kind != "markdown"
+        (c.text, "raises-exception" in c.tags and "--simulate-gpus" not in c.text) for c in made if c.kind != "markdown"
     ]
 
 
