@@ -190,7 +190,7 @@ def test_a_program_for_gpus_fails_as_ever_and_is_told_the_option(plain: nbddp.Po
         pytest.skip("this machine has a GPU")
     last = error.value.report.splitlines()[-1]
     assert last == (
-        "There is no GPU here; with --simulate-gpus 2 the program runs on simulated GPUs, computed on the CPU."
+        "No CUDA GPU is visible here; with --simulate-gpus 2 the program runs on simulated GPUs, computed on the CPU."
     )
     with pytest.raises(RunFailed) as other:
         plain.run_cell("raise RuntimeError('of my own')", show=())

@@ -161,7 +161,7 @@ def test_too_few_are_refused_as_real_ones_are() -> None:
 # -- what is said of errors ------------------------------------------------------------------------
 
 HERE = planned("--nproc 4")
-LINE = "There is no GPU here; with --simulate-gpus 4 the program runs on simulated GPUs, computed on the CPU."
+LINE = "No CUDA GPU is visible here; with --simulate-gpus 4 the program runs on simulated GPUs, computed on the CPU."
 
 
 def cause(kind: str, message: str, line: str = "x = y", function: str = "") -> Cause:
@@ -206,7 +206,8 @@ def test_no_other_error_names_it(failed: Cause) -> None:
 def test_where_there_is_a_gpu_it_is_not_named() -> None:
     gpus = planned("--nproc 4 --simulate-gpus 4")
     untold = replace(HERE, nodes=(replace(HERE.nodes[0], untold=("NVML does not list the GPUs: …",)),))
-    for placed in (gpus, untold, replace(HERE, hides_gpus=True)):
+    many = planned("--nproc 17")  # no node can have so many
+    for placed in (gpus, untold, replace(HERE, hides_gpus=True), many):
         assert without_gpus(NO_CUDA[0], placed) == ""
 
 
@@ -298,6 +299,12 @@ def test_a_refusal_is_repeated_and_a_success_is_said_once(monkeypatch: pytest.Mo
         with pytest.raises(BadInput, match=why):
             part.planned(spec, placed)
     assert pool_of("--simulate-gpus 4", placed).planned(spec, placed) == []
+    with pytest.raises(BadInput, match=why):  # workers have them too where --device cpu hides them
+        part.planned(spec, HERE)
+    monkeypatch.setattr(probe, "unusable", lambda: None)
+    assert part.planned(spec, HERE) == ["--device cpu hides the simulated GPUs from every process"]
+    assert pool_of("--simulate-gpus 4", HERE).planned(spec, HERE) == []
+    assert part.planned(LaunchSpec(), HERE) == []
     attached = pool_of("", None)
     vars(vars(attached)["_pool"].group)["can_respawn"] = False
     with pytest.raises(BadInput, match="leave out --cluster"):
