@@ -30,6 +30,7 @@ from nbddp.launch.spec_merge import merged
 from nbddp.launch.topology import Topology
 from nbddp.notebook.commands import parse_command
 from nbddp.notebook.history import CellHistory
+from nbddp.pool.change import RankLayout, plan_change
 
 MODELS = {"4": ("4xT4", "Tesla T4"), "8xH100": ("8xH100", "NVIDIA H100 80GB HBM3"),
           "4xA100-80GB": ("4xA100-80GB", "NVIDIA A100-SXM4-80GB"), "2xv100": ("2xV100-16GB", "Tesla V100-SXM2-16GB"),
@@ -137,6 +138,18 @@ def test_each_node_has_its_own() -> None:
     assert [len(node.devices) for node in placed.nodes] == [4, 4]
 
 
+def test_a_rank_that_changes_nodes_is_replaced() -> None:
+    """It would go on to count its memory with those of the node that it was on."""
+    one = planned("--simulate-gpus 2 --nproc 2")
+    shared = Topology.plan(one.nodes, nproc=2, nnodes=1, gpus_per_proc=2, oversubscribe=True)
+    apart = Topology.plan(one.nodes, nproc=1, nnodes=2, gpus_per_proc=2)
+    assert shared.workers[1].device_words() == apart.workers[1].device_words() == "simulated GPUs 0, 1"
+    living = {0: True, 1: True}
+    change = plan_change(RankLayout(apart, "all"), RankLayout(shared, "all"), living)
+    assert change.end == change.start == (1,)
+    assert plan_change(RankLayout(apart, "all"), RankLayout(apart, "all"), living).end == ()
+
+
 def test_masks_list_them_and_never_the_parents() -> None:
     placed = planned("--simulate-gpus 4 --nproc 2")
     masks = [torchrun_env.visible_devices(w, placed.nodes[0], "all") for w in placed.workers]
@@ -220,6 +233,15 @@ def test_operands_on_several_devices_are_named() -> None:
     assert on_worker.explain(Raised("RuntimeError", MIXED), [[], [NET, X], [X, Y]], 4, 1) == said
     assert on_worker.explain(Raised("RuntimeError", MIXED), [[NET, Y], [X]], 4, 1) == ""
     assert on_worker.explain(Raised("RuntimeError", "bad"), [[NET, X]], 4, 1) == ""
+
+
+LEFT_OUT = {"y = net(x)": " net(x)", "a, b = c = f(a)": " f(a)", "x[i] = y": "x[i] = y", "x += y": "x += y",
+            "f(x=y)": "f(x=y)", "x == y": "x == y", "if x == y:": "if x == y:", "y = x == z": " x == z"}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LEFT_OUT)
+def test_what_a_line_assigns_is_no_operand_of_it(line: str) -> None:
+    assert on_worker.BOUND.sub("", line) == LEFT_OUT[line]
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ def _words(spec: LaunchSpec, placed: Topology) -> str:
 
 def _with_cards(node: Node, cards: Sequence[Card]) -> Node:
     devices = tuple(
-        Device(i, str(i), name=card.name, memory=card.memory, simulated=True) for i, card in enumerate(cards)
+        Device(i, str(i), name=card.name, memory=card.memory, uuid=f"node {node.index}, GPU {i}", simulated=True)
+        for i, card in enumerate(cards)
     )
     return replace(node, devices=devices, links=link_matrix(cards) if len(cards) > 1 else (), untold=(UNTOLD,))
