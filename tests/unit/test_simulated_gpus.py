@@ -292,8 +292,13 @@ def test_an_exported_script_is_for_real_gpus(tmp_path: Path) -> None:
     cells = [{"cell_type": "code", "source": "%%ddp --simulate-gpus 2\nx = 1\n", "metadata": {}, "outputs": []}]
     notebook = tmp_path / "a.ipynb"
     notebook.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}))
-    for line, say in (("%%ddp --simulate-gpus 2", True), ("%%ddp --nproc 2", False)):
-        notebook.write_text(notebook.read_text().replace("%%ddp --simulate-gpus 2", line))
+    first = notebook.read_text()
+    for line, say in (
+        ("%%ddp --simulate-gpus 2", True),
+        ("%%ddp --nproc 2", False),
+        ("%%ddp --simulate-gpus 0", False),
+    ):
+        notebook.write_text(first.replace("%%ddp --simulate-gpus 2", line))
         asked = parse_command(f"export {tmp_path}/t.py --notebook {notebook} --force")
         printed = carry_out(asked.args, None, CellHistory())  # type: ignore[arg-type]
         sentence = "Its cells ran on simulated GPUs; the script is for real ones, and simulates none."
