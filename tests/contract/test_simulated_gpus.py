@@ -145,9 +145,10 @@ def test_an_answer_cut_short_is_asked_again(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(probe, "CHILD", "import os; os.abort()")
     assert "SIGABRT" in (probe.unusable(tmp_path) or "")
     (path,) = tmp_path.iterdir()
-    path.write_text('{"unus')
     monkeypatch.setattr(probe, "CHILD", "raise SystemExit('the second')")
-    assert "the second" in (probe.unusable(tmp_path) or "")
+    for broken in ('{"unus', "[]", "null", '{"unusable": 1}'):
+        path.write_text(broken)
+        assert "the second" in (probe.unusable(tmp_path) or "")
 
 
 PASSING = {"MemoryError": "raise MemoryError", "SIGKILL": "import os; os.kill(os.getpid(), 9)",

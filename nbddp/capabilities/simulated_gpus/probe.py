@@ -45,7 +45,7 @@ def unusable(folder: Path | None = None) -> str | None:
     kept = _kept(folder, root)
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))["unusable"] if kept else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, str):
         found, lasts = _try(root)
