@@ -274,7 +274,10 @@ def cpu_default(cores: int) -> int:
 def simulate(host: Node, nnodes: int) -> tuple[Node, ...]:
     """Share one machine among `nnodes` simulated nodes: GPUs in equal blocks, but simulated GPUs all to each."""
     if any(d.simulated for d in host.devices):
-        return tuple(replace(host, index=i, cores=max(1, host.cores // nnodes), simulated=True) for i in range(nnodes))
+        # a GPU of one node is none of another: a process that changes nodes is replaced
+        each = [tuple(replace(d, uuid=f"node {i}, GPU {d.index}") for d in host.devices) for i in range(nnodes)]
+        cores = max(1, host.cores // nnodes)
+        return tuple(replace(host, index=i, devices=own, cores=cores, simulated=True) for i, own in enumerate(each))
     share = len(host.devices) // nnodes
     if host.devices and share == 0:
         raise BadInput(

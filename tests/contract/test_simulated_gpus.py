@@ -9,14 +9,18 @@ import ast
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nbddp.agent import stop
 from nbddp.capabilities.simulated_gpus import probe
 from tests.places import ROOT
 
@@ -140,9 +144,44 @@ def test_a_torch_that_fits_is_tried_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_answer_cut_short_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "CHILD", "raise SystemExit('the first')")
-    assert "the first" in (probe.unusable(tmp_path) or "")
+    monkeypatch.setattr(probe, "CHILD", "import os; os.abort()")
+    assert "SIGABRT" in (probe.unusable(tmp_path) or "")
     (path,) = tmp_path.iterdir()
-    path.write_text('{"unus')
     monkeypatch.setattr(probe, "CHILD", "raise SystemExit('the second')")
-    assert "the second" in (probe.unusable(tmp_path) or "")
+    for broken in ('{"unus', "[]", "null", '{"unusable": 1}'):
+        path.write_text(broken)
+        assert "the second" in (probe.unusable(tmp_path) or "")
+
+
+PASSING = {"MemoryError": "raise MemoryError", "SIGKILL": "import os; os.kill(os.getpid(), 9)",
+           "did not end within": "import time; time.sleep(60)"}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", PASSING)
+def test_what_may_be_otherwise_tomorrow_is_not_remembered(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "CHILD", PASSING[words])
+    monkeypatch.setattr(probe, "SECONDS", 0.5 if "time" in PASSING[words] else 60)
+    assert words in (probe.unusable(tmp_path) or "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stop_ends_a_trial_and_says_nothing_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = tmp_path / "started"
+    child = f"import os, time; open({str(started)!r}, 'w').write(f'{{os.getpid()}} {{os.getpgid(0)}}.'); time.sleep(60)"
+    monkeypatch.setattr(probe, "CHILD", child)
+
+    def press() -> None:
+        while not (started.exists() and started.read_text().endswith(".")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt), stop.heard_at_checks():
+        probe.unusable(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["started"]
+    pid, group = map(int, started.read_text()[:-1].split())
+    assert group != os.getpgid(0)  # a front end interrupts the kernel's whole group
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -196,6 +196,9 @@ def test_what_pip_has_installed_anywhere_is_not_the_users(tmp_path: Path) -> Non
     (tmp_path / "made-1.0.dist-info").mkdir()
     record = "made/__init__.py,,\nmade/sub/a.py,,\nsingle.py,,\n../bin/made,,\nmade-1.0.dist-info/RECORD,,\n"
     (tmp_path / "made-1.0.dist-info" / "RECORD").write_text(record)
+    (tmp_path / "closed-1.0.dist-info" / "RECORD").mkdir(parents=True)  # stands for one that may not be read
+    (tmp_path / "old-1.0.dist-info").mkdir()
+    (tmp_path / "old-1.0.dist-info" / "RECORD").write_bytes(b"caf\xe9.py,,\n")
     installed = frames._installed(str(tmp_path))
     files = ["made/sub/a.py", "single.py", "made_by_me/a.py", "train.py", "singles.py"]
     assert [str(tmp_path / f).startswith(tuple(installed)) for f in files] == [True, True, False, False, False]

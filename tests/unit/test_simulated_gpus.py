@@ -30,6 +30,7 @@ from nbddp.launch.spec_merge import merged
 from nbddp.launch.topology import Topology
 from nbddp.notebook.commands import parse_command
 from nbddp.notebook.history import CellHistory
+from nbddp.pool.change import RankLayout, plan_change
 
 MODELS = {"4": ("4xT4", "Tesla T4"), "8xH100": ("8xH100", "NVIDIA H100 80GB HBM3"),
           "4xA100-80GB": ("4xA100-80GB", "NVIDIA A100-SXM4-80GB"), "2xv100": ("2xV100-16GB", "Tesla V100-SXM2-16GB"),
@@ -137,6 +138,18 @@ def test_each_node_has_its_own() -> None:
     assert [len(node.devices) for node in placed.nodes] == [4, 4]
 
 
+def test_a_rank_that_changes_nodes_is_replaced() -> None:
+    """It would go on to count its memory with those of the node that it was on."""
+    one = planned("--simulate-gpus 2 --nproc 2")
+    shared = Topology.plan(one.nodes, nproc=2, nnodes=1, gpus_per_proc=2, oversubscribe=True)
+    apart = Topology.plan(one.nodes, nproc=1, nnodes=2, gpus_per_proc=2)
+    assert shared.workers[1].device_words() == apart.workers[1].device_words() == "simulated GPUs 0, 1"
+    living = {0: True, 1: True}
+    change = plan_change(RankLayout(apart, "all"), RankLayout(shared, "all"), living)
+    assert change.end == change.start == (1,)
+    assert plan_change(RankLayout(apart, "all"), RankLayout(apart, "all"), living).end == ()
+
+
 def test_masks_list_them_and_never_the_parents() -> None:
     placed = planned("--simulate-gpus 4 --nproc 2")
     masks = [torchrun_env.visible_devices(w, placed.nodes[0], "all") for w in placed.workers]
@@ -161,7 +174,7 @@ def test_too_few_are_refused_as_real_ones_are() -> None:
 # -- what is said of errors ------------------------------------------------------------------------
 
 HERE = planned("--nproc 4")
-LINE = "There is no GPU here; with --simulate-gpus 4 the program runs on simulated GPUs, computed on the CPU."
+LINE = "No CUDA GPU is visible here; with --simulate-gpus 4 the program runs on simulated GPUs, computed on the CPU."
 
 
 def cause(kind: str, message: str, line: str = "x = y", function: str = "") -> Cause:
@@ -206,7 +219,8 @@ def test_no_other_error_names_it(failed: Cause) -> None:
 def test_where_there_is_a_gpu_it_is_not_named() -> None:
     gpus = planned("--nproc 4 --simulate-gpus 4")
     untold = replace(HERE, nodes=(replace(HERE.nodes[0], untold=("NVML does not list the GPUs: …",)),))
-    for placed in (gpus, untold, replace(HERE, hides_gpus=True)):
+    many = planned("--nproc 17")  # no node can have so many
+    for placed in (gpus, untold, replace(HERE, hides_gpus=True), many):
         assert without_gpus(NO_CUDA[0], placed) == ""
 
 
@@ -219,6 +233,15 @@ def test_operands_on_several_devices_are_named() -> None:
     assert on_worker.explain(Raised("RuntimeError", MIXED), [[], [NET, X], [X, Y]], 4, 1) == said
     assert on_worker.explain(Raised("RuntimeError", MIXED), [[NET, Y], [X]], 4, 1) == ""
     assert on_worker.explain(Raised("RuntimeError", "bad"), [[NET, X]], 4, 1) == ""
+
+
+LEFT_OUT = {"y = net(x)": " net(x)", "a, b = c = f(a)": " f(a)", "x[i] = y": "x[i] = y", "x += y": "x += y",
+            "f(x=y)": "f(x=y)", "x == y": "x == y", "if x == y:": "if x == y:", "y = x == z": " x == z"}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LEFT_OUT)
+def test_what_a_line_assigns_is_no_operand_of_it(line: str) -> None:
+    assert on_worker.BOUND.sub("", line) == LEFT_OUT[line]
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,8 +292,13 @@ def test_an_exported_script_is_for_real_gpus(tmp_path: Path) -> None:
     cells = [{"cell_type": "code", "source": "%%ddp --simulate-gpus 2\nx = 1\n", "metadata": {}, "outputs": []}]
     notebook = tmp_path / "a.ipynb"
     notebook.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}))
-    for line, say in (("%%ddp --simulate-gpus 2", True), ("%%ddp --nproc 2", False)):
-        notebook.write_text(notebook.read_text().replace("%%ddp --simulate-gpus 2", line))
+    first = notebook.read_text()
+    for line, say in (
+        ("%%ddp --simulate-gpus 2", True),
+        ("%%ddp --nproc 2", False),
+        ("%%ddp --simulate-gpus 0", False),
+    ):
+        notebook.write_text(first.replace("%%ddp --simulate-gpus 2", line))
         asked = parse_command(f"export {tmp_path}/t.py --notebook {notebook} --force")
         printed = carry_out(asked.args, None, CellHistory())  # type: ignore[arg-type]
         sentence = "Its cells ran on simulated GPUs; the script is for real ones, and simulates none."
@@ -298,6 +326,12 @@ def test_a_refusal_is_repeated_and_a_success_is_said_once(monkeypatch: pytest.Mo
         with pytest.raises(BadInput, match=why):
             part.planned(spec, placed)
     assert pool_of("--simulate-gpus 4", placed).planned(spec, placed) == []
+    with pytest.raises(BadInput, match=why):  # workers have them too where --device cpu hides them
+        part.planned(spec, HERE)
+    monkeypatch.setattr(probe, "unusable", lambda: None)
+    assert part.planned(spec, HERE) == ["--device cpu hides the simulated GPUs from every process"]
+    assert pool_of("--simulate-gpus 4", HERE).planned(spec, HERE) == []
+    assert part.planned(LaunchSpec(), HERE) == []
     attached = pool_of("", None)
     vars(vars(attached)["_pool"].group)["can_respawn"] = False
     with pytest.raises(BadInput, match="leave out --cluster"):

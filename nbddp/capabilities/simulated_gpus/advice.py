@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nbddp.capabilities.simulated_gpus.cards import MOST
 from nbddp.errors import Cause, Frame, Raised
 from nbddp.launch.topology import Topology
 
@@ -51,8 +52,11 @@ def without_gpus(cause: Cause, placed: Topology) -> str:
     if node.devices or node.untold or placed.hides_gpus or not any(map(_is_no_cuda, cause.chain)):
         return ""
     number = placed.nproc_per_node * max(1, placed.gpus_per_proc)
+    if number > MOST:
+        return ""
     return (
-        f"There is no GPU here; with --simulate-gpus {number} the program runs on simulated GPUs, computed on the CPU."
+        f"No CUDA GPU is visible here; with --simulate-gpus {number} the program runs on simulated GPUs, computed on "
+        "the CPU."
     )
 
 

@@ -33,6 +33,7 @@ NO_SUCH = r"invalid device ordinal"
 NOT_ON_GPU = r"No backend type associated with device type cpu"
 SHARED = r"Duplicate GPU detected"
 WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
+BOUND = re.compile(r"^(\s*[\w*][\w\s,*]*=)+(?!=)")  # names that a line assigns: what they held is no operand
 
 
 def part(worker: RankWorker) -> SimulatedDevices:
@@ -114,7 +115,7 @@ def explain(raised: Raised, frames: Sequence[Sequence[Placed]], gpus: int, curre
 def placed(frame: FrameType, line: str, torch: Any) -> list[Placed]:
     """What the names of a line hold in this frame, where that is on one device."""
     found = []
-    for name in dict.fromkeys(WORD.findall(line)):
+    for name in dict.fromkeys(WORD.findall(BOUND.sub("", line))):
         value = frame.f_locals.get(name, frame.f_globals.get(name))
         devices = _devices(value, torch)
         if len(devices) == 1:

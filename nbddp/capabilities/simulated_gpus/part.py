@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nbddp.pool.state import PoolState
 
 COUNTED = "Simulated GPUs: memory is counted by the rules of torch's allocator; a GPU may take some MiB more or less."
+HIDDEN = "--device cpu hides the simulated GPUs from every process"
 TIMED = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
 # command or option → what is said under its figure, where that is not TIMED
 UNDER = {"topology": "", "memory": COUNTED}
@@ -40,7 +41,13 @@ class SimulatedGpusPart:
 
     def planned(self, spec: LaunchSpec, topology: Topology) -> list[str]:
         """What they are, where the pool does not have them yet. Raises BadInput where they cannot be had."""
-        if not topology.simulates_gpus or self._has(spec.simulate_gpus):
+        placed = self._pool.group.topology
+        if spec.simulate_gpus in (None, NONE) or (
+            # workers from which they are hidden have them too
+            placed is not None
+            and self._pool.spec.simulate_gpus == spec.simulate_gpus
+            and placed.simulates_gpus == topology.simulates_gpus
+        ):
             return []
         asked = f"--simulate-gpus {spec.simulate_gpus}"
         if not self._pool.group.can_respawn:
@@ -48,7 +55,7 @@ class SimulatedGpusPart:
         if why := probe.unusable():
             raise BadInput(f"{asked}: {why}; leave it out to run on the CPU")
         self._refuse_other_torch(asked)
-        return [_words(spec, topology)]
+        return [_words(spec, topology) if topology.simulates_gpus else HIDDEN]
 
     def _refuse_other_torch(self, asked: str) -> None:
         """Raises BadInput for a host with another torch than has been tried here."""
@@ -61,18 +68,18 @@ class SimulatedGpusPart:
                     f"which has not been tried; install torch {here} there"
                 )
 
-    def _has(self, cards: str | None = None) -> bool:
-        """Whether the workers have simulated GPUs, and these if cards are named."""
+    def _shows(self) -> bool:
+        """Whether workers see simulated GPUs."""
         placed = self._pool.group.topology
-        return placed is not None and placed.simulates_gpus and cards in (None, self._pool.spec.simulate_gpus)
+        return placed is not None and placed.simulates_gpus
 
     def figure_notes(self, name: str) -> str:
         """Under a figure of what was measured."""
-        return UNDER.get(name, TIMED) if self._has() else ""
+        return UNDER.get(name, TIMED) if self._shows() else ""
 
     def holds(self) -> list[str]:
         """What `status` says besides its table."""
-        return [_words(self._pool.spec, self._pool.group.placed())] if self._has() else []
+        return [_words(self._pool.spec, self._pool.group.placed())] if self._shows() else []
 
 
 def _words(spec: LaunchSpec, placed: Topology) -> str:
@@ -83,6 +90,7 @@ def _words(spec: LaunchSpec, placed: Topology) -> str:
 
 def _with_cards(node: Node, cards: Sequence[Card]) -> Node:
     devices = tuple(
-        Device(i, str(i), name=card.name, memory=card.memory, simulated=True) for i, card in enumerate(cards)
+        Device(i, str(i), name=card.name, memory=card.memory, uuid=f"node {node.index}, GPU {i}", simulated=True)
+        for i, card in enumerate(cards)
     )
     return replace(node, devices=devices, links=link_matrix(cards) if len(cards) > 1 else (), untold=(UNTOLD,))

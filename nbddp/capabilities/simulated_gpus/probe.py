@@ -11,17 +11,23 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import nbddp
+from nbddp.agent import stop
 from nbddp.agent.runtime_dir import cache
 from nbddp.errors import AgentFailed
 
 KNOWN = ("2.6", "2.10", "2.11", "2.13", "2.14")  # torch's versions with which the tests have run
 SECONDS = 300  # for the child: a first import of torch from a slow disk
 FITS = "simulated GPUs fit"
+HEARD = 0.1  # seconds in which Stop ends a trial
+# ends that tell of the build and not of the moment: a machine without memory may do well tomorrow
+CRASHES = {-number for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE)}
+UNFIT = "machine.Unfit: "  # how the last line begins of a trial that has found another layout, after its package
 CHILD = "from nbddp.capabilities.simulated_gpus.on_rank.trial import try_all; try_all()"
 
 
@@ -29,7 +35,8 @@ def unusable(folder: Path | None = None) -> str | None:
     """Why this interpreter's torch cannot simulate GPUs, as one sentence, or None if it can.
 
     `folder` keeps the answers (default: `simulated_gpus` in the user's cache folder). The first call for a build of
-    torch takes some seconds, the others a millisecond. Nothing in this process is changed.
+    torch takes some seconds, the others a millisecond. Nothing in this process is changed. A trial that failed for
+    another reason than the build is made again. Raises KeyboardInterrupt, and nothing is kept, if Stop is pressed.
     """
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
@@ -38,28 +45,54 @@ def unusable(folder: Path | None = None) -> str | None:
     kept = _kept(folder, root)
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))["unusable"] if kept else None
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, str):
-        found = _try(root)
-        _keep(kept, found)
+        found, lasts = _try(root)
+        if lasts:
+            _keep(kept, found)
     return found or None
 
 
-def _try(root: Path) -> str:
+def _try(root: Path) -> tuple[str, bool]:
+    """Why it cannot, or empty; and whether that is so of the build."""
+    code, out, err = _run_child()
+    if code is None:
+        return _sentence(root, f"a trial did not end within {SECONDS} s"), False
+    if code == 0 and FITS in out:
+        return "", True
+    if code < 0:
+        return _sentence(root, f"a trial was ended by {_signal_name(-code)}"), code in CRASHES
+    last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
+    return _sentence(root, f"a trial ended with: {last}"), UNFIT in last
+
+
+def _run_child() -> tuple[int | None, str, str]:
+    """Exit status of a trial, None if it was ended since it took too long, and what it has printed. It has a session of
+    its own, so that Stop is heard here and not there."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(nbddp.__file__).parents[1]), *_path()])}
+    end = time.monotonic() + SECONDS
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+    ) as child:  # fmt: skip
+        try:
+            while time.monotonic() < end:
+                stop.check()
+                with suppress(subprocess.TimeoutExpired):
+                    out, err = child.communicate(timeout=HEARD)
+                    return child.returncode, out, err
+            return None, "", ""
+        finally:
+            if child.poll() is None:
+                child.kill()
+
+
+def _signal_name(number: int) -> str:
     try:
-        child = subprocess.run(
-            [sys.executable, "-c", CHILD], env=env, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return _sentence(root, f"a trial did not end within {SECONDS} s")
-    if child.returncode == 0 and FITS in child.stdout:
-        return ""
-    if child.returncode < 0:
-        return _sentence(root, f"a trial was ended by {signal.Signals(-child.returncode).name}")
-    lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
-    return _sentence(root, f"a trial ended with: {lines[-1]}")
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _path() -> list[str]:
@@ -88,8 +121,9 @@ def _kept(folder: Path | None, root: Path) -> Path | None:
     digest = hashlib.sha256(f"{sys.version} {sys.executable} {root}".encode())
     engine = sorted(Path(__file__).parent.glob("on_rank/*.py"))
     for path in [root / "version.py", *sorted((root / "lib").glob("lib*.*")), *engine]:
-        facts = path.stat()
-        digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
+        with suppress(OSError):  # a link to nowhere
+            facts = path.stat()
+            digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns}".encode())
     return place / f"{digest.hexdigest()[:24]}.json"
 
 

@@ -148,6 +148,10 @@ def _installed(folder: str) -> set[str]:
     """What pip has installed in a folder (`pip install --target`): it may hold the user's own modules as well."""
     found = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
-        tops = {line.partition(",")[0].partition("/")[::2] for line in record.read_text().splitlines()}
+        try:
+            lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # somebody else's: what cannot be known as installed is taken for the user's
+            continue
+        tops = {line.partition(",")[0].partition("/")[::2] for line in lines}
         found |= {f"{folder}/{top}{'/' if below else ''}" for top, below in tops if below or top.endswith(".py")}
     return found
