@@ -144,9 +144,11 @@ def _with_updates(found: Comparison, updates: Sequence[TensorPair], allowed: flo
 
 
 def _off(row: TensorPair, floor: float) -> float:
-    if row.apart == 0:
-        return 0.0
-    return sqrt(row.apart) / max(sqrt(row.square), floor, 1e-300)
+    """How far rank 0 is from one process, or from another rank."""
+    size = max(sqrt(row.square), floor)
+    if size == 0:
+        return row.spread if row.apart == 0 else sqrt(row.apart) / 1e-300
+    return max(sqrt(row.apart), row.spread * sqrt(max(row.own, row.square))) / size
 
 
 def _deviation(some: Sequence[TensorPair], of: Sequence[TensorPair], allowed: float) -> Deviation:
