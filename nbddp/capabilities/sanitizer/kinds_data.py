@@ -13,7 +13,7 @@ from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
 LEAST = 2  # batches that must have been seen
-SAME = "the ranks compute the same gradients, so the step costs as before and learns as one rank would"
+SAME = "the ranks learn from the same samples, so the step costs as before and learns little more than one rank would"
 
 
 def found(view: RanksView) -> Iterator[Seen]:
