@@ -353,6 +353,14 @@ def step():
 o2 = torch.optim.SGD(model.parameters(), .1 * (1 + rank))
 def step(): o2.zero_grad(); F.cross_entropy(model(x), y).backward(); o2.step()
 """, "differs", "differs between the ranks by 50 %", always=True),
+    Step("lr_zero_on_rank_0", """
+o2 = torch.optim.SGD(model.parameters(), .1 if rank else 0.0)
+def step(): o2.zero_grad(); F.cross_entropy(model(x), y).backward(); o2.step()
+""", "differs", "moved on some ranks, and not on others", always=True),
+    Step("lr_of_a_rank_in_float32", """
+o2 = torch.optim.SGD(model.parameters(), .1 * (1 + rank))
+def step(): o2.zero_grad(); F.cross_entropy(model(x.to(torch.float32)), y).backward(); o2.step()
+""", "differs", "differs between the ranks by 50 %"),
     Step("state_of_a_rank", """
 o2 = torch.optim.SGD(model.parameters(), .1, momentum=.9)
 F.cross_entropy(model.module(x), y).backward(); o2.step()

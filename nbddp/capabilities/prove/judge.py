@@ -129,15 +129,18 @@ def compared(pairs: Sequence[TensorPair], dtype: str) -> Comparison:
         missing=tuple(m for m in missing if m[0].startswith(GRADIENT) or not gradients),
         updates=None,
     )
-    return found if different or not gradients else _with_updates(found, updates, allowed)
+    bits = all(r.spread == 0 for r in gradients)
+    return found if different or not gradients else _with_updates(found, updates, allowed, bits)
 
 
-def _with_updates(found: Comparison, updates: Sequence[TensorPair], allowed: float) -> Comparison:
-    """Gradients are equal: what the optimizer has made of them is looked at, in float64 alone."""
-    if found.dtype != "float64" or not updates:
+def _with_updates(found: Comparison, updates: Sequence[TensorPair], allowed: float, bits: bool) -> Comparison:
+    """Gradients are equal: what the optimizer has made of them is looked at, in float64 alone; or on ranks of
+    gradients with equal bits."""
+    if not updates or not (bits or found.dtype == "float64"):
         return found
     floor = sqrt(sum(r.square for r in updates))
-    different = [r for r in updates if _off(r, floor) > UPDATES]
+    looked = updates if found.dtype == "float64" else [r for r in updates if r.spread > UPDATES]
+    different = [r for r in looked if _off(r, floor) > UPDATES]
     if not different:
         return found
     return replace(found, updates=_deviation(different, updates, allowed))

@@ -97,6 +97,10 @@ class Attempt:
         return list(self.answers[0].before)
 
     @property
+    def moved_alone(self) -> list[str]:
+        return sorted({n for a in self.answers.values() for n in a.alone if not n.startswith("gradient ")})
+
+    @property
     def alone(self) -> list[str]:
         """Gradients that some ranks have and others have not."""
         return sorted({n for a in self.answers.values() for n in a.alone if n.startswith("gradient ")})
@@ -196,6 +200,9 @@ def _judged(
     if not found.norm > 0:
         why = "The step has left no gradient in the parameters that it reaches, and has moved none; or all are zero."
         return "not known", f"not known: {named} and one process show no gradient to compare", why
+    if found.equal and not attempt.alone and attempt.moved_alone:
+        text = f"{attempt.moved_alone[0].partition(' ')[2]} is moved on some ranks, and not on others"
+        return "differs", f"differs: gradients are equal, but {text}", "Not known why."
     if found.equal and not attempt.alone:
         return "proven", _proven(attempt, named), ""
     if attempt.alone or found.missing:
