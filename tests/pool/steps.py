@@ -344,5 +344,35 @@ def step(): F.cross_entropy(model.module(x) if rank == 0 else model.module(x.det
 ids = torch.ones(6, 4 + rank)
 def step(): F.cross_entropy(model(F.pad(ids, (0, 4 - rank))), y).backward()
 """, "refused", "ids has the shapes (6, 4) and (6, 5) on ranks 0 and 1; pad", batch=("ids", "y")),
+    Step("edited_on_a_rank", """
+def step():
+    F.cross_entropy(model(x), y).backward()
+    if rank == 1: model.module[0].weight.grad *= 2
+""", "differs", "an edit after backward by a rank's own numbers", always=True, batch=("x", "y")),
+    Step("lr_of_a_rank", """
+o2 = torch.optim.SGD(model.parameters(), .1 * (1 + rank))
+def step(): o2.zero_grad(); F.cross_entropy(model(x), y).backward(); o2.step()
+""", "differs", "differs between the ranks by 50 %", always=True),
+    Step("lr_zero_on_rank_0", """
+o2 = torch.optim.SGD(model.parameters(), .1 if rank else 0.0)
+def step(): o2.zero_grad(); F.cross_entropy(model(x), y).backward(); o2.step()
+""", "differs", "moved on some ranks, and not on others", always=True),
+    Step("lr_of_a_rank_in_float32", """
+o2 = torch.optim.SGD(model.parameters(), .1 * (1 + rank))
+def step(): o2.zero_grad(); F.cross_entropy(model(x.to(torch.float32)), y).backward(); o2.step()
+""", "differs", "differs between the ranks by 50 %"),
+    Step("state_of_a_rank", """
+o2 = torch.optim.SGD(model.parameters(), .1, momentum=.9)
+F.cross_entropy(model.module(x), y).backward(); o2.step()
+for p in model.parameters(): dist.broadcast(p.data, 0)
+def step(): o2.zero_grad(); F.cross_entropy(model(x), y).backward(); o2.step()
+""", "differs", "a state of the optimizer"),
+    Step("clipped_by_a_rank", """
+def step():
+    opt.zero_grad(); l = F.cross_entropy(model(x), y); l.backward(); nn.utils.clip_grad_norm_(model.parameters(), .01 * (1 + l.item())); opt.step()
+""", "differs", "as clipping by its own loss"),
+    Step("centred_by_batch", """
+def step(): F.cross_entropy(model(x - x.mean(0)), y).backward()
+""", "differs", "a batch's own statistics"),
 )
 # fmt: on

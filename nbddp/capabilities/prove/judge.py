@@ -129,24 +129,29 @@ def compared(pairs: Sequence[TensorPair], dtype: str) -> Comparison:
         missing=tuple(m for m in missing if m[0].startswith(GRADIENT) or not gradients),
         updates=None,
     )
-    return found if different or not gradients else _with_updates(found, updates, allowed)
+    bits = all(r.spread == 0 for r in gradients)
+    return found if different or not gradients else _with_updates(found, updates, allowed, bits)
 
 
-def _with_updates(found: Comparison, updates: Sequence[TensorPair], allowed: float) -> Comparison:
-    """Gradients are equal: what the optimizer has made of them is looked at, in float64 alone."""
-    if found.dtype != "float64" or not updates:
+def _with_updates(found: Comparison, updates: Sequence[TensorPair], allowed: float, bits: bool) -> Comparison:
+    """Gradients are equal: what the optimizer has made of them is looked at, in float64 alone; or on ranks of
+    gradients with equal bits."""
+    if not updates or not (bits or found.dtype == "float64"):
         return found
     floor = sqrt(sum(r.square for r in updates))
-    different = [r for r in updates if _off(r, floor) > UPDATES]
+    looked = updates if found.dtype == "float64" else [r for r in updates if r.spread > UPDATES]
+    different = [r for r in looked if _off(r, floor) > UPDATES]
     if not different:
         return found
     return replace(found, updates=_deviation(different, updates, allowed))
 
 
 def _off(row: TensorPair, floor: float) -> float:
-    if row.apart == 0:
-        return 0.0
-    return sqrt(row.apart) / max(sqrt(row.square), floor, 1e-300)
+    """How far rank 0 is from one process, or from another rank."""
+    size = max(sqrt(row.square), floor)
+    if size == 0:
+        return row.spread if row.apart == 0 else sqrt(row.apart) / 1e-300
+    return max(sqrt(row.apart), row.spread * sqrt(max(row.own, row.square))) / size
 
 
 def _deviation(some: Sequence[TensorPair], of: Sequence[TensorPair], allowed: float) -> Deviation:

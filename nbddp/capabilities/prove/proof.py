@@ -97,6 +97,10 @@ class Attempt:
         return list(self.answers[0].before)
 
     @property
+    def moved_alone(self) -> list[str]:
+        return sorted({n for a in self.answers.values() for n in a.alone if not n.startswith("gradient ")})
+
+    @property
     def alone(self) -> list[str]:
         """Gradients that some ranks have and others have not."""
         return sorted({n for a in self.answers.values() for n in a.alone if n.startswith("gradient ")})
@@ -196,10 +200,21 @@ def _judged(
     if not found.norm > 0:
         why = "The step has left no gradient in the parameters that it reaches, and has moved none; or all are zero."
         return "not known", f"not known: {named} and one process show no gradient to compare", why
+    if found.equal and not attempt.alone and attempt.moved_alone:
+        text = f"{attempt.moved_alone[0].partition(' ')[2]} is moved on some ranks, and not on others"
+        return "differs", f"differs: gradients are equal, but {text}", "Not known why."
     if found.equal and not attempt.alone:
         return "proven", _proven(attempt, named), ""
     if attempt.alone or found.missing:
         return _unpaired(attempt, found, named)
+    if found.updates is not None and found.updates.spread > found.updates.off:
+        many = f"what the optimizer makes of {found.updates.first} differs between the ranks by"
+        text = f"gradients are equal, but {many} {_percent(found.updates.spread)}"
+        known = (
+            "Known to give this: a learning rate, or a state of the optimizer, that is a rank's own; an earlier update "
+            "in the step whose gradients were not averaged."
+        )
+        return "differs", f"differs: {text}", known
     if found.updates is not None:
         off = f"{_percent(found.updates.off)} off"
         text = f"gradients are equal, but what the optimizer makes of {found.updates.first} is {off}"
@@ -228,6 +243,20 @@ def _unpaired(attempt: Attempt, found: Comparison, named: str) -> tuple[Verdict,
     return "differs", f"differs: {first} has {words}, and {lacks}", "Not known why."
 
 
+def _apart(headline: str, attempt: Attempt, deviation: Deviation) -> tuple[Verdict, str, str]:
+    """The ranks' own gradients differ."""
+    apart = f"{deviation.first}'s gradients differ between the ranks by {_percent(deviation.spread)}"
+    if not deviation.constant:
+        return "differs", headline, (
+            f"{apart}: they were not averaged, or changed afterwards. Known to give this: a forward or loss that goes "
+            "past DDP (ddp.module), no_sync, a parameter that DDP did not know when it was made."
+        )  # fmt: skip
+    return "differs", headline if deviation.off > attempt.comparison.allowed else f"differs: {apart}", (
+        f"On rank 0 they are {deviation.factor:.3g} × those of one process. Known to give this: an edit after backward "
+        "by a rank's own numbers, as clipping by its own loss."
+    )  # fmt: skip
+
+
 def _deviating(
     attempt: Attempt,
     tried: Sequence[tuple[str, Attempt]],
@@ -237,12 +266,7 @@ def _deviating(
 ) -> tuple[Verdict, str, str]:
     headline = f"differs: {_by_how_much(deviation, ranks)}"
     if deviation.spread > attempt.comparison.allowed:
-        words = (
-            f"{deviation.first}'s gradients differ between the ranks by {_percent(deviation.spread)}: they were not "
-            "averaged. Known to give this: a forward or loss that goes past DDP (ddp.module), no_sync, a parameter "
-            "that DDP did not know when it was made."
-        )
-        return "differs", headline, words
+        return _apart(headline, attempt, deviation)
     why, cure = _untold(attempt, tried, ranks, deviation)
     if why:
         return "not known", f"not known: {why}", cure
@@ -315,10 +339,15 @@ def _cause(
         )
     counts = _counts(facts)
     if "batches" in cures and not attempt.statistics:
-        seen = f" ({counts})" if counts else ""
+        if not counts:
+            return (
+                "With one batch on all ranks they equal one process, so the step is no plain mean over samples. Known "
+                "to give this: a mean over what counts in each batch (class weights, masks), a batch's own statistics, "
+                "clipping before the average."
+            )
         return (
             f"Cause: a mean of means. With one batch on all ranks they equal one process, so the ranks' batches weigh "
-            f"unequally{seen}. Divide the sum of each rank's loss by the mean number that counts per rank "
+            f"unequally ({counts}). Divide the sum of each rank's loss by the mean number that counts per rank "
             "(all_reduce it)."
         )
     return _seen_cause(attempt, "batches" in cures, counts, deviation)

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.recording import Pass, Place
+from nbddp.capabilities.sanitizer.recording import Forward, Pass, Place
 from nbddp.capabilities.sanitizer.rules import Seen, make
 from nbddp.capabilities.sanitizer.view import RanksView, Replica, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
 LEAST = 2  # batches that must have been seen
-SAME = "the ranks compute the same gradients, so the step costs as before and learns as one rank would"
+SAME = "the ranks learn from the same samples, so the step costs as before and learns little more than one rank would"
 
 
 def found(view: RanksView) -> Iterator[Seen]:
@@ -47,7 +47,7 @@ def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
         own = {rank: each.rank for rank, each in some.items()}
         equal = _equal_batches(some)
         shared = f"{equal} of {min(len(p.batches) for p in some.values())} batches were equal"
-        if any(each != len(replica.group) for each in worlds.values()):
+        if any(each not in (len(replica.group), _over(view, replica)) for each in worlds.values()):
             made_for = by_value(worlds)
             yield make(
                 "sampler-world", f"the sampler splits the data for {made_for} replicas, not for {len(replica.group)}",
@@ -76,6 +76,13 @@ def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
         return
 
 
+def _over(view: RanksView, replica: Replica) -> int:
+    """Ranks that share the data: more than the model's if the program averages over others by hand."""
+    own = set(replica.group)
+    wider = [c for r in own for c in view.records[r].collectives if c.name == "all_reduce" and not set(c.group) <= own]
+    return len(view.records) if wider else len(own)
+
+
 def _equal_batches(some: dict[int, Pass]) -> int:
     return sum(1 for each in zip(*(p.batches for p in some.values()), strict=False) if len(set(each)) == 1)
 
@@ -93,6 +100,8 @@ def _same_batch(view: RanksView, replica: Replica) -> Iterator[Seen]:
     for ranks in classes.values():
         if len(ranks) > 1:
             passes = next(iter(view.passes(replica)), None)
+            if _differ_within(replica, [inputs[rank] for rank in ranks], passes is not None):
+                continue
             first = inputs[ranks[0]][0]
             place = place_of(view, passes) if passes else replica.place(ranks[0], first.place)
             loader = _loader_words(passes[ranks[0]]) if passes else "no data loader was seen"
@@ -102,6 +111,16 @@ def _same_batch(view: RanksView, replica: Replica) -> Iterator[Seen]:
                 f"{SAME}: each sample counts {len(ranks)} times", place, about=replica.group, ranks=tuple(ranks),
             )  # fmt: skip
             return
+
+
+def _differ_within(replica: Replica, forwards: list[list[Forward]], loaded: bool) -> bool:
+    """Whether ranks make different things of equal inputs: each takes its part of them within the model, or draws its
+    samples there. Dropout makes no other samples, nor does noise on a loader's."""
+    rows = [row for row in zip(*forwards, strict=False) if all(f.out for f in row)]
+    if not rows or any(len({f.out for f in row}) == 1 for row in rows):
+        return False
+    drew = any(f.drew for row in rows for f in row)
+    return not drew or not (loaded or any(facts.drops for facts in replica.facts.values()))
 
 
 def _loader_words(one: Pass) -> str:
@@ -114,22 +133,31 @@ def _overlap(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Samples that several ranks got in one epoch."""
     for some in view.passes(replica):
         rows = {rank: Counter(each.rows) for rank, each in some.items()}
-        if any(not each or max(each.values()) > 1 for each in rows.values()):
-            continue  # unknown, or a data set whose samples repeat
+        if any(not each or max(each.values()) > 1 for each in rows.values()) or any(map(_is_drawn, some.values())):
+            continue  # unknown, or a data set whose samples repeat, or a draw from it
+        if _equal_batches(some) == min(len(each.batches) for each in some.values()):
+            continue  # of which the model may take parts
         total = sum((each for each in rows.values()), Counter[int]())
         twice = sum(count - 1 for count in total.values() if count > 1)
         padding = sum(max(0, (each.total or 0) - (each.length or 0)) for each in some.values())
         if twice <= max(padding, len(some) - 1) or twice < 2:
             continue
         number = total.total()
+        missing = any(each.length is None or each.length > len(total) for each in some.values())
         yield make(
             "overlap", "in one epoch samples are given to several ranks",
             [f"{twice} of {number} samples of the epoch were given more than once ({percent(twice / number)})",
              f"no rank got a sample twice; {_loader_words(next(iter(some.values())))}"],
-            f"{twice} samples count twice or more, and as many others are missing", place_of(view, some),
+            f"{twice} samples count twice or more{', and others are missing' * missing}", place_of(view, some),
             about=replica.group, ranks=tuple(some),
         )  # fmt: skip
         return
+
+
+def _is_drawn(one: Pass) -> bool:
+    """Whether the sampler draws some of the data at random, and not each sample once in an epoch."""
+    given = sum(one.sizes) + max(one.sizes, default=0)
+    return one.sampler == "RandomSampler" and one.whole and one.length is not None and given < one.length
 
 
 def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
@@ -172,7 +200,7 @@ def _augmentation(view: RanksView, replica: Replica) -> Iterator[Seen]:
         common = set.intersection(*(set(each) for each in drawn.values()))
         if place_of(view, some).through:
             continue
-        if len(common) < LEAST or _equal_batches(some):
+        if len(common) < LEAST or _equal_batches(some) or _shapes_agree(some):
             continue
         if all(len({each[key] for each in drawn.values()}) == 1 for key in common):
             generator = sorted({key[2] for key in common})[0]
@@ -187,6 +215,12 @@ def _augmentation(view: RanksView, replica: Replica) -> Iterator[Seen]:
             return
 
 
+def _shapes_agree(some: dict[int, Pass]) -> bool:
+    """Whether batches' shapes change, alike on all ranks: then the ranks draw alike to choose them."""
+    shapes = [each.shapes for each in some.values()]
+    return len(set(shapes[0])) > 1 and all(len(set(row)) == 1 for row in zip(*shapes, strict=False))
+
+
 _GENERATORS = {"torch": "torch's generator", "random": "Python's random", "numpy": "numpy's generator"}
 
 
@@ -199,7 +233,9 @@ def _mask(replica: Replica) -> Iterator[Seen]:
     if replica.place(rank, rows[0][0].place).through:
         return  # a library's loop, whose seeds are no line of the program
     drops = replica.facts[rank].drops
-    names = f"dropout in {', '.join(drops[:4])}" if drops else "random numbers within the forward"
+    if not drops:
+        return  # ranks that choose layers or sizes by a draw must draw alike
+    names = f"dropout in {', '.join(drops[:4])}"
     yield make(
         "same-mask", "the model draws the same random numbers on all ranks, for different inputs",
         [f"at {counted(len(rows), 'training forward')} the generator's state was equal on all ranks, and the forward "

@@ -264,7 +264,7 @@ def _buffers(replica: Replica) -> Iterator[Seen]:
         return
     differs, when = difference(*_ends_of(replica, False)), "when the program ended"
     first = next(iter(replica.facts.values()))
-    if differs is None:
+    if differs is None and not any(facts.ends for facts in replica.facts.values()):  # the model is gone
         for i, step in enumerate(first.buffer_steps):
             some = {r: f.buffers[i] for r, f in replica.facts.items() if i < len(f.buffers)}
             if len(some) == len(replica.facts) and (found := difference(some, first.buffer_names)) is not None:
@@ -280,6 +280,12 @@ def _buffers(replica: Replica) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+def _is_after_training(replica: Replica) -> bool:
+    """Whether the copies were equal at every step: a rank that evaluates or exports may change its own afterwards."""
+    whole = all(count == len(replica.steps) for count in replica.counts.values())
+    return whole and all(step.after is None and step.before is None for step in replica.steps)
+
+
 def _ends(replica: Replica) -> Iterator[Seen]:
     differs = difference(*_ends_of(replica, True))
     if differs is None or exempt(replica) or not any(replica.counts.values()):
@@ -287,7 +293,7 @@ def _ends(replica: Replica) -> Iterator[Seen]:
     names = set(next(iter(replica.facts.values())).ignored)
     if names and differs.name.removeprefix("module.") in names:
         return
-    if any(record.ended for record in replica.records.values()):
+    if any(record.ended for record in replica.records.values()) or _is_after_training(replica):
         return
     last = replica.steps[-1] if replica.steps else None
     place = replica.place(min(last.steps), last.steps[min(last.steps)].place) if last else NOWHERE

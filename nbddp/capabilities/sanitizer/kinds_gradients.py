@@ -109,7 +109,9 @@ def _of_step(replica: Replica, step: AlignedStep, rank: int) -> list[Past]:
     """Forwards past DDP before a step, except for those that another optimizer's step follows, as a GAN's."""
     others = [s.at for s in replica.records[rank].steps if s.optimizer != step.steps[rank].optimizer]
     end = step.steps[rank].at
-    return [p for p in step.pasts[rank] if not any(p.at < other < end for other in others)]
+    armed = [f.at for f in replica.training[rank] if f.armed and f.at > step.since[rank]]
+    begin = min(armed, default=end)  # what came before it, as a search for adversarial inputs, it had not prepared
+    return [p for p in step.pasts[rank] if p.at > begin and not any(p.at < other < end for other in others)]
 
 
 def _late(replica: Replica, some: list[AlignedStep]) -> Seen:

@@ -99,7 +99,12 @@ def _by_hand(replica: Replica) -> Iterator[Seen]:
 def _reduced(replica: Replica, step: AlignedStep) -> list[CalledFunction]:
     rank = min(step.steps)
     ended = step.backs[rank][-1].ended
-    return [c for c in replica.calls("gradient reduced", rank) if ended < c.at < step.steps[rank].at]
+    calls = [c for c in replica.calls("gradient reduced", rank) if ended < c.at < step.steps[rank].at]
+    return [c for c in calls if _within(_detail(c)[2], replica.group)]  # over other ranks it is another mean
+
+
+def _within(ranks: object, group: Sequence[int]) -> bool:
+    return isinstance(ranks, (tuple, list)) and set(ranks) <= set(group)
 
 
 def _changed_by(step: AlignedStep, rank: int) -> float | None:
@@ -124,10 +129,11 @@ def _unequal(replica: Replica) -> Iterator[Seen]:
     rank = min(row)
     least, most = min(row.values()), max(row.values())
     yield make(
-        "unequal-batches", "ranks train on batches of different sizes, and each counts the same",
+        "unequal-batches", "ranks train on batches of different sizes, and no count was exchanged",
         [f"at {len(bad)} of {counted(length, 'training forward')}, first: {by_value(row)} samples",
-         "no count was exchanged before the backwards"],
-        f"a sample of the smallest batch weighs {most / least:.3g} times as much as one of the largest",
+         "no small tensor was reduced or gathered about as often, so no counts were"],
+        f"if each rank's loss is a mean over its batch, a sample of the smallest weighs {most / least:.3g} times as "
+        "much as one of the largest",
         replica.place(rank, forwards[bad[0]][rank].place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip
 
@@ -236,7 +242,8 @@ def _crossed(view: RanksView) -> Iterator[Seen]:
                 continue
             rows = dict(zip(lines, row, strict=True))
             calls = {r: some[i] for r, some in found_on.items()}
-            if _are_crossed(lines, rows) and len({(c.op, c.shape) for c in calls.values()}) == 1:
+            one_function = len({(p.file, p.function) for p in row}) == 1  # there they may be branches that take turns
+            if not one_function and _are_crossed(lines, rows) and len({(c.op, c.shape) for c in calls.values()}) == 1:
                 yield _say_crossed(i, rows, calls)
             break
 
@@ -252,8 +259,8 @@ def _say_crossed(i: int, rows: dict[int, Place], calls: dict[int, GroupCall]) ->
     first = next(iter(calls.values()))
     shown = by_value(rows)
     return make(
-        "collectives-crossed", f"ranks meet in one {first.op} from different lines",
-        [f"collective {i} of the group, {first.op} of {first.shape}: {shown}",
+        "collectives-crossed", f"ranks meet in one {first.name} from different lines",
+        [f"collective {i} of the group, {first.name} of {first.shape}: {shown}",
          "each of these ranks calls the other's line as well, in another order"],
         f"{rank_words(list(rows))} reduce values that do not belong together", next(iter(rows.values())),
         ranks=tuple(rows),

@@ -75,7 +75,7 @@ def _files(view: RanksView) -> Iterator[Seen]:
     for rank, record in view.records.items():
         for call in record.calls:
             if call.what == "save" and isinstance(call.detail, (tuple, list)):
-                key = (record.host, *call.detail)
+                key = (record.host, *call.detail, sum(1 for step in record.steps if step.at < call.at))
                 by[key].setdefault(rank, call.place)
     for key, ranks in by.items():
         if len(ranks) > 1:

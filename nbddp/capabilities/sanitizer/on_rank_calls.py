@@ -62,6 +62,7 @@ class CollectiveCalls:
     def _note(self, group: Any, op: str, args: Any) -> None:
         recorder = self.recorder
         given = _tensors(args)
+        recorder.models.exchanged(given)
         if group not in self._ranks:
             self._ranks[group] = _ranks(group)
         ranks = self._ranks[group]
@@ -76,13 +77,15 @@ class CollectiveCalls:
         if not torch.is_grad_enabled() or torch_compat.in_backward():
             return
         if op == "all_reduce" and given:
-            self._reduced(given[0], reduce_op, at, place)
+            self._reduced(given[0], reduce_op, at, place, ranks)
         if op == "all_gather" and len(given) > 1:
             self._gathered(given, place)
 
-    def _reduced(self, tensor: Any, op: str, at: int, place: int) -> None:
+    def _reduced(self, tensor: Any, op: str, at: int, place: int, ranks: tuple[int, ...]) -> None:
         recorder = self.recorder
         if tensor.requires_grad and not tensor.is_leaf:
+            if tensor.numel() > 1:
+                return  # a statistic over ranks that the loss is made of, as a cross-correlation; not the loss
             fact = CalledFunction("reduced in graph", at, place, op)
 
             def used(_: Any) -> None:
@@ -93,7 +96,7 @@ class CollectiveCalls:
         elif tensor.is_floating_point():
             name = self._grad_names().get(tensor.data_ptr())
             if name is not None:
-                recorder.keep(recorder.record.calls, CalledFunction("gradient reduced", at, place, (name, op)))
+                recorder.keep(recorder.record.calls, CalledFunction("gradient reduced", at, place, (name, op, ranks)))
 
     def _grad_names(self) -> dict[int, str]:
         """Address of each gradient of a model → the parameter's name; made once after each backward."""
@@ -151,6 +154,8 @@ class CollectiveCalls:
             saved = original(found, file, *args, **kwargs)
             if self.recorder.on and isinstance(file, (str, os.PathLike)):
                 path = os.path.realpath(file)
+                if os.path.exists(path) and not os.path.isfile(path):
+                    return saved  # a device, as os.devnull
                 try:
                     status = os.stat(path)
                     detail = (path, status.st_dev, status.st_ino)

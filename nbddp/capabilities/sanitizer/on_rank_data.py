@@ -142,6 +142,7 @@ class Data:
         if rows is None:
             return
         fact.sizes.append(rows.numel())
+        fact.shapes.append(next(tuple(each.shape[1:]) for each in found if each.dim()))
         self.recorder.later(fact.batches, "append", digest.of_batch(rows))
         if self.rows < ROWS and digest.tells_rows_apart(found):
             self.rows += rows.numel()

@@ -15,6 +15,7 @@ from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, 
 from nbddp.compat import torch as torch_compat
 
 AT_ONCE = 16  # tensors that one sample of a step has
+OUTPUTS = 8  # forwards whose outputs are digested
 RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
 ENDS = 4096  # tensors of a model that are looked at in the end
@@ -175,8 +176,17 @@ class Models:
             if before is not None and (after := self._generators(known)) is not None:
                 used = [name for name in before if before[name] != after.get(name)]
                 fact.drew, fact.random = bool(used), before[used[0]] if used else 0
+            self._note_out(fact, out)
             self._watch_backward(known, module, fact, out)
         return out
+
+    @digest.safely
+    def _note_out(self, fact: Forward, out: Any) -> None:
+        if fact.training and len(self.recorder.record.forwards) <= OUTPUTS:
+            found = [each.reshape(-1) if not each.dim() else each for each in digest.tensors_in(out)]
+            rows = digest.rows_of([each for each in found if type(each) is torch.Tensor])
+            if rows is not None:
+                self.recorder.later(fact, "out", digest.of_batch(rows))
 
     @digest.safely
     def _generators(self, known: KnownModel) -> dict[str, int] | None:
@@ -285,6 +295,14 @@ class Models:
         return watched
 
     # -- the end ---------------------------------------------------------------------------
+
+    def exchanged(self, given: list[Any]) -> None:
+        """Buffers that the program exchanges itself are as good as broadcast."""
+        places = {each.data_ptr() for each in given}
+        for known in self.known.values():
+            module = None if known.facts.broadcasts else known.module()
+            if module is not None and any(each.data_ptr() in places for each in module.module.buffers()):
+                known.facts.broadcasts = True
 
     def look_at_buffers(self, known: KnownModel, step: int) -> None:
         """A sample of buffers that nobody broadcasts, at steps 1, 2, 4, 8 and so on: the model may be gone later."""

@@ -70,7 +70,7 @@ class ModelFacts:
 class Forward:
     """A call of the model. armed: whether its backward will exchange. batch: digest of the input, 0 if unknown;
     size: of its first dimension. random: digest of the generator before; drew: whether the forward used it.
-    training: with gradients; mode: `module.training`."""
+    training: with gradients; mode: `module.training`. out: digest of the first outputs, 0 if unknown."""
 
     model: int
     at: int
@@ -83,6 +83,7 @@ class Forward:
     random: int = 0
     drew: bool = False
     mode: bool = True
+    out: int = 0
 
 
 @dataclass
@@ -154,7 +155,8 @@ class OutsideParameter:
 class Pass:
     """An iteration over a data loader. rows, batches: digests. training: whether a model was trained meanwhile.
     fetches: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for each
-    batch. order: digest of the indices that the sampler gave."""
+    batch. order: digest of the indices that the sampler gave. sizes: batches' rows; shapes: of a row of their first
+    tensor. padded: samples that the sampler adds."""
 
     loader: int
     number: int
@@ -173,6 +175,7 @@ class Pass:
     iterable: bool = False
     batches: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     random_before: list[tuple[int, int, str, int]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)

@@ -237,7 +237,7 @@ ROWS = (
     ),
     MistakeKind(
         "same-mask", DATA, 40,
-        "the model's forward drew random numbers from generators of equal state on all ranks, for different inputs",
+        "a model with dropout drew random numbers from generators of equal state on all ranks, for other inputs",
         "seed by rank once the model is made: torch.manual_seed(seed + rank)",
         "torch.manual_seed(0)  # then dropout on every rank",
     ),
@@ -263,7 +263,7 @@ ROWS = (
     ),
     MistakeKind(
         "reduced-in-graph", MEANS, 80,
-        "a tensor of the graph was all-reduced in place, and backward then ran through it",
+        "a tensor of one element was all-reduced in place, and backward then ran through it",
         "all-reduce a copy for the log: dist.all_reduce(loss.detach().clone()); run backward on the rank's own loss",
         "dist.all_reduce(loss); (loss / world).backward()",
     ),
@@ -313,7 +313,7 @@ ROWS = (
     ),
     MistakeKind(
         "same-file", MODES, 61,
-        "several ranks wrote one file by torch.save",
+        "several ranks wrote one file by torch.save, after the same number of steps",
         "if dist.get_rank() == 0: torch.save(...)",
         "torch.save(ddp.module.state_dict(), 'model.pt')",
     ),
