@@ -107,13 +107,6 @@ def test_a_deadlock_is_proved(said: str, pool: nbddp.Pool) -> None:
     assert values(pool, INIT, "t.tolist()") == [[2.0, 2.0]] * 2
 
 
-def test_a_group_that_is_destroyed_leaves_no_thread_and_no_file(pool: nbddp.Pool) -> None:
-    again = f"if dist.is_initialized(): dist.destroy_process_group()\n{INIT}dist.new_group([0, 1])\n"
-    count = "[len(os.listdir(f'/proc/self/{what}')) for what in ('task', 'fd')]"
-    first = values(pool, INIT + again, count)
-    assert values(pool, again * 3, count) == first
-
-
 def test_stop_and_timeout_free_the_ranks(pool: nbddp.Pool) -> None:
     threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     failed(pool, "while True: t = t * 1.0", RunStopped)

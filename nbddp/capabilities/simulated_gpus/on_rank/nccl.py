@@ -7,9 +7,7 @@ callers, DDP's reducer among them, are served too. Work objects and futures are 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import functools
 import os
 import socket
 import types
@@ -80,36 +78,10 @@ def install() -> None:
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
     if not hasattr(compiled.Backend, "supports_coalescing"):  # torch 2.6 coalesces for every CUDA tensor
         c10d.batch_isend_irecv = dist.batch_isend_irecv = _batch
-    c10d.destroy_process_group = dist.destroy_process_group = _forgetting(dist.destroy_process_group)
     library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
             _register(library, full.removeprefix("c10d::"))
-
-
-def _forgetting(destroy: Callable[..., None]) -> Callable[..., None]:
-    """A group that is destroyed leaves no shadow, which would keep gloo's threads and sockets."""
-
-    @functools.wraps(destroy)
-    def destroyed(*args: Any, **kwargs: Any) -> None:
-        before = _of_groups()
-        try:
-            destroy(*args, **kwargs)
-        finally:
-            for number in before - _of_groups():
-                _shadows.pop(number, None)
-                _nccls.discard(number)
-
-    return destroyed
-
-
-def _of_groups() -> set[int]:
-    """The ids of the backends that torch's groups have for CUDA."""
-    found = set()
-    for group in list(dist.distributed_c10d._world.pg_map):
-        with contextlib.suppress(RuntimeError, AttributeError):  # it has none, or is no member's
-            found.add(id(group._get_backend(torch.device("cuda"))))
-    return found & _shadows.keys()
 
 
 def _batch(ops: Sequence[Any]) -> list[Any]:
