@@ -145,7 +145,7 @@ def _captioned(png: bytes, spots: list[Spot], caption: str) -> tuple[bytes, list
     if not caption:
         return png, spots
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    font, height, margin = _font(), round(CAPTION * 1.4 * DPI / 72), round(PAD * DPI)
+    font, height, margin = _lettering()
     lines = _wrapped(caption, font, picture.width - 2 * margin)
     whole = Image.new("RGB", (picture.width, picture.height + len(lines) * height + margin), PAPER)
     whole.paste(picture, (0, 0))
@@ -155,9 +155,11 @@ def _captioned(png: bytes, spots: list[Spot], caption: str) -> tuple[bytes, list
     return packed.getvalue(), [replace(s, top=s.top * share, height=s.height * share) for s in spots]
 
 
-def _font() -> ImageFont.FreeTypeFont:
+def _lettering() -> tuple[ImageFont.FreeTypeFont, int, int]:
+    """The font of captions, the height of a line, and the margin, in pixels."""
     file = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
-    return ImageFont.truetype(str(file), round(CAPTION * DPI / 72))
+    font = ImageFont.truetype(str(file), round(CAPTION * DPI / 72))
+    return font, round(CAPTION * 1.4 * DPI / 72), round(PAD * DPI)
 
 
 def _wrapped(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
@@ -222,8 +224,7 @@ def remade(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
 
 def stills(figures: Sequence[DescribedFigure], captions: Sequence[str]) -> bytes:
     """PNG of the figures from top to bottom, each under its caption."""
-    font = _font()
-    margin, line = round(PAD * DPI), round(CAPTION * 1.4 * DPI / 72)
+    font, line, margin = _lettering()
     pictures = [Image.open(io.BytesIO(f.png())).convert("RGB") for f in figures]
     widths = [*(p.width for p in pictures), *(round(font.getlength(c)) + 2 * margin for c in captions)]
     height = sum(p.height + line + margin for p in pictures)

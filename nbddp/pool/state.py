@@ -98,8 +98,8 @@ class PoolState:
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
         merged = spec_merge.merged(spec, self.spec if stands else None)
-        for condition in ("start", *(f"option:{option.name}" for option in merged.said())):
-            self.parts.on(condition)
+        self.parts.on("start")
+        self.parts.on_options(merged)
         env = next((asks(merged) for asks in self.parts.environment), EnvChange())
         self._source_of(merged).refuse_variables(merged, env)
         if env.at_import and self.group.nodes:

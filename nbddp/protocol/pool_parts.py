@@ -83,6 +83,11 @@ class PoolParts(Hooks):
                     self.of(name)
                 self._due.pop(condition, None)
 
+    def on_options(self, spec: Any) -> None:
+        """Have the parts that the options of a line ask for, a `LaunchSpec`."""
+        for option in spec.said():
+            self.on(f"option:{option.name}")
+
     def of(self, name: str) -> Any:
         """The part of a capability."""
         with self._lock:
@@ -97,8 +102,7 @@ class PoolParts(Hooks):
 
     def placed_on(self, spec: Any, nodes: Sequence[Any]) -> Sequence[Any]:
         """The machines that a plan for `spec`, a `LaunchSpec`, is made for, from those that there are."""
-        for option in spec.said():
-            self.on(f"option:{option.name}")
+        self.on_options(spec)
         for replaced in self.machines:
             nodes = replaced(spec, nodes)
         return nodes

@@ -55,7 +55,7 @@ def main(request: EngineRequest) -> int:
     faulthandler.enable(file=log, all_threads=False)  # to word threads that run on would crash in its turn
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
     WorkerKernel.log_file, WorkerKernel.log_path = log.fileno(), request["log"]
-    WorkerKernel.pool_options = request.get("options", {})
+    WorkerKernel.pool_options = request.get("options", {})  # a field that has its default does not travel
     prepare_torch()
     # A child that is forked here (a data loader's worker) must leave our garbage alone. To end a dead process group it
     # would wait for threads that only we have.

@@ -68,8 +68,8 @@ class WorkerParts:
     def __init__(self, worker: RankWorker, to_log: Callable[[str], None]) -> None:
         self._worker, self._to_log = worker, to_log
         self._later: dict[str, RankPart] = {part.name: part for row in rows() for part in row.rank}
-        self._asked = {name: part.when for name, part in self._later.items() if part.when.startswith("option:")}
-        self._needed = {n for n, part in self._later.items() if _is_of_pool(part.when, worker.pool_options)}
+        asked = ("option:", "pool:")
+        self._asked = {name: part.when for name, part in self._later.items() if part.when.startswith(asked)}
         self._hears = {name: part.hears for name, part in self._later.items() if part.hears}
         self._deaf: set[str] = set()  # parts that do not hear of the run that goes on
         self._open: set[str] = set()  # parts that have begun what has not ended: Stop may come in between
@@ -80,22 +80,20 @@ class WorkerParts:
 
     def start(self) -> None:
         """Make those that are there from the worker's start on."""
-        self._make(lambda part: part.when == "start" or part.name in self._needed)
+        self._make(lambda part: part.when == "start" or self._is_of_pool(part.when))
 
     def begin(self, spec: RunSpec) -> None:
         """Raises RuntimeError if one that an option asks for, of the run or of the pool, cannot begin. So no program
         runs without what was asked for, and no rank waits for the check of another."""
-        self._make(lambda part: part.name in self._needed or _is_due(part.when, spec))
+        self._make(lambda part: self._is_due(part.when, spec))
         self._deaf = {name for name, option in self._hears.items() if not spec.options.get(option)}
         left = self._open & self._deaf
         self._end_programs(left, RuntimeError("it was left on"))
         self._open |= self._hears.keys() - self._deaf
         self.tell("begin", spec)
         self._deaf -= self._open
-        for name in self._needed & self._errors.keys():
-            raise RuntimeError(f"{name} could not begin: {self._errors.pop(name)}")
-        for name in self._asked:
-            if _is_due(self._asked[name], spec) and name in self._errors:
+        for name, when in self._asked.items():
+            if name in self._errors and self._is_due(when, spec):
                 raise RuntimeError(f"{name} could not begin: {self._errors.pop(name)}")
 
     def ended(self, error: BaseException | None) -> None:
@@ -141,6 +139,18 @@ class WorkerParts:
         for name in [part.name for part in self._later.values() if is_due(part)]:
             self._surely(name, self.__getitem__, name)
 
+    def _is_of_pool(self, when: str) -> bool:
+        kind, _, option = when.partition(":")
+        return kind == "pool" and bool(self._worker.pool_options.get(option))
+
+    def _is_due(self, when: str, spec: RunSpec) -> bool:
+        kind, _, option = when.partition(":")
+        if kind == "option":
+            return bool(spec.options.get(option))
+        if kind == "hosts":
+            return spec.rendezvous is not None and bool(spec.rendezvous.listen)
+        return self._is_of_pool(when)
+
     def tell(self, hook: str, *args: Any) -> None:
         """Call this method of each part that has it, and hears of the run."""
         for name, method in [*self._hooks[hook]]:
@@ -154,15 +164,3 @@ class WorkerParts:
             self._errors.setdefault(name, f"{failure.type_name(e)}: {failure.message(e)}")
             self._to_log(f"{name}: {''.join(traceback.format_exception(e))}")
             return None
-
-
-def _is_of_pool(when: str, options: Mapping[str, object]) -> bool:
-    kind, _, option = when.partition(":")
-    return kind == "pool" and bool(options.get(option))
-
-
-def _is_due(when: str, spec: RunSpec) -> bool:
-    kind, _, option = when.partition(":")
-    if kind == "option":
-        return bool(spec.options.get(option))
-    return kind == "hosts" and spec.rendezvous is not None and bool(spec.rendezvous.listen)
