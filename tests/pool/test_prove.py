@@ -19,6 +19,7 @@ from nbddp.notebook.commands import parse_command
 from nbddp.output.screens import NullScreen
 from tests import warm
 from tests.pool.steps import STEPS, Step
+from tests.waiting import until
 
 # what a proof may change nothing of
 STATE = """
@@ -226,6 +227,24 @@ def test_stop_ends_the_copies_and_changes_nothing(pool: nbddp.Pool, tmp_path: Pa
             pool.prove("hangs", progress=lambda text: timer.start())
         assert children(pool) == before
     assert pool.prove("train").proven
+
+
+def test_a_rank_that_is_stopped_for_seconds_answers_later(pool: nbddp.Pool, tmp_path: Path) -> None:
+    """Its answer to a question that nobody waits for any more was lost, and the proof with it."""
+    run(pool, BASE + "def slow(): time.sleep(0.6); train()", tmp_path)
+    before, pid = children(pool), pool.workers[1].pid
+    stopped = threading.Thread(target=lambda: stop_once_copied(pid, len(before) // 2))
+    stopped.start()
+    assert pool.prove("slow").proven
+    stopped.join()
+
+
+def stop_once_copied(pid: int, before: int) -> None:
+    until(lambda: len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) > before)
+    time.sleep(0.3)  # it has been asked, and the copy is not done
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(2.5)  # longer than two questions wait
+    os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.more

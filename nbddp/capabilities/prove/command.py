@@ -8,6 +8,7 @@ one process equal is the cause.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ WORLD = re.compile(r"(^|[._])(w|ws|world|world_?size|n_?ranks|nproc\w*|num_?(rep
 SIZE = re.compile(r"(^|[._])(n|b|bs|batch|(micro|local)?_?batch_?size|n(um)?_?samples)$", re.I)
 RANK = re.compile(r"(^|[._])(local_?|global_?)?rank$", re.I)
 Facts = Mapping[int, StepFacts]
+
+_numbers = itertools.count(1)  # of copies: an answer that comes late is that of the copy that was asked for
 
 
 def prove(
@@ -194,29 +197,30 @@ def _first(pool: Pool, plan: Plan, progress: Callable[[str], None]) -> Attempt:
 
 def _attempt(pool: Pool, plan: Plan, progress: Callable[[str], None], words: str) -> Attempt:
     progress(f"{words}, on copies of {pool.placed().world_size} ranks and in one process")
+    copy = next(_numbers)
     try:
-        pool.answers("prove", part="start", plan=to_json(plan))
-        return Attempt(plan, _wait(pool, plan.seconds))
+        pool.answers("prove", part="start", plan=to_json(plan), copy=copy)
+        return Attempt(plan, _wait(pool, plan.seconds, copy))
     finally:  # also after Stop: copies that still run are ended
-        _end(pool)
+        _end(pool, copy)
 
 
-def _wait(pool: Pool, seconds: float) -> dict[int, CopyAnswer]:
+def _wait(pool: Pool, seconds: float, copy: int) -> dict[int, CopyAnswer]:
     """rank → what its copy has found. Once one has failed, the others, which may wait for it, have a moment."""
     found: dict[int, CopyAnswer] = {}
     ranks = range(pool.placed().world_size)
     until = time.monotonic() + seconds + GRACE
     while len(found) < len(ranks) and time.monotonic() < until:
         for rank in [r for r in ranks if r not in found]:
-            told = pool.ask(rank, Question.of("proof"), PATIENCE)
-            copy = from_json(CopyState, told or {"state": ""})
+            told = pool.ask(rank, Question.of("proof", copy=copy), PATIENCE)
+            its = from_json(CopyState, told or {"state": ""})
             if told is None:
                 pool.answers("prove", part="there")  # raises if a rank has ended
-            elif copy.state == "done" and copy.answer is not None:
-                found[rank] = copy.answer
-                if copy.answer.error:
+            elif its.state == "done" and its.answer is not None:
+                found[rank] = its.answer
+                if its.answer.error:
                     until = min(until, time.monotonic() + GRACE)
-            elif copy.state == "none":
+            elif its.state == "none":
                 raise BadInput(f"rank {rank} has no copy any more; run %ddp prove again")
         time.sleep(LOOK_SECONDS)
     if not found:
@@ -224,9 +228,9 @@ def _wait(pool: Pool, seconds: float) -> dict[int, CopyAnswer]:
     return found
 
 
-def _end(pool: Pool) -> None:
+def _end(pool: Pool, copy: int) -> None:
     for rank in range(pool.placed().world_size):
-        pool.ask(rank, Question.of("proof", end=True), PATIENCE)
+        pool.ask(rank, Question.of("proof", copy=copy, end=True), PATIENCE)
 
 
 def _is_open(attempt: Attempt) -> bool:

@@ -31,11 +31,14 @@ from nbddp.worker.parts import RankWorker
 
 @dataclass
 class RunningCopy:
-    """A copy: its process, the pipe it answers by, and what has come so far."""
+    """A copy: the number that the notebook gave it, its process, the pipe it answers by, what has come so far, and its
+    answer. With an answer its process has been waited for, and the pipe is closed."""
 
+    number: int
     pid: int
     read: int
     came: bytearray = field(default_factory=bytearray)
+    answer: CopyAnswer | None = None
 
 
 _running: list[RunningCopy] = []  # at most one
@@ -46,35 +49,36 @@ def prove(worker: RankWorker, buffers: Sequence[Any], *, part: str, **fields: An
     if part == "look":
         return [pickling.pack_answer(look(worker.shell.user_ns, **fields))]
     if part == "start":
-        start(worker, from_json(Plan, fields["plan"]))
+        start(worker, from_json(Plan, fields["plan"]), fields["copy"])
     return [pickling.pack_answer(None)]
 
 
-def proof(worker: RankWorker, *, end: bool = False) -> CopyState:
-    """What the copy has found, if it is done; with `end` it is killed. Asked by the control thread."""
-    if end:
+def proof(worker: RankWorker, *, copy: int, end: bool = False) -> CopyState:
+    """What the copy of this number has found, if it is done, however often that is asked; with `end` it is killed.
+    Asked by the control thread, and late where the rank was stopped."""
+    one = _running[0] if _running and _running[0].number == copy else None
+    if end and one is not None:
         kill()
-    if not _running:
+    if end or one is None:
         return CopyState("none")
-    one = _running[0]
-    while select.select([one.read], [], [], 0)[0]:
+    while one.answer is None and select.select([one.read], [], [], 0)[0]:
         data = os.read(one.read, 1 << 16)
-        if not data:
-            return _done(one)
         one.came += data
-    return CopyState("runs")
+        if not data:
+            one.answer = _answer(one)
+    return CopyState("runs" if one.answer is None else "done", one.answer)
 
 
-def _done(one: RunningCopy) -> CopyState:
-    _running.clear()
+def _answer(one: RunningCopy) -> CopyAnswer:
+    """Of a copy that has closed its end of the pipe."""
     os.close(one.read)
     _, status = os.waitpid(one.pid, 0)
     if one.came:
-        return CopyState("done", from_json(CopyAnswer, json.loads(bytes(one.came))))
+        return from_json(CopyAnswer, json.loads(bytes(one.came)))
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number == signal.SIGALRM:
-        return CopyState("done", CopyAnswer("it took longer than the time limit", LATE))
-    return CopyState("done", CopyAnswer(f"its process ended ({signal_name(number, status)})", "Ended"))
+        return CopyAnswer("it took longer than the time limit", LATE)
+    return CopyAnswer(f"its process ended ({signal_name(number, status)})", "Ended")
 
 
 def signal_name(number: int, status: int) -> str:
@@ -85,6 +89,8 @@ def kill() -> None:
     """End the copy and what it has started."""
     while _running:
         one = _running.pop()
+        if one.answer is not None:
+            continue
         for ends in (os.killpg, os.kill):  # it may not have its own process group yet
             with contextlib.suppress(OSError):
                 ends(one.pid, signal.SIGKILL)
@@ -93,7 +99,7 @@ def kill() -> None:
             os.waitpid(one.pid, 0)
 
 
-def start(worker: RankWorker, plan: Plan) -> None:
+def start(worker: RankWorker, plan: Plan, number: int) -> None:
     kill()
     read, write = os.pipe()
     parent, living = os.getpid(), copying.living(worker.shell.user_ns)
@@ -106,7 +112,7 @@ def start(worker: RankWorker, plan: Plan) -> None:
         finally:
             os._exit(1)
     os.close(write)
-    _running.append(RunningCopy(pid, read))
+    _running.append(RunningCopy(number, pid, read))
 
 
 # -- what the step reaches -----------------------------------------------------------------------
