@@ -67,6 +67,12 @@ def test_the_map_can_be_read_on_the_first_day() -> None:
     assert len(MAP.read_text(encoding="utf-8").split()) <= MOST_WORDS
 
 
+def test_the_picture_has_each_capability_once() -> None:
+    drawn = re.findall(r" capabilities/ ((?:.+\n)+)", MAP.read_text(encoding="utf-8"))[0].split()
+    folders = [path.parent.name for path in (PACKAGE / "capabilities").glob("*/__init__.py")]
+    assert sorted(drawn) == sorted(folders)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     assert [path for path in sorted(paths(page.read_text(encoding="utf-8"))) if not is_there(path)] == []
