@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import _ranks, capturing
+from nbddp.capabilities.sanitizer.on_rank_models import _ranks
 from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall
 from nbddp.compat import torch as torch_compat
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
+from nbddp.worker.gpus import capturing
 
 KEPT = 600  # collectives
 NODES = 4000  # of a graph that are looked through

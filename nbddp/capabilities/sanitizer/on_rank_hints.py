@@ -24,6 +24,7 @@ from nbddp.deadlock.on_rank import call_log, frames
 from nbddp.protocol.codec import to_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker import gpus
 from nbddp.worker.parts import RankWorker
 
 MOST = 32  # optimizers of a run; with more nothing is said
@@ -183,7 +184,7 @@ class Watched:
     def _look(self, looks: list[Look], at: list[weakref.ref[Any]]) -> None:
         parameters = [p for p in (ref() for ref in at) if p is not None]
         gradients = [p.grad.detach() for p in parameters if p.grad is not None]
-        if not gradients or _is_captured(parameters):
+        if not gradients or gpus.capturing():
             return
         sums = tuple(float(gradient.abs().double().sum()) for gradient in gradients)
         looks.append(Look(self.steps, sums, _checksum(parameters)))
@@ -236,13 +237,6 @@ def _is_plain(parameter: Any) -> bool:
     import torch
 
     return type(parameter) in (torch.Tensor, torch.nn.Parameter) and parameter.is_floating_point()
-
-
-def _is_captured(parameters: Iterable[Any]) -> bool:
-    """Whether a CUDA graph is being captured, where nothing can be read."""
-    import torch
-
-    return any(p.is_cuda for p in parameters) and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _left(parameters: list[Any]) -> int | None:

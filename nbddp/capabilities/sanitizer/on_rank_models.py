@@ -13,27 +13,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, ModelFacts
 from nbddp.compat import torch as torch_compat
+from nbddp.worker.gpus import capturing
 
 AT_ONCE = 16  # tensors that one sample of a step has
 OUTPUTS = 8  # forwards whose outputs are digested
 RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
 ENDS = 4096  # tensors of a model that are looked at in the end
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is captured, in which nothing else may be called."""
-    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
-
-
-def gpus_at_work() -> bool:
-    """Whether this process's current streams have work before them. One that is broken has none."""
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        return not all(torch.cuda.current_stream(device).query() for device in range(torch.cuda.device_count()))
-    except RuntimeError:
-        return False
 
 
 def is_whole(tensor: Any) -> bool:

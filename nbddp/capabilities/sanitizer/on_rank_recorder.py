@@ -26,6 +26,7 @@ from nbddp.capabilities.sanitizer.recording import MOST, NOWHERE, Place, RankRec
 from nbddp.protocol.capability import load
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker import gpus
 from nbddp.worker.parts import RankWorker
 
 OWN = str(Path(__file__).parents[2])
@@ -72,7 +73,7 @@ class SanitizerRecorder:
         self._undo = []
         if error is not None:
             self.record.ended = type(error).__name__
-        if error is not None and _gpus_at_work():
+        if error is not None and gpus.at_work():
             self.record.lost = "a GPU was busy when the program ended, so digests on it were not read"
             self.pending = []
             return
@@ -186,9 +187,3 @@ class SanitizerRecorder:
             self.record.places.append(place)
             number = self._places[key] = len(self.record.places) - 1
         return number
-
-
-def _gpus_at_work() -> bool:
-    from nbddp.capabilities.sanitizer.on_rank_models import gpus_at_work
-
-    return gpus_at_work()

@@ -14,9 +14,10 @@ from torch.optim.optimizer import (
 )
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, capturing, is_whole
+from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, is_whole
 from nbddp.capabilities.sanitizer.recording import BESIDE, CalledFunction, OptimizerStep, OutsideParameter, Part
 from nbddp.compat import torch as torch_compat
+from nbddp.worker.gpus import capturing
 
 LOOKS = 4  # first steps at which an optimizer's parameters are looked through; then at each fiftieth
 STEPS = 1000  # that are kept with samples
