@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +12,16 @@ import torch.distributed as dist
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import _ranks
+from nbddp.capabilities.sanitizer.on_rank_recorder import TORCH
 from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall
 from nbddp.compat import torch as torch_compat
+from nbddp.deadlock.on_rank import frames
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 from nbddp.worker.gpus import capturing
 
 KEPT = 600  # collectives
 NODES = 4000  # of a graph that are looked through
 SUSPECTS = 8  # gathers whose results are looked for in a graph
-PACKAGE = str(Path(__file__).parents[2])
 
 
 class CollectiveCalls:
@@ -193,9 +193,10 @@ def _is_the_programs() -> bool:
         if frame is None:
             return False
         file = frame.f_code.co_filename
-        if "/torch/" in file and not file.endswith(BETWEEN) and "/_dynamo/" not in file:
+        in_torch = file.startswith(TORCH)
+        if in_torch and not file.endswith(BETWEEN) and "/_dynamo/" not in file:
             return False
-        if "/torch/" not in file and not file.startswith(PACKAGE) and not file.endswith(BETWEEN):
+        if not in_torch and not file.startswith(f"{frames.ROOT}/") and not file.endswith(BETWEEN):
             return True
         frame = frame.f_back
     return False

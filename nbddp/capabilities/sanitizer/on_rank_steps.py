@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -17,6 +18,7 @@ from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, is_whole
 from nbddp.capabilities.sanitizer.recording import BESIDE, CalledFunction, OptimizerStep, OutsideParameter, Part
 from nbddp.compat import torch as torch_compat
+from nbddp.deadlock.on_rank import frames
 from nbddp.worker.gpus import capturing
 
 LOOKS = 4  # first steps at which an optimizer's parameters are looked through; then at each fiftieth
@@ -223,13 +225,11 @@ class Steps:
 
 def _of_accelerate() -> bool:
     """Whether accelerate steps a scheduler: it does so for each process, by design."""
-    import sys
-
     frame: Any = sys._getframe(2)
     for _ in range(4):
         if frame is None:
             return False
-        if "/accelerate/" in frame.f_code.co_filename:
+        if frames.package(frame.f_code.co_filename) == "accelerate":
             return True
         frame = frame.f_back
     return False
