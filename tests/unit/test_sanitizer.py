@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nbddp.capabilities import SANITIZER_KINDS
+from nbddp.capabilities.completion.lines import complete_cell
 from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, is_marked, silence
 from nbddp.capabilities.sanitizer.recording import (
     Forward,
@@ -59,7 +59,8 @@ def test_every_kind_has_a_rule_and_a_cure_in_words() -> None:
 
 
 def test_tab_offers_every_kind() -> None:
-    assert tuple(KINDS) == SANITIZER_KINDS
+    assert complete_cell("--sanitize --allow ") == [*KINDS]
+    assert complete_cell("--allow past-ddp-") == ["past-ddp-armed"]
 
 
 def test_every_kind_is_documented() -> None:
