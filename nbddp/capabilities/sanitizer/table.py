@@ -332,7 +332,7 @@ ROWS = (
     ),
     MistakeKind(
         "starved-rank", SPEED, 24,
-        "one rank waited much longer for its data loader than the others, for a large part of the run",
+        "the median wait for a batch was more than 5 ms on one rank, and over five times that of any other rank",
         "give its loader more workers, or spread the slow samples over all ranks",
         "",
     ),
