@@ -9,7 +9,6 @@ from typing import Any
 
 from nbddp.capabilities.sanitizer.recording import NOWHERE, Place
 from nbddp.launch.machine import counted, listed
-from nbddp.launch.topology import rank_words
 from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import Metadata, MimeBundle
 
@@ -157,7 +156,3 @@ def is_marked(text: str) -> bool:
     """Whether a source line ends with the comment `# nbddp: ok`."""
     comment = text.rpartition("#")[2].strip().lower() if "#" in text else ""
     return comment.replace(" ", "").startswith("nbddp:ok")
-
-
-def ranks_said(ranks: Sequence[int]) -> str:
-    return rank_words(list(ranks))

@@ -87,10 +87,9 @@ class CollectiveCalls:
         if tensor.requires_grad and not tensor.is_leaf:
             if tensor.numel() > 1:
                 return  # a statistic over ranks that the loss is made of, as a cross-correlation; not the loss
-            fact = CalledFunction("reduced in graph", at, place, op)
 
             def used(_: Any) -> None:
-                if recorder.on and fact.detail is not None:
+                if recorder.on:
                     recorder.keep(recorder.record.calls, CalledFunction("graph reduced", recorder.tick(), place, op))
 
             tensor.register_hook(used)
@@ -100,10 +99,9 @@ class CollectiveCalls:
                 recorder.keep(recorder.record.calls, CalledFunction("gradient reduced", at, place, (name, op, ranks)))
 
     def _grad_names(self) -> dict[int, str]:
-        """Address of each gradient of a model → the parameter's name; made once after each backward."""
-        stamp = sum(1 for _ in self.recorder.record.backwards), len(self.recorder.record.steps)
-        key = stamp[0] * 1_000_003 + stamp[1]
-        if self._grads[0] != key:
+        """Address of each gradient of a model → the parameter's name; made once after each backward, and each step."""
+        steps = len(self.recorder.record.steps)
+        if self._grads[0] != steps:
             found: dict[int, str] = {}
             for known in self.recorder.models.known.values():
                 if known.facts.kind == "ddp":
@@ -111,7 +109,7 @@ class CollectiveCalls:
                         parameter = reference()
                         if parameter is not None and parameter.grad is not None:
                             found[parameter.grad.data_ptr()] = name
-            self._grads = (key, found)
+            self._grads = (steps, found)
         return self._grads[1]
 
     # -- gathers that cut gradients --------------------------------------------------------

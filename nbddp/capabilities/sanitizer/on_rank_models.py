@@ -35,8 +35,6 @@ class KnownModel:
         self.parameters = {id(each): (name, weakref.ref(each)) for name, each in parameters.items()}
         self.settings = {id(each): (each.dtype, each.device) for each in parameters.values()}
         self.frozen: set[int] = set()
-        self.armed = False
-        self.backward: Backward | None = None
 
     def knows(self, parameter: Any) -> str:
         """The name under which a parameter is exchanged; empty if it is not."""
@@ -188,7 +186,6 @@ class Models:
         device = _device(known).type
         if torch.is_autocast_enabled(device):
             fact.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-        known.armed = armed
         if not recorder.keep(recorder.record.forwards, fact):
             return None
         found = list(digest.tensors_in(given))
@@ -220,7 +217,6 @@ class Models:
     def _backward_begins(self, known: KnownModel, module: Any, fact: Forward) -> None:
         flag = bool(getattr(module, "require_backward_grad_sync", True))
         made = Backward(known.facts.number, self.recorder.tick(), self.recorder.place(2), fact.armed, flag)
-        known.backward = made
         self.recorder.calls.graph_used()
         if not self.recorder.keep(self.recorder.record.backwards, made):
             return

@@ -59,8 +59,7 @@ class Steps:
         self.recorder.wrap(torch.amp.GradScaler, "update", self._scaler)
         own = [c for c in vars(lr_scheduler).values() if isinstance(c, type) and "step" in vars(c)]
         for each in dict.fromkeys(own):
-            if each is not lr_scheduler.LRScheduler or "step" in vars(each):
-                self.recorder.wrap(each, "step", self._scheduler)
+            self.recorder.wrap(each, "step", self._scheduler)
 
     # -- steps -----------------------------------------------------------------------------
 
