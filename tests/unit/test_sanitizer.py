@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nbddp.capabilities.completion.lines import complete_cell
-from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, is_marked, silence
+from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, silence
 from nbddp.capabilities.sanitizer.recording import (
     Forward,
     ModelFacts,
@@ -24,6 +24,7 @@ from nbddp.capabilities.sanitizer.table import KINDS, ROWS
 from nbddp.capabilities.sanitizer.view import difference
 from nbddp.errors import BadInput
 from nbddp.launch.options import parse_cell
+from nbddp.protocol.cell_lines import is_silenced
 from tests.places import ROOT
 from tests.pool.silent import PROGRAMS
 
@@ -159,7 +160,7 @@ def test_effects_of_a_known_cause_are_left_out() -> None:
     ],
 )
 def test_a_comment_silences_its_line(text: str, marked: bool) -> None:
-    assert is_marked(text) is marked
+    assert is_silenced(text) is marked
     shown, quiet = silence([Finding("same-file", "what", (), "much", LINE._replace(text=text))], ())
     assert (len(shown), len(quiet)) == ((0, 1) if marked else (1, 0))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from nbddp.capabilities.sanitizer.recording import NOWHERE, Place
 from nbddp.launch.machine import counted, listed
+from nbddp.protocol.cell_lines import is_silenced
 from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import Metadata, MimeBundle
 
@@ -147,12 +148,6 @@ def silence(found: Sequence[Finding], allowed: Sequence[str]) -> tuple[list[Find
     shown: list[Finding] = []
     quiet: list[Finding] = []
     for each in found:
-        why = f"--allow {each.kind}" if each.kind in allowed else "# nbddp: ok" if is_marked(each.place.text) else ""
+        why = f"--allow {each.kind}" if each.kind in allowed else "# nbddp: ok" if is_silenced(each.place.text) else ""
         (quiet if why else shown).append(replace(each, silenced=why))
     return shown, quiet
-
-
-def is_marked(text: str) -> bool:
-    """Whether a source line ends with the comment `# nbddp: ok`."""
-    comment = text.rpartition("#")[2].strip().lower() if "#" in text else ""
-    return comment.replace(" ", "").startswith("nbddp:ok")
