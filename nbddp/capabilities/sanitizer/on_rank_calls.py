@@ -14,6 +14,7 @@ from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import _ranks
 from nbddp.capabilities.sanitizer.on_rank_recorder import TORCH
 from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall
+from nbddp.capabilities.timings.on_rank import tensors
 from nbddp.compat import torch as torch_compat
 from nbddp.deadlock.on_rank import frames
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
@@ -62,7 +63,7 @@ class CollectiveCalls:
     @digest.safely
     def _note(self, group: Any, op: str, args: Any) -> None:
         recorder = self.recorder
-        given = _tensors(args)
+        given = list(tensors(args))
         recorder.models.exchanged(given)
         if group not in self._ranks:
             self._ranks[group] = _ranks(group)
@@ -198,16 +199,6 @@ def _is_the_programs() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _tensors(args: Any) -> list[Any]:
-    found = []
-    for each in args:
-        if isinstance(each, torch.Tensor):
-            found.append(each)
-        elif isinstance(each, (list, tuple)):
-            found += _tensors(each)
-    return found
 
 
 def _saved(loss: Any) -> Any:
