@@ -128,6 +128,18 @@ def test_ranks_with_equal_batches_are_named_unless_they_are_to_be_equal() -> Non
     assert judged(*ranks, same_input=True) == []
 
 
+def test_threads_are_too_many_only_where_ranks_compute_on_the_cpu() -> None:
+    ranks = [record(0, 2), record(1, 2)]
+    for each in ranks:
+        each.settings = {"threads": 8, "cores": 8, "on CPU": True}
+    found = judge({r.rank: r for r in ranks})
+    assert [each.kind for each in found] == ["too-many-threads"]
+    assert "2 ranks compute with 16 threads on 8 cores" in found[0].what
+    for each in ranks:
+        each.settings |= {"on CPU": False, "cuDNN benchmark": False}
+    assert judged(*ranks) == []
+
+
 def test_every_rank_may_evaluate_everything() -> None:
     ranks = [record(0, 2), record(1, 2)]
     for each in ranks:

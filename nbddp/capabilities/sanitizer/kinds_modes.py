@@ -14,7 +14,7 @@ from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
 BATCHES = 8
-OWN = ("threads", "cores")  # of each host
+OWN = ("threads", "cores", "on CPU")  # which each rank may have otherwise
 
 
 def found(view: RanksView) -> Iterator[Seen]:
@@ -130,7 +130,7 @@ def _starved(view: RanksView, replica: Replica) -> Iterator[Seen]:
 def _threads(view: RanksView) -> Iterator[Seen]:
     by: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for rank, record in view.records.items():
-        if record.settings and record.forwards and not record.settings.get("cuDNN benchmark"):
+        if record.settings.get("on CPU") and record.forwards:
             by[record.host][rank] = (int(str(record.settings["threads"])), int(str(record.settings["cores"])))
     for host, ranks in by.items():
         threads, cores = sum(t for t, _ in ranks.values()), max(c for _, c in ranks.values())

@@ -179,6 +179,7 @@ class CollectiveCalls:
             settings["cuDNN benchmark"] = torch.backends.cudnn.benchmark
             settings["TF32 in matrix products"] = torch.backends.cuda.matmul.allow_tf32
         settings.setdefault("threads", torch.get_num_threads())
+        settings["on CPU"] = not torch.cuda.is_initialized()
         settings["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
