@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from nbddp.capabilities.completion.lines import complete_cell
 from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, silence
 from nbddp.capabilities.sanitizer.recording import (
     Forward,
+    GroupCall,
     ModelFacts,
     OptimizerStep,
     Part,
@@ -126,6 +128,18 @@ def test_ranks_with_equal_batches_are_named_unless_they_are_to_be_equal() -> Non
     assert judged(*ranks) == ["same-batch"]
     assert judge({r.rank: r for r in ranks})[0].ranks == (2, 3)
     assert judged(*ranks, same_input=True) == []
+
+
+def test_a_barrier_exchanges_no_counts() -> None:
+    ranks = [record(0, 2, steps=8), record(1, 2, steps=8)]
+    for each in ranks:
+        for forward in each.forwards:
+            forward.size = 4 - each.rank
+            each.collectives.append(GroupCall((0, 1), "barrier", "", "", forward.at + 1, 1))
+    assert judged(*ranks) == ["unequal-batches"]
+    for each in ranks:
+        each.collectives = [replace(one, name="all_reduce", op="SUM", shape="int64[1]") for one in each.collectives]
+    assert judged(*ranks) == []
 
 
 def test_threads_are_too_many_only_where_ranks_compute_on_the_cpu() -> None:
