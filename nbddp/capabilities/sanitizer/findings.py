@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any
 
@@ -85,7 +85,7 @@ class SanitizerFindings(Sequence[Finding]):
     silenced: tuple[Finding, ...] = ()
     ranks: int = 0
     steps: int = 0
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.found)

@@ -179,10 +179,12 @@ class Models:
     @digest.safely
     def _begin(self, known: KnownModel, module: Any, given: Any, armed: bool) -> Forward | None:
         recorder = self.recorder
-        training = module.training and torch.is_grad_enabled()
-        if torch.is_grad_enabled():
+        training = torch.is_grad_enabled()
+        if training:
             self.trained.add(known.facts.number)
-        fact = Forward(known.facts.number, recorder.tick(), recorder.place(2), training, armed)
+        fact = Forward(
+            known.facts.number, recorder.tick(), recorder.place(2), training, armed, mode=bool(module.training)
+        )
         device = _device(known).type
         if torch.is_autocast_enabled(device):
             fact.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -193,8 +195,6 @@ class Models:
         if rows is not None:
             fact.size = rows.numel()
             recorder.later(fact, "batch", digest.of_batch(rows))
-        fact.training = fact.training or (torch.is_grad_enabled() and not module.training)
-        fact.mode = bool(module.training)
         return fact
 
     @digest.safely
