@@ -4,6 +4,7 @@ program computes or counts is changed."""
 from __future__ import annotations
 
 import runpy
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import nbddp
 from nbddp.deadlock.on_rank import frames
@@ -218,6 +220,15 @@ def test_what_a_gpus_thread_computes_has_the_programs_line(recorder: SanitizerRe
     with ThreadPoolExecutor(1) as gpu:
         number = gpu.submit(recorder.place).result()
     assert "gpu.submit(recorder.place)" in recorder.record.places[number].text
+
+
+def test_of_an_optimizers_groups_numbers_alone_are_recorded() -> None:
+    """What else a program keeps there may not travel, and a tensor may change later."""
+    from nbddp.capabilities.sanitizer.on_rank_steps import _hyper
+
+    kept = {"lr": torch.ones(()), "betas": (torch.ones(()), 0.9), "of": (threading.Lock(),), "pair": (1, 2.0)}
+    group = {"params": [], "eps": 0.1, "nesterov": True, "foreach": None, **kept}
+    assert _hyper(SimpleNamespace(param_groups=[group])) == [("eps", 0.1), ("nesterov", True), ("pair", (1, 2.0))]
 
 
 def test_a_package_that_stands_elsewhere_is_no_line_of_the_program(

@@ -245,6 +245,7 @@ def _hyper(optimizer: Any) -> list[tuple[str, object]]:
     found: list[tuple[str, object]] = []
     for i, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
-            if name != "params" and isinstance(value, (int, float, tuple)) and len(found) < HYPER:
+            numbers = value if isinstance(value, tuple) else (value,)
+            if name != "params" and all(isinstance(n, (int, float)) for n in numbers) and len(found) < HYPER:
                 found.append((name if len(optimizer.param_groups) == 1 else f"{name} of group {i}", value))
     return found
