@@ -107,17 +107,6 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
 
 
 SANITIZED = ("cell", "script", "terminal", "torchrun")  # lines that take --sanitize
-SANITIZER_KINDS = (  # for Tab
-    "past-ddp", "past-ddp-armed", "replaced-parameter", "moved-model", "unknown-to-ddp", "unfrozen-after-wrap",
-    "sync-flag-late", "no-sync-at-step", "no-exchange", "gradients-differ", "hyperparameters-differ",
-    "steps-differ", "scales-differ", "edited-gradients", "changed-parameters", "optimizer-state-differs",
-    "lost-result", "buffers-differ", "parameter-order", "beside-differs", "replicas-differ", "sampler-world",
-    "sampler-rank", "sampler-seed", "same-batch", "overlap", "split-differs", "dataset-differs", "same-order",
-    "same-augmentation", "same-mask", "evaluated-twice", "hook-scale", "averaged-twice", "reduced-in-graph",
-    "gather-cuts-gradient", "unequal-batches", "scheduler-steps", "collectives-crossed", "autocast-differs",
-    "mode-differs", "settings-differ", "same-file", "exchange-in-no-sync", "exchanged-again", "starved-rank",
-    "too-many-threads",
-)  # fmt: skip
 
 # fmt: off
 ROWS = (
@@ -681,7 +670,7 @@ ROWS = (
             ),
             Option(
                 name="allow", into="sanitize", of="run", repeats=True, default=(), metavar="KIND", on=SANITIZED,
-                type="nbddp.capabilities.sanitizer.options:kind", offers=SANITIZER_KINDS,
+                type="nbddp.capabilities.sanitizer.options:kind", offers="nbddp.capabilities.sanitizer.table:KINDS",
                 help="with --sanitize: do not report findings of this kind",
             ),
             Option(

@@ -195,10 +195,10 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises BadInput, and offers the nearest option for a mistyped one.
 
     offers: argument → what Tab offers for it, besides its choices: words, endings of files, "*" for all files or "/"
-    for folders.
+    for folders; or a target, for words that are imported for Tab alone.
     """
 
-    offers: Mapping[str, Sequence[str]] = {}
+    offers: Mapping[str, Sequence[str] | Target] = {}
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{self.prog}: {message}; {self.prog} --help lists the options")

@@ -63,7 +63,7 @@ class Option:
       value.
     - excludes: a name that options share of which one alone can be typed.
     - type: (text) -> value, raises ArgumentTypeError; empty: the text. choices: all values; offers: for Tab, as
-      `launch.options.Parser` has it.
+      `launch.options.Parser` has it, or what names them.
     - const: the value of a flag without one; with a metavar or choices, of a flag behind which nothing is typed.
     - repeats: each one that is typed adds to a tuple.
     - value: (what is typed, by name) -> the field's value, raises BadInput; called if it or a part is typed.
@@ -92,7 +92,7 @@ class Option:
     metavar: str = ""
     type: Target = ""
     choices: tuple[str, ...] = ()
-    offers: tuple[str, ...] = ()
+    offers: tuple[str, ...] | Target = ()
     const: Any = None
     repeats: bool = False
     value: Target = ""

@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 
 WORD = re.compile(r"\s*(\w*)")
+SILENCED = re.compile(r"#\s*nbddp:\s*ok\b", re.IGNORECASE)
+
+
+def is_silenced(text: str) -> bool:
+    """Whether a line of a text has the comment `# nbddp: ok`, which silences findings."""
+    return SILENCED.search(text) is not None
 
 
 def program_rows(text: str) -> list[int]:

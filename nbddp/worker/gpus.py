@@ -1,4 +1,4 @@
-"""What GPUs ask of a rank: another backend where ranks share one, and a look at CUDA after an error.
+"""What GPUs ask of a rank: another backend where ranks share one, what they are at, and a look at CUDA after an error.
 
 NCCL takes one rank per GPU, from version 2.30 on more if it is told to (`--oversubscribe`). So a default group is
 gloo's there, which works on CUDA tensors, or NCCL's where that allows it; and who asks for an older NCCL by name gets a
@@ -83,6 +83,28 @@ def backend(asked: str | None, version: tuple[int, ...]) -> str | None:
         f"ranks share a GPU here (--oversubscribe), but {which} does not allow that: call init_process_group() "
         "without a backend, which takes gloo and works on CUDA tensors, or start as many ranks as there are GPUs"
     )
+
+
+# -- what they are at -----------------------------------------------------------------------------
+
+
+def at_work() -> bool:
+    """Whether this process's current streams have work before them. One that is broken has none."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        return not all(torch.cuda.current_stream(device).query() for device in range(torch.cuda.device_count()))
+    except RuntimeError:
+        return False
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is captured, in which nothing else may be called."""
+    import torch
+
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 # -- after an error -------------------------------------------------------------------------------

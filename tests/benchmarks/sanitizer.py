@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.output.screens import NullScreen
+from tests.benchmarks.timings import RUN
 
 CELL = """
 import itertools, statistics, time, torch, torch.distributed as dist
@@ -49,23 +50,6 @@ for round in range({rounds}):
 recorder.on = True
 dist.destroy_process_group()
 (found, same, statistics.median(step))
-"""
-RUN = """
-import statistics, time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = DDP(torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(10)]))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-x = torch.randn(16, 1000, generator=torch.Generator().manual_seed(dist.get_rank()))
-times = []
-for step in range(26):
-    began = time.perf_counter()
-    optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
-    times.append(time.perf_counter() - began)
-dist.destroy_process_group()
-del model, optimizer
-statistics.median(times[6:])
 """
 
 

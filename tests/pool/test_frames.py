@@ -191,7 +191,7 @@ def test_own_frames_and_a_joined_thread_are_read_too() -> None:
     assert seen[-1] == thread.ident
 
 
-def test_what_pip_has_installed_anywhere_is_not_the_users(tmp_path: Path) -> None:
+def test_what_pip_has_installed_anywhere_is_not_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pip install --target` puts packages beside what may be the user's own modules."""
     (tmp_path / "made-1.0.dist-info").mkdir()
     record = "made/__init__.py,,\nmade/sub/a.py,,\nsingle.py,,\n../bin/made,,\nmade-1.0.dist-info/RECORD,,\n"
@@ -202,6 +202,11 @@ def test_what_pip_has_installed_anywhere_is_not_the_users(tmp_path: Path) -> Non
     installed = frames._installed(str(tmp_path))
     files = ["made/sub/a.py", "single.py", "made_by_me/a.py", "train.py", "singles.py"]
     assert [str(tmp_path / f).startswith(tuple(installed)) for f in files] == [True, True, False, False, False]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    frames._elsewhere.cache_clear()
+    tops = [frames.package(str(tmp_path / f)) for f in [*files, "lib/python3/site-packages/other/a.py"]]
+    frames._elsewhere.cache_clear()
+    assert tops == ["made", "single", "", "", "", "other"]
     assert frames.is_user(f"{frames.ROOT}-course/train.py", {}), "a folder whose name begins like the package's"
 
 

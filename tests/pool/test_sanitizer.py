@@ -3,15 +3,24 @@ program computes or counts is changed."""
 
 from __future__ import annotations
 
+import runpy
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import nbddp
+from nbddp.deadlock.on_rank import frames
 from nbddp.output.screens import NullScreen
 from tests.pool.silent import HELPERS, PROGRAMS, Program, define, found_in
+
+if TYPE_CHECKING:
+    from nbddp.capabilities.sanitizer.on_rank_recorder import SanitizerRecorder
 
 CASES = [pytest.param(each, id=each.name, marks=() if each.always else pytest.mark.more) for each in PROGRAMS.values()]
 # a twin, a small change of it, and the kind that must be found; empty: the change is harmless
@@ -200,11 +209,49 @@ def test_a_cell_shows_its_findings_and_a_failed_one_too(ready: nbddp.Pool, shows
     assert shows("print(1)")
 
 
-def test_what_a_gpus_thread_computes_has_the_programs_line():
+@pytest.fixture
+def recorder() -> SanitizerRecorder:
     from nbddp.capabilities.sanitizer.on_rank_recorder import SanitizerRecorder
 
-    worker = SimpleNamespace(files=SimpleNamespace(shown={}))
-    recorder = SanitizerRecorder(worker)  # type: ignore[arg-type]
+    return SanitizerRecorder(SimpleNamespace(files=SimpleNamespace(shown={})))  # type: ignore[arg-type]
+
+
+def test_what_a_gpus_thread_computes_has_the_programs_line(recorder: SanitizerRecorder) -> None:
     with ThreadPoolExecutor(1) as gpu:
         number = gpu.submit(recorder.place).result()
     assert "gpu.submit(recorder.place)" in recorder.record.places[number].text
+
+
+def test_of_an_optimizers_groups_numbers_alone_are_recorded() -> None:
+    """What else a program keeps there may not travel, and a tensor may change later."""
+    from nbddp.capabilities.sanitizer.on_rank_steps import _hyper
+
+    kept = {"lr": torch.ones(()), "betas": (torch.ones(()), 0.9), "of": (threading.Lock(),), "pair": (1, 2.0)}
+    group = {"params": [], "eps": 0.1, "nesterov": True, "foreach": None, **kept}
+    assert _hyper(SimpleNamespace(param_groups=[group])) == [("eps", 0.1), ("nesterov", True), ("pair", (1, 2.0))]
+
+
+def test_a_package_that_stands_elsewhere_is_no_line_of_the_program(
+    recorder: SanitizerRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pip install --target` leaves it. A folder that is named like torch may well be the program's."""
+    (tmp_path / "made-1.0.dist-info").mkdir()
+    (tmp_path / "made-1.0.dist-info" / "RECORD").write_text("made/__init__.py,,\n")
+    for name in ("made", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("def call(it): return it()\n")
+    caches = (frames._elsewhere, frames._library)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for each in caches:
+        each.cache_clear()
+    try:
+        numbers = [runpy.run_path(str(tmp_path / name))["call"](lambda: recorder.place()) for name in FILES]
+    finally:
+        for each in caches:
+            each.cache_clear()
+    made, own = (recorder.record.places[number] for number in numbers)
+    assert ("for name in FILES" in made.text, made.through) == (True, "made")
+    assert (own.text, own.through) == ("def call(it): return it()", "")
+
+
+FILES = ("made/__init__.py", "torch/__init__.py")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
-from nbddp.capabilities import SANITIZER_KINDS
-from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, is_marked, silence
+from nbddp.capabilities.completion.lines import complete_cell
+from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, silence
 from nbddp.capabilities.sanitizer.recording import (
     Forward,
+    GroupCall,
     ModelFacts,
     OptimizerStep,
     Part,
@@ -24,6 +26,7 @@ from nbddp.capabilities.sanitizer.table import KINDS, ROWS
 from nbddp.capabilities.sanitizer.view import difference
 from nbddp.errors import BadInput
 from nbddp.launch.options import parse_cell
+from nbddp.protocol.cell_lines import is_silenced
 from tests.places import ROOT
 from tests.pool.silent import PROGRAMS
 
@@ -59,7 +62,8 @@ def test_every_kind_has_a_rule_and_a_cure_in_words() -> None:
 
 
 def test_tab_offers_every_kind() -> None:
-    assert tuple(KINDS) == SANITIZER_KINDS
+    assert complete_cell("--sanitize --allow ") == [*KINDS]
+    assert complete_cell("--allow past-ddp-") == ["past-ddp-armed"]
 
 
 def test_every_kind_is_documented() -> None:
@@ -71,7 +75,7 @@ def test_every_kind_is_documented() -> None:
 def test_nearly_every_kind_has_a_program_that_shows_it() -> None:
     """Those that name no cause remain where no rule holds."""
     shown = {each.kind for each in PROGRAMS.values()}
-    assert KINDS.keys() - shown <= {"gradients-differ", "replicas-differ", "beside-differs", "too-many-threads"}
+    assert KINDS.keys() - shown <= {"gradients-differ", "replicas-differ", "too-many-threads"}
 
 
 def test_rounding_is_no_difference_and_a_missing_gradient_is_one() -> None:
@@ -126,6 +130,30 @@ def test_ranks_with_equal_batches_are_named_unless_they_are_to_be_equal() -> Non
     assert judged(*ranks, same_input=True) == []
 
 
+def test_a_barrier_exchanges_no_counts() -> None:
+    ranks = [record(0, 2, steps=8), record(1, 2, steps=8)]
+    for each in ranks:
+        for forward in each.forwards:
+            forward.size = 4 - each.rank
+            each.collectives.append(GroupCall((0, 1), "barrier", "", "", forward.at + 1, 1))
+    assert judged(*ranks) == ["unequal-batches"]
+    for each in ranks:
+        each.collectives = [replace(one, name="all_reduce", op="SUM", shape="int64[1]") for one in each.collectives]
+    assert judged(*ranks) == []
+
+
+def test_threads_are_too_many_only_where_ranks_compute_on_the_cpu() -> None:
+    ranks = [record(0, 2), record(1, 2)]
+    for each in ranks:
+        each.settings = {"threads": 8, "cores": 8, "on CPU": True}
+    found = judge({r.rank: r for r in ranks})
+    assert [each.kind for each in found] == ["too-many-threads"]
+    assert "2 ranks compute with 16 threads on 8 cores" in found[0].what
+    for each in ranks:
+        each.settings |= {"on CPU": False, "cuDNN benchmark": False}
+    assert judged(*ranks) == []
+
+
 def test_every_rank_may_evaluate_everything() -> None:
     ranks = [record(0, 2), record(1, 2)]
     for each in ranks:
@@ -158,7 +186,7 @@ def test_effects_of_a_known_cause_are_left_out() -> None:
     ],
 )
 def test_a_comment_silences_its_line(text: str, marked: bool) -> None:
-    assert is_marked(text) is marked
+    assert is_silenced(text) is marked
     shown, quiet = silence([Finding("same-file", "what", (), "much", LINE._replace(text=text))], ())
     assert (len(shown), len(quiet)) == ((0, 1) if marked else (1, 0))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbddp.launch.options import Parser, cell_parser, option_of, taken
 from nbddp.notebook.commands import command_parser, known, unpasted
-from nbddp.protocol.capability import Command
+from nbddp.protocol.capability import Command, load
 
 MODULE = {"-m", "--module"}  # what runs behind these is no file
 
@@ -67,7 +67,8 @@ def _names_script(parser: Parser, words: Sequence[str]) -> bool:
 
 def _values(parser: Parser, action: argparse.Action, current: str) -> list[str]:
     """Values of an argument that begin so."""
-    offered = tuple(action.choices or parser.offers.get(action.dest, ()))
+    given = action.choices or parser.offers.get(action.dest, ())
+    offered = tuple(load(given) if isinstance(given, str) else given)
     if offered and offered[0].startswith((".", "/", "*")):
         return _files(current, offered)
     return [word for word in offered if word.startswith(current)]

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbddp.deadlock.on_rank import frames
+
 if TYPE_CHECKING:
     from nbddp.errors import Raised
     from nbddp.worker.parts import RankWorker
@@ -30,7 +32,6 @@ SAYS = (
 # Modules whose global names hold groups, and what is made of groups
 HOLDERS = {"deepspeed.utils.groups": ("mesh_device",), "deepspeed.comm.comm": ("cdb",)}
 GONE = ("Default process group has not been initialized", "is not registered, please create group with")
-PACKAGES = ("site-packages", "dist-packages")
 
 
 class Libraries:
@@ -61,11 +62,8 @@ class Libraries:
         if not any(words in found.message for words in GONE):
             return ""
         outside = [frame.file for frame in found.frames if f"{os.sep}torch{os.sep}" not in frame.file]
-        if not outside or not any(folder in outside[-1] for folder in PACKAGES):
-            return ""
-        parts = outside[-1].split(os.sep)
-        library = parts[next(n for n, part in enumerate(parts) if part in PACKAGES) + 1].removesuffix(".py")
-        return (
+        library = frames.package(outside[-1]) if outside else ""
+        return library and (
             f"{library} uses a process group that no longer exists; if an earlier cell made it, create {library}'s "
             "objects again, or run the cell with --fresh"
         )

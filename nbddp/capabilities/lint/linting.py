@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +12,9 @@ from nbddp.capabilities.lint.rules import RULES
 from nbddp.capabilities.lint.sources import ProgramText, SourceLine
 from nbddp.errors import BadInput
 from nbddp.launch.options import nearest
+from nbddp.protocol.cell_lines import is_silenced
 
 LONGEST = 60  # characters of a program's own words in a sentence
-SILENT = re.compile(r"#\s*nbddp:\s*ok\b")
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _of_program(source: ProgramText, tree: ast.Module, rules: Collection[Rule]) 
     hits = {(hit.node, rule.name): hit for rule in rules for hit in rule.check(program)}
     found, quiet = [], 0
     for (node, name), hit in hits.items():
-        if any(SILENT.search(source.places[row - 1].text) for row in _rows(node)):
+        if any(is_silenced(source.places[row - 1].text) for row in _rows(node)):
             quiet += 1
             continue
         rule, line = RULES[name], getattr(node, "lineno", 1)

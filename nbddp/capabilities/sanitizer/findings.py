@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any
 
 from nbddp.capabilities.sanitizer.recording import NOWHERE, Place
 from nbddp.launch.machine import counted, listed
-from nbddp.launch.topology import rank_words
+from nbddp.protocol.cell_lines import is_silenced
 from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import Metadata, MimeBundle
 
@@ -85,7 +85,7 @@ class SanitizerFindings(Sequence[Finding]):
     silenced: tuple[Finding, ...] = ()
     ranks: int = 0
     steps: int = 0
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.found)
@@ -148,16 +148,6 @@ def silence(found: Sequence[Finding], allowed: Sequence[str]) -> tuple[list[Find
     shown: list[Finding] = []
     quiet: list[Finding] = []
     for each in found:
-        why = f"--allow {each.kind}" if each.kind in allowed else "# nbddp: ok" if is_marked(each.place.text) else ""
+        why = f"--allow {each.kind}" if each.kind in allowed else "# nbddp: ok" if is_silenced(each.place.text) else ""
         (quiet if why else shown).append(replace(each, silenced=why))
     return shown, quiet
-
-
-def is_marked(text: str) -> bool:
-    """Whether a source line ends with the comment `# nbddp: ok`."""
-    comment = text.rpartition("#")[2].strip().lower() if "#" in text else ""
-    return comment.replace(" ", "").startswith("nbddp:ok")
-
-
-def ranks_said(ranks: Sequence[int]) -> str:
-    return rank_words(list(ranks))

@@ -125,7 +125,8 @@ def _lost(replica: Replica) -> Iterator[Seen]:
     """An exchange that all ranks had made, after which gradients differ."""
     some = [
         step for step in replica.steps
-        if step.grads is not None and step.armed_last() and step.exchanged is not None and _is_plain(replica, step)
+        if step.grads is not None and step.armed_last() and step.exchanged is not None
+        and not any(step.pasts.values())
     ]  # fmt: skip
     if not some or exempt(replica):
         return
@@ -144,11 +145,6 @@ def _lost(replica: Replica) -> Iterator[Seen]:
         APART, place, about=replica.group, ranks=replica.ranks, known=False,
         ruled_out=["forwards past DDP", "no_sync", "edits between backward and step"],
     )  # fmt: skip
-
-
-def _is_plain(replica: Replica, step: AlignedStep) -> bool:
-    """No backward without an exchange came after the one with it, and each rank's forwards are DDP's alone."""
-    return not any(step.pasts.values())
 
 
 def _hyper(replica: Replica) -> Iterator[Seen]:
@@ -297,11 +293,10 @@ def _ends(replica: Replica) -> Iterator[Seen]:
         return
     last = replica.steps[-1] if replica.steps else None
     place = replica.place(min(last.steps), last.steps[min(last.steps)].place) if last else NOWHERE
-    checked: Sequence[str] = CAUSES
     yield make(
         "replicas-differ", f"the ranks' copies of {replica.title} differ when the program ends",
         [f"{differs.number} of {counted(differs.of, 'parameter')}, {differs.words}",
          f"they were equal at all {counted(len(replica.steps), 'compared step')}" if replica.steps
          and all(s.after is None for s in replica.steps) else "they differed at steps, too"],
-        APART, place, about=replica.group, ranks=replica.ranks, known=False, ruled_out=checked,
+        APART, place, about=replica.group, ranks=replica.ranks, known=False, ruled_out=CAUSES,
     )  # fmt: skip

@@ -222,7 +222,7 @@ def _proof(replica: Replica) -> str:
 
 def _has_collectives(replica: Replica) -> bool:
     return any(
-        each.op not in ("barrier", "broadcast") for record in replica.records.values() for each in record.collectives
+        each.name != "barrier" for record in replica.records.values() for each in record.collectives
         if set(each.group) >= set(replica.group)
     )  # fmt: skip
 

@@ -154,7 +154,7 @@ def _varies(rows: Sequence[Mapping[int, int]]) -> bool:
 def _exchanges_counts(replica: Replica, forwards: int) -> bool:
     """Whether the program reduces or gathers small tensors about as often as it trains: they may be counts."""
     rank = min(replica.records)
-    small = [c for c in replica.records[rank].collectives if c.op != "barrier" and _numel(c) <= COUNTS]
+    small = [c for c in replica.records[rank].collectives if c.name != "barrier" and _numel(c) <= COUNTS]
     return len(small) >= forwards // 2 and bool(small)
 
 

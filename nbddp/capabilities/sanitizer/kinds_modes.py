@@ -13,9 +13,8 @@ from nbddp.capabilities.sanitizer.view import RanksView, Replica, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
-STARVED = 0.3  # of a rank's time that it waits for its loader, where the others wait a fifth as long
 BATCHES = 8
-OWN = ("threads", "cores")  # of each host
+OWN = ("threads", "cores", "on CPU")  # which each rank may have otherwise
 
 
 def found(view: RanksView) -> Iterator[Seen]:
@@ -131,7 +130,7 @@ def _starved(view: RanksView, replica: Replica) -> Iterator[Seen]:
 def _threads(view: RanksView) -> Iterator[Seen]:
     by: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for rank, record in view.records.items():
-        if record.settings and record.forwards and not any(r.settings.get("cuDNN benchmark") for r in [record]):
+        if record.settings.get("on CPU") and record.forwards:
             by[record.host][rank] = (int(str(record.settings["threads"])), int(str(record.settings["cores"])))
     for host, ranks in by.items():
         threads, cores = sum(t for t, _ in ranks.values()), max(c for _, c in ranks.values())

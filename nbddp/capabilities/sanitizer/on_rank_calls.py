@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import _ranks, capturing
+from nbddp.capabilities.sanitizer.on_rank_models import _ranks
+from nbddp.capabilities.sanitizer.on_rank_recorder import TORCH
 from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall
+from nbddp.capabilities.timings.on_rank import tensors
 from nbddp.compat import torch as torch_compat
+from nbddp.deadlock.on_rank import frames
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
+from nbddp.worker.gpus import capturing
 
 KEPT = 600  # collectives
 NODES = 4000  # of a graph that are looked through
 SUSPECTS = 8  # gathers whose results are looked for in a graph
-PACKAGE = str(Path(__file__).parents[2])
 
 
 class CollectiveCalls:
@@ -61,7 +63,7 @@ class CollectiveCalls:
     @digest.safely
     def _note(self, group: Any, op: str, args: Any) -> None:
         recorder = self.recorder
-        given = _tensors(args)
+        given = list(tensors(args))
         recorder.models.exchanged(given)
         if group not in self._ranks:
             self._ranks[group] = _ranks(group)
@@ -86,10 +88,9 @@ class CollectiveCalls:
         if tensor.requires_grad and not tensor.is_leaf:
             if tensor.numel() > 1:
                 return  # a statistic over ranks that the loss is made of, as a cross-correlation; not the loss
-            fact = CalledFunction("reduced in graph", at, place, op)
 
             def used(_: Any) -> None:
-                if recorder.on and fact.detail is not None:
+                if recorder.on:
                     recorder.keep(recorder.record.calls, CalledFunction("graph reduced", recorder.tick(), place, op))
 
             tensor.register_hook(used)
@@ -99,10 +100,9 @@ class CollectiveCalls:
                 recorder.keep(recorder.record.calls, CalledFunction("gradient reduced", at, place, (name, op, ranks)))
 
     def _grad_names(self) -> dict[int, str]:
-        """Address of each gradient of a model → the parameter's name; made once after each backward."""
-        stamp = sum(1 for _ in self.recorder.record.backwards), len(self.recorder.record.steps)
-        key = stamp[0] * 1_000_003 + stamp[1]
-        if self._grads[0] != key:
+        """Address of each gradient of a model → the parameter's name; made once after each backward, and each step."""
+        steps = len(self.recorder.record.steps)
+        if self._grads[0] != steps:
             found: dict[int, str] = {}
             for known in self.recorder.models.known.values():
                 if known.facts.kind == "ddp":
@@ -110,7 +110,7 @@ class CollectiveCalls:
                         parameter = reference()
                         if parameter is not None and parameter.grad is not None:
                             found[parameter.grad.data_ptr()] = name
-            self._grads = (key, found)
+            self._grads = (steps, found)
         return self._grads[1]
 
     # -- gathers that cut gradients --------------------------------------------------------
@@ -179,6 +179,7 @@ class CollectiveCalls:
             settings["cuDNN benchmark"] = torch.backends.cudnn.benchmark
             settings["TF32 in matrix products"] = torch.backends.cuda.matmul.allow_tf32
         settings.setdefault("threads", torch.get_num_threads())
+        settings["on CPU"] = not torch.cuda.is_initialized()
         settings["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -192,22 +193,13 @@ def _is_the_programs() -> bool:
         if frame is None:
             return False
         file = frame.f_code.co_filename
-        if "/torch/" in file and not file.endswith(BETWEEN) and "/_dynamo/" not in file:
+        in_torch = file.startswith(TORCH)
+        if in_torch and not file.endswith(BETWEEN) and "/_dynamo/" not in file:
             return False
-        if "/torch/" not in file and not file.startswith(PACKAGE) and not file.endswith(BETWEEN):
+        if not in_torch and not file.startswith(f"{frames.ROOT}/") and not file.endswith(BETWEEN):
             return True
         frame = frame.f_back
     return False
-
-
-def _tensors(args: Any) -> list[Any]:
-    found = []
-    for each in args:
-        if isinstance(each, torch.Tensor):
-            found.append(each)
-        elif isinstance(each, (list, tuple)):
-            found += _tensors(each)
-    return found
 
 
 def _saved(loss: Any) -> Any:

@@ -45,7 +45,7 @@ class Data:
 
     def install(self) -> None:
         self.recorder.wrap(DataLoader, "__iter__", self._iter)
-        if self.kind is not None and "__next__" in vars(self.kind):
+        if "__next__" in vars(self.kind):
             self.recorder.wrap(self.kind, "__next__", self._next)
         fetcher = torch_compat.fetcher_of_maps()
         if fetcher is not None:

@@ -8,7 +8,6 @@ is called. Of the program one small parameter is kept alive until it has ended.
 from __future__ import annotations
 
 import linecache
-import re
 import sys
 import traceback
 import weakref
@@ -21,9 +20,11 @@ from nbddp.capabilities.sanitizer.hints import Look, RankHints, SeenOptimizer
 from nbddp.capabilities.timings.on_rank import Recorder, keep_out_of_graphs
 from nbddp.capabilities.timings.on_rank_marks import Tally
 from nbddp.deadlock.on_rank import call_log, frames
+from nbddp.protocol.cell_lines import is_silenced
 from nbddp.protocol.codec import to_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker import gpus
 from nbddp.worker.parts import RankWorker
 
 MOST = 32  # optimizers of a run; with more nothing is said
@@ -31,7 +32,6 @@ EACH = 64  # looks at each step so far, and then around powers of two
 LOOKED_AT = 4  # parameters
 ELEMENTS = 1024  # of a parameter, in its checksum
 SMALL = 65536  # bytes of the parameter that is kept for the end
-MARK = re.compile(r"#\s*nbddp:\s*ok\b")  # silences findings
 INTERNAL = 2  # broadcasts in which a reducer tells its new buckets
 
 
@@ -183,7 +183,7 @@ class Watched:
     def _look(self, looks: list[Look], at: list[weakref.ref[Any]]) -> None:
         parameters = [p for p in (ref() for ref in at) if p is not None]
         gradients = [p.grad.detach() for p in parameters if p.grad is not None]
-        if not gradients or _is_captured(parameters):
+        if not gradients or gpus.capturing():
             return
         sums = tuple(float(gradient.abs().double().sum()) for gradient in gradients)
         looks.append(Look(self.steps, sums, _checksum(parameters)))
@@ -216,7 +216,7 @@ def _is_marked() -> bool:
     while frame is not None:
         files.add(frame.f_code.co_filename)
         frame = frame.f_back  # type: ignore[assignment]
-    return any(MARK.search("".join(linecache.getlines(file))) for file in files if frames.is_user(file, {}))
+    return any(is_silenced("".join(linecache.getlines(file))) for file in files if frames.is_user(file, {}))
 
 
 def _is_due(number: int) -> bool:
@@ -236,13 +236,6 @@ def _is_plain(parameter: Any) -> bool:
     import torch
 
     return type(parameter) in (torch.Tensor, torch.nn.Parameter) and parameter.is_floating_point()
-
-
-def _is_captured(parameters: Iterable[Any]) -> bool:
-    """Whether a CUDA graph is being captured, where nothing can be read."""
-    import torch
-
-    return any(p.is_cuda for p in parameters) and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _left(parameters: list[Any]) -> int | None:

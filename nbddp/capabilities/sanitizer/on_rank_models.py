@@ -13,27 +13,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, ModelFacts
 from nbddp.compat import torch as torch_compat
+from nbddp.worker.gpus import capturing
 
 AT_ONCE = 16  # tensors that one sample of a step has
 OUTPUTS = 8  # forwards whose outputs are digested
 RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
 ENDS = 4096  # tensors of a model that are looked at in the end
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is captured, in which nothing else may be called."""
-    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
-
-
-def gpus_at_work() -> bool:
-    """Whether this process's current streams have work before them. One that is broken has none."""
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        return not all(torch.cuda.current_stream(device).query() for device in range(torch.cuda.device_count()))
-    except RuntimeError:
-        return False
 
 
 def is_whole(tensor: Any) -> bool:
@@ -49,8 +35,6 @@ class KnownModel:
         self.parameters = {id(each): (name, weakref.ref(each)) for name, each in parameters.items()}
         self.settings = {id(each): (each.dtype, each.device) for each in parameters.values()}
         self.frozen: set[int] = set()
-        self.armed = False
-        self.backward: Backward | None = None
 
     def knows(self, parameter: Any) -> str:
         """The name under which a parameter is exchanged; empty if it is not."""
@@ -195,14 +179,15 @@ class Models:
     @digest.safely
     def _begin(self, known: KnownModel, module: Any, given: Any, armed: bool) -> Forward | None:
         recorder = self.recorder
-        training = module.training and torch.is_grad_enabled()
-        if torch.is_grad_enabled():
+        training = torch.is_grad_enabled()
+        if training:
             self.trained.add(known.facts.number)
-        fact = Forward(known.facts.number, recorder.tick(), recorder.place(2), training, armed)
+        fact = Forward(
+            known.facts.number, recorder.tick(), recorder.place(2), training, armed, mode=bool(module.training)
+        )
         device = _device(known).type
         if torch.is_autocast_enabled(device):
             fact.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-        known.armed = armed
         if not recorder.keep(recorder.record.forwards, fact):
             return None
         found = list(digest.tensors_in(given))
@@ -210,8 +195,6 @@ class Models:
         if rows is not None:
             fact.size = rows.numel()
             recorder.later(fact, "batch", digest.of_batch(rows))
-        fact.training = fact.training or (torch.is_grad_enabled() and not module.training)
-        fact.mode = bool(module.training)
         return fact
 
     @digest.safely
@@ -234,7 +217,6 @@ class Models:
     def _backward_begins(self, known: KnownModel, module: Any, fact: Forward) -> None:
         flag = bool(getattr(module, "require_backward_grad_sync", True))
         made = Backward(known.facts.number, self.recorder.tick(), self.recorder.place(2), fact.armed, flag)
-        known.backward = made
         self.recorder.calls.graph_used()
         if not self.recorder.keep(self.recorder.record.backwards, made):
             return

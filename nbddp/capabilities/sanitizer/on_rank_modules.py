@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import capturing
 from nbddp.capabilities.sanitizer.recording import CalledFunction, Past
 from nbddp.compat import torch as torch_compat
+from nbddp.worker.gpus import capturing
 
 
 class ModuleWatcher:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import linecache
-import re
 import socket
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
@@ -23,15 +21,15 @@ import torch
 
 from nbddp.capabilities.sanitizer.on_rank_digest import numbers
 from nbddp.capabilities.sanitizer.recording import MOST, NOWHERE, Place, RankRecord
+from nbddp.deadlock.on_rank import frames
 from nbddp.protocol.capability import load
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker import gpus
 from nbddp.worker.parts import RankWorker
 
-OWN = str(Path(__file__).parents[2])
-LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
-TORCH = str(Path(torch.__file__).parent)
-PACKAGE = re.compile("(?:site|dist)-packages/")
+TORCH = f"{Path(torch.__file__).parent}/"
+MACHINERY = ("", "torch", "ipykernel", "IPython")  # packages whose lines are never shown; empty: of none
 WATCHERS = ("models:Models", "modules:ModuleWatcher", "steps:Steps", "data:Data", "calls:CollectiveCalls")
 FRAMES = 80  # that are looked through for the program's line
 
@@ -47,7 +45,7 @@ class SanitizerRecorder:
         self.pending: list[tuple[Any, str, Any]] = []  # an object, its field, the tensor that it gets the value of
         self._undo: list[Callable[[], None]] = []
         self._places: dict[tuple[CodeType, int, str], int] = {}
-        self._kinds: dict[str, int] = {}
+        self._libraries: dict[str, str | None] = {}
         self.thread = threading.get_ident()  # that runs the program
         self.watchers: list[Any] = []
 
@@ -72,7 +70,7 @@ class SanitizerRecorder:
         self._undo = []
         if error is not None:
             self.record.ended = type(error).__name__
-        if error is not None and _gpus_at_work():
+        if error is not None and gpus.at_work():
             self.record.lost = "a GPU was busy when the program ended, so digests on it were not read"
             self.pending = []
             return
@@ -150,28 +148,22 @@ class SanitizerRecorder:
         for _ in range(FRAMES):
             if frame is None:
                 break
-            kind = self._kind(frame.f_code.co_filename)
-            if kind == 0:
+            library = self._library(frame.f_code.co_filename)
+            if library == "":
                 found = frame
                 break
-            if kind == 1 and found is None:
-                found = frame
-                through = PACKAGE.split(frame.f_code.co_filename)[-1].partition("/")[0]
+            if library and found is None:
+                found, through = frame, library
             frame = frame.f_back
         return 0 if found is None else self._known(found.f_code, found.f_lineno, through)
 
-    def _kind(self, file: str) -> int:
-        """0: the program's; 1: a library's; 2: torch's, Python's, or ours."""
-        kind = self._kinds.get(file)
-        if kind is None:
-            if file.startswith((OWN, TORCH, "<frozen", "<string", "<eval")) or "/torch/" in file:
-                kind = 2
-            elif "site-packages" in file or "dist-packages" in file:
-                kind = 2 if "/ipykernel/" in file or "/IPython/" in file else 1
-            else:
-                kind = 2 if file.startswith(LIBRARIES) else 0
-            self._kinds[file] = kind
-        return kind
+    def _library(self, file: str) -> str | None:
+        """The library that a file is of: empty for the program's own, None for torch's, Python's and ours."""
+        if file not in self._libraries:
+            is_users = not file.startswith(TORCH) and frames.is_user(file, self.worker.files.shown)
+            library = "" if is_users else frames.package(file)
+            self._libraries[file] = library if is_users or library not in MACHINERY else None
+        return self._libraries[file]
 
     def _known(self, code: CodeType, line: int, through: str) -> int:
         key = (code, line, through)
@@ -186,9 +178,3 @@ class SanitizerRecorder:
             self.record.places.append(place)
             number = self._places[key] = len(self.record.places) - 1
         return number
-
-
-def _gpus_at_work() -> bool:
-    from nbddp.capabilities.sanitizer.on_rank_models import gpus_at_work
-
-    return gpus_at_work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch.optim.optimizer import (
 )
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, capturing, is_whole
+from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, is_whole
 from nbddp.capabilities.sanitizer.recording import BESIDE, CalledFunction, OptimizerStep, OutsideParameter, Part
 from nbddp.compat import torch as torch_compat
+from nbddp.deadlock.on_rank import frames
+from nbddp.worker.gpus import capturing
 
 LOOKS = 4  # first steps at which an optimizer's parameters are looked through; then at each fiftieth
 STEPS = 1000  # that are kept with samples
@@ -56,8 +59,7 @@ class Steps:
         self.recorder.wrap(torch.amp.GradScaler, "update", self._scaler)
         own = [c for c in vars(lr_scheduler).values() if isinstance(c, type) and "step" in vars(c)]
         for each in dict.fromkeys(own):
-            if each is not lr_scheduler.LRScheduler or "step" in vars(each):
-                self.recorder.wrap(each, "step", self._scheduler)
+            self.recorder.wrap(each, "step", self._scheduler)
 
     # -- steps -----------------------------------------------------------------------------
 
@@ -222,13 +224,11 @@ class Steps:
 
 def _of_accelerate() -> bool:
     """Whether accelerate steps a scheduler: it does so for each process, by design."""
-    import sys
-
     frame: Any = sys._getframe(2)
     for _ in range(4):
         if frame is None:
             return False
-        if "/accelerate/" in frame.f_code.co_filename:
+        if frames.package(frame.f_code.co_filename) == "accelerate":
             return True
         frame = frame.f_back
     return False
@@ -245,6 +245,7 @@ def _hyper(optimizer: Any) -> list[tuple[str, object]]:
     found: list[tuple[str, object]] = []
     for i, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
-            if name != "params" and isinstance(value, (int, float, tuple)) and len(found) < HYPER:
+            numbers = value if isinstance(value, tuple) else (value,)
+            if name != "params" and all(isinstance(n, (int, float)) for n in numbers) and len(found) < HYPER:
                 found.append((name if len(optimizer.param_groups) == 1 else f"{name} of group {i}", value))
     return found

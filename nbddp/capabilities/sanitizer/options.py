@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from dataclasses import dataclass
 
 from nbddp.capabilities.sanitizer.table import KINDS
+from nbddp.launch.options import nearest
 from nbddp.protocol.capability import FieldValues
 
 
@@ -21,8 +21,8 @@ class Sanitize:
 def kind(name: str) -> str:
     """Raises ArgumentTypeError for a name that no kind has."""
     if name not in KINDS:
-        near = difflib.get_close_matches(name, KINDS, 1)
-        hint = f"did you mean {near[0]}?" if near else "docs/findings.md lists them"
+        near = nearest(name, KINDS)
+        hint = f"did you mean {near}?" if near else "docs/findings.md lists them"
         raise argparse.ArgumentTypeError(f"{name} is not a kind of finding; {hint}")
     return name
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HintsPart:
-    """What a pool says of its runs unasked. `_magics` has the setting, in a notebook."""
+    """What a pool says of its runs unasked. In a notebook the shell's `DDPMagics` has the setting."""
 
     def __init__(self, pool: PoolState):
         self._shell: Any = None

@@ -100,7 +100,7 @@ class Past:
 @dataclass
 class Backward:
     """A backward through the model's output. flag: `require_backward_grad_sync` when it began; armed: as its forward
-    was. grads: a sample once the exchange is through. sequence: of the group's collectives, None if unknown."""
+    was. grads: a sample once the exchange is through."""
 
     model: int
     at: int
@@ -141,7 +141,7 @@ class OptimizerStep:
 @dataclass
 class OutsideParameter:
     """A parameter with a gradient that an optimizer of the model's moves and the model does not exchange. why: `added`
-    or `replaced` within the model, `unfrozen`, `ignored`, `moved`, or `outside` of it."""
+    or `replaced` within the model, `unfrozen`, `ignored`, or `outside` of it."""
 
     model: int
     optimizer: int
@@ -153,10 +153,10 @@ class OutsideParameter:
 
 @dataclass
 class Pass:
-    """An iteration over a data loader. rows, batches: digests. training: whether a model was trained meanwhile.
-    fetches: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for each
-    batch. order: digest of the indices that the sampler gave. sizes: batches' rows; shapes: of a row of their first
-    tensor. padded: samples that the sampler adds."""
+    """An iteration over a data loader. rows, batches: digests. models: those that were trained meanwhile.
+    random_before: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for
+    each batch. order: digest of the indices that the sampler gave; total: how many those of all ranks are. sizes:
+    batches' rows; shapes: of a row of their first tensor. whole: whether it came to its end."""
 
     loader: int
     number: int
@@ -218,7 +218,8 @@ class HookCall:
 
 @dataclass
 class RankRecord:
-    """All of one rank. ended: how the program ended, empty if well. counts: of what was not kept."""
+    """All of one rank. ended: how the program ended, empty if well. dropped: kind of fact → how many were not kept.
+    lost: why more was not recorded, empty if all was."""
 
     rank: int
     run: int

@@ -61,7 +61,7 @@ ROWS = (
         "between ranks",
         "put the parameter into the module that DDP wraps",
         "optim.SGD([*ddp.parameters(), *head.parameters()], 0.1)",
-        ("gradients-differ", "replicas-differ", "beside-differs"),
+        ("gradients-differ", "replicas-differ"),
     ),
     MistakeKind(
         "unfrozen-after-wrap", GRADIENTS, 90,
@@ -161,13 +161,6 @@ ROWS = (
         "build the model from the same code, in the same order, on all ranks",
         "layers = set(names)  # the order differs by process",
         ("gradients-differ", "replicas-differ"),
-    ),
-    MistakeKind(
-        "beside-differs", DRIFT, 60,
-        "a parameter that DDP was told to ignore had different values on the ranks",
-        "broadcast it from one rank first: dist.broadcast(p.data, 0)",
-        "",
-        ("replicas-differ",),
     ),
     MistakeKind(
         "replicas-differ", DRIFT, 80,
@@ -332,7 +325,7 @@ ROWS = (
     ),
     MistakeKind(
         "starved-rank", SPEED, 24,
-        "one rank waited much longer for its data loader than the others, for a large part of the run",
+        "the median wait for a batch was more than 5 ms on one rank, and over five times that of any other rank",
         "give its loader more workers, or spread the slow samples over all ranks",
         "",
     ),

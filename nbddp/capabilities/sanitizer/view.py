@@ -62,19 +62,19 @@ def difference(samples: Mapping[int, Sample], names: Sequence[str]) -> SampleDif
     lengths = {len(each) for each in samples.values()}
     if len(samples) < 2 or len(lengths) != 1 or not (length := lengths.pop()):
         return None
-    found: SampleDifference | None = None
-    count = 0
-    for i in range(length // 2):
-        dots = [each[2 * i] for each in samples.values()]
-        norms = [each[2 * i + 1] for each in samples.values()]
-        apart = max(max(dots) - min(dots), max(norms) - min(norms))
-        if apart > ROUNDING * max(max(norms), 1e-30):
-            count += 1
-            if found is None:
-                name = names[i] if i < len(names) else f"tensor {i}"
-                shown = {rank: each[2 * i + 1] for rank, each in samples.items()}
-                found = SampleDifference(name, 0, length // 2, shown, apart / max(norms))
-    return None if found is None else SampleDifference(found.name, count, found.of, found.norms, found.share)
+    apart = [(i, share) for i in range(length // 2) if (share := _share(samples, i)) > ROUNDING]
+    if not apart:
+        return None
+    first, share = apart[0]
+    name = names[first] if first < len(names) else f"tensor {first}"
+    norms = {rank: each[2 * first + 1] for rank, each in samples.items()}
+    return SampleDifference(name, len(apart), length // 2, norms, share)
+
+
+def _share(samples: Mapping[int, Sample], number: int) -> float:
+    """How far a tensor's dot products or norms are apart, as a share of the largest norm."""
+    dots, norms = ([each[2 * number + i] for each in samples.values()] for i in (0, 1))
+    return max(max(dots) - min(dots), max(norms) - min(norms)) / max(*norms, 1e-30)
 
 
 @dataclass

@@ -23,6 +23,7 @@ from nbddp.deadlock.on_rank import position
 from nbddp.deadlock.on_rank.call_log import CALLS
 from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
+from nbddp.worker import gpus
 from nbddp.worker.parts import RankWorker
 
 MARK, MARKS = "nbddp clock", 20
@@ -110,7 +111,7 @@ class Tracer:
         """
         if self._profile is None:
             return
-        if failed and _gpus_at_work():
+        if failed and gpus.at_work():
             self.why = "the cell failed while a GPU was busy, and a trace is available only once it has finished"
             return
         profile, self._profile = self._profile, None
@@ -142,18 +143,6 @@ class Tracer:
         shift = min(base + round(at * 1000) - mark for at, mark in zip(marks, self._marks, strict=True))
         events = [e for e in trace["traceEvents"] if e.get("name") != MARK]
         return RankTrace(events, base, shift, os.getpid(), collectives=collectives, waits=waits)
-
-
-def _gpus_at_work() -> bool:
-    """Whether this process's current streams have work before them. One that is broken has none."""
-    import torch
-
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        return not all(torch.cuda.current_stream(device).query() for device in range(torch.cuda.device_count()))
-    except RuntimeError:
-        return False
 
 
 def part(worker: RankWorker) -> Tracer:

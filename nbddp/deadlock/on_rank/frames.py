@@ -140,8 +140,22 @@ def is_user(filename: str, names: dict[str, str]) -> bool:
 def _library() -> tuple[str, ...]:
     """Folders, and files, of the standard library, of nbddp, and of packages that stand elsewhere on the path."""
     roots = {f"{folder}/" for folder in (os.path.dirname(os.__file__), sys.prefix + "/lib", ROOT)}
-    elsewhere = [p for p in map(os.path.abspath, sys.path) if os.path.isdir(p) and not p.endswith(PACKAGES)]
-    return tuple(sorted(roots.union(*map(_installed, elsewhere))))
+    return tuple(sorted(roots | _elsewhere()))
+
+
+def package(filename: str) -> str:
+    """The installed package that a file is of, wherever that stands; empty for any other file."""
+    parts = filename.split("/")
+    at = next((n for n, part in enumerate(parts) if part in PACKAGES), None)
+    found = parts[at + 1] if at is not None else next(filter(filename.startswith, _elsewhere()), "")
+    return os.path.basename(found.rstrip("/")).removesuffix(".py")
+
+
+@functools.cache
+def _elsewhere() -> frozenset[str]:
+    """Folders, and files, of packages that stand elsewhere on the path than in a folder for packages."""
+    folders = [p for p in map(os.path.abspath, sys.path) if os.path.isdir(p) and not p.endswith(PACKAGES)]
+    return frozenset().union(*map(_installed, folders))
 
 
 def _installed(folder: str) -> set[str]:
