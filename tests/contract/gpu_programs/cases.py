@@ -126,6 +126,9 @@ def case_random_numbers() -> None:
         inside = torch.rand(2, device=CUDA)
     assert torch.equal(inside, torch.rand(2, device=CUDA))
     assert torch.cuda.initial_seed() == 7
+    second = torch.Generator("cuda:1")
+    torch.randn(2, generator=second, device="cuda:0")
+    assert second.device == torch.device("cuda:1")
 
 
 def case_state_from_another_process() -> None:

@@ -6,7 +6,6 @@ They stand below autograd and autocast, which are torch's own. No mode is active
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,7 +26,6 @@ random_operators: set[str] = set()  # names of those that take a generator
 own: set[str] = set()  # names of those that have a kernel before `operators.py` gives kernels to the others
 around: list[Callable[[str, Kernel], Kernel]] = []  # what else a kernel is put into, by the operator's name
 recording: list[Callable[..., Any]] = []  # a CUDA graph that is being captured: gets each call
-_labelled = threading.local()  # generators that have the CPU's label while a kernel runs
 
 
 def library(namespace: str) -> Any:
@@ -53,8 +51,7 @@ def run_now(op: Any, *args: Any, **kwargs: Any) -> Any:
     if call.mixed:
         mixed_devices.check(op, args, kwargs)
     index = devices.index_for(kwargs.get("device")) if call.device is None else call.device
-    if op._schema.name in random_operators:
-        _give_generator(call, index)
+    generator = _lend_generator(call, index) if op._schema.name in random_operators else None
     try:
         with torch._C._AutoDispatchBelowAutograd():
             out = op(*call.args, **call.kwargs)
@@ -65,7 +62,8 @@ def run_now(op: Any, *args: Any, **kwargs: Any) -> Any:
             raise
         out = _otherwise(op, call.args, call.kwargs, error)
     finally:
-        _return_generator(index)
+        if generator is not None:
+            machine.label_generator(*generator)
     return _results(op, out, index, call.originals)
 
 
@@ -104,21 +102,17 @@ def _narrowed(out: Any, low: Any) -> Any:
 # -- random numbers: the CPU's kernel with the generator of the device --------------------------------
 
 
-def _give_generator(call: Relabelled, index: int) -> None:
-    """The program's generator or the device's, with the CPU's label while the kernel runs."""
+def _lend_generator(call: Relabelled, index: int) -> tuple[Any, int]:
+    """The program's generator or the device's has the CPU's label while the kernel runs. Returns it and its GPU."""
     given = [a for a in (call.kwargs.get("generator"), *call.args) if isinstance(a, torch.Generator)]
     generator = given[0] if given else torch.cuda.default_generators[index]
     if generator.device.type != "cuda":
         raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
     if not given:
         call.kwargs = {**call.kwargs, "generator": generator}
+    own = generator.device.index
     machine.label_generator(generator, None)
-    _labelled.generators = [generator]
-
-
-def _return_generator(index: int) -> None:
-    for generator in _labelled.__dict__.pop("generators", ()):
-        machine.label_generator(generator, index)
+    return generator, own
 
 
 # -- results ------------------------------------------------------------------------------------------
