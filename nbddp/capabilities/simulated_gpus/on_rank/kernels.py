@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory, mixed_devices, versions
+from nbddp.capabilities.simulated_gpus.on_rank import devices, dtypes, machine, memory, mixed_devices, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Keywords, Relabelled, Tensor, flat
 
 Kernel = Callable[..., Any]
 CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 UNLIKE = re.compile("not implemented for|Expected a value of type 'Tensor'|requires the input tensor to be Float")
 NO_HALF = re.compile("not implemented for '(Half|BFloat16)'")
-LOW = {"Half": torch.float16, "BFloat16": torch.bfloat16}
+LOW = {dtypes.WORDS[dtype]: dtype for dtype in dtypes.HALF}
 LARGEST = 1 << 62  # bytes: for more than that torch has an error of its own
 MUCH = 1 << 28  # product of the arguments' elements, from which the result's size is computed first
 random_operators: set[str] = set()  # names of those that take a generator
