@@ -89,7 +89,7 @@ class CUDAGraph:
     def _note(self, run: Callable[..., Any], op: Any, args: Sequence[Any], kwargs: Keywords) -> Any:
         if op._schema.name in WAITS or self._waits_to_copy(op, args):
             raise versions.driver_error(versions.CAPTURING)
-        if any(a.alias_info and a.alias_info.is_write for a in op._schema.arguments):
+        if kernels.writes(op):
             for tensor in flat([*args, *kwargs.values()]):
                 self._keep(tensor)
         out = run(op, *args, **kwargs)

@@ -5,6 +5,7 @@ They stand below autograd and autocast, which are torch's own. No mode is active
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +81,7 @@ def _otherwise(op: Any, args: Sequence[Any], kwargs: Keywords, error: RuntimeErr
     if "Expected a value of type 'Tensor'" in str(error):
         return op._overloadpacket(*args, **kwargs)
     lacks = NO_HALF.search(str(error))
-    if lacks is None or _writes(op):
+    if lacks is None or writes(op):
         raise error
     low = LOW[lacks[1]]
     wide = op(*[_widened(arg, low) for arg in args], **{name: _widened(arg, low) for name, arg in kwargs.items()})
@@ -140,7 +141,7 @@ def sparse_parts(tensor: Any) -> Iterator[Any]:
 
 
 def _results(op: Any, out: Any, index: int, originals: dict[int, tuple[Any, Any]]) -> Any:
-    if _writes(op):
+    if writes(op):
         for tensor, twin in originals.values():
             if twin.layout is torch.strided and (tensor.shape != twin.shape or tensor.stride() != twin.stride()):
                 _resized(tensor, twin, index)
@@ -166,14 +167,15 @@ def relabelled(out: Any, index: int, originals: dict[int, tuple[Any, Any]]) -> A
     return out
 
 
-_writing: dict[Any, bool] = {}
+@functools.cache
+def writes(op: Any) -> bool:
+    """Whether it writes to an argument."""
+    return any(a.alias_info and a.alias_info.is_write for a in op._schema.arguments)
 
 
-def _writes(op: Any) -> bool:
-    found = _writing.get(op)
-    if found is None:
-        found = _writing[op] = any(a.alias_info and a.alias_info.is_write for a in op._schema.arguments)
-    return found
+def is_view(op: Any) -> bool:
+    """Whether its result shares memory with an argument that it does not write to."""
+    return any(r.alias_info and not r.alias_info.is_write for r in op._schema.returns)
 
 
 # -- kernels that know their operator -------------------------------------------------------------------
@@ -295,8 +297,7 @@ def view(op: Any) -> Kernel:
 
 def sparse(op: Any) -> Kernel:
     """For sparse tensors. What they consist of has the CPU's label and keeps it: a program gets a copy of the label."""
-    returns = op._schema.returns
-    if not any(r.alias_info and not r.alias_info.is_write for r in returns):
+    if not is_view(op):
         return general(op)
 
     def kernel(tensor: Any, *args: Any, **kwargs: Any) -> Any:
