@@ -16,7 +16,7 @@ from nbddp.capabilities.simulated_gpus.cards import Card
 
 PARTS = (  # modules of this folder with a function `install`, in this order
     "streams", "torch_cuda", "statistics", "graphs", "generators", "storages", "data_parallel", "refusals",
-    "cuda_only", "asserts", "operators", "nccl", "processes",
+    "cuda_only", "operators", "nccl", "processes",
 )  # fmt: skip
 _installed: tuple[Card, ...] | None = None
 

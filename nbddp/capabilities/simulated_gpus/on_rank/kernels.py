@@ -25,7 +25,6 @@ LARGEST = 1 << 62  # bytes: for more than that torch has an error of its own
 MUCH = 1 << 28  # product of the arguments' elements, from which the result's size is computed first
 random_operators: set[str] = set()  # names of those that take a generator
 own: set[str] = set()  # names of those that have a kernel before `operators.py` gives kernels to the others
-around: list[Callable[[str, Kernel], Kernel]] = []  # what else a kernel is put into, by the operator's name
 recording: list[Callable[..., Any]] = []  # a CUDA graph that is being captured: gets each call
 
 

@@ -10,6 +10,7 @@ import torch
 
 from nbddp.capabilities.simulated_gpus.on_rank import (
     alerts,
+    asserts,
     devices,
     dtypes,
     kernels,
@@ -177,10 +178,8 @@ def _register(library: Any, name: str, op: Any) -> None:
 
 def _around(name: str, kernel: Kernel) -> Kernel:
     """The kernel with the checks and assertions of CUDA's, and what CUDA's libraries take of memory."""
-    kernel = dtypes.checked(name, workspaces.beside(name, kernel))
-    for wrapped in kernels.around:
-        kernel = wrapped(name, kernel)
-    return alerts.alerting(name, kernel)
+    counted = workspaces.beside(name, kernel)
+    return alerts.alerting(name, asserts.asserting(name, dtypes.checked(name, counted)))
 
 
 def _has(name: str, key: str) -> bool:
