@@ -86,8 +86,8 @@ def empty_cache() -> None:
 def synchronise(index: int | None = None) -> None:
     """Work is done at once, so there is none to wait for."""
     devices.check()
-    if index is not None and not 0 <= index < devices.count():
-        raise versions.driver_error(versions.ORDINAL)
+    if index is not None:
+        devices.known_to_driver(index)
 
 
 def in_range(index: int) -> int:
@@ -100,9 +100,8 @@ def in_range(index: int) -> int:
 def memory_info(index: int) -> tuple[int, int]:
     """Bytes free and in total."""
     torch.cuda._lazy_init()
-    if not 0 <= index < devices.count():
-        raise versions.driver_error(versions.ORDINAL)
-    return memory.of(index).free(), memory.of(index).total
+    one = memory.of(devices.known_to_driver(index))
+    return one.free(), one.total
 
 
 def set_fraction(fraction: float, index: int) -> None:
