@@ -170,6 +170,19 @@ def case_graph() -> None:
             (x * 2).sum().item()
 
 
+def case_history() -> None:
+    """What is freed was allocated, what a CPU's kernel does not count among it."""
+    torch.cuda.memory._record_memory_history(enabled="all")
+    assert torch._C._cuda_isHistoryEnabled()
+    F.dropout(torch.ones(3, device=CUDA), 0.5)
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert not torch._C._cuda_isHistoryEnabled()
+    taken, freed = ([e["addr"] for e in events if e["action"] == what] for what in ("alloc", "free_completed"))
+    assert len(taken) == 3
+    assert sorted(taken) == sorted(freed)
+
+
 def case_graph_of_a_whole_step() -> None:
     on_cpu, on_gpu = pair(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
     x, y, graph = torch.randn(5, 4, device=CUDA), torch.randn(5, 1, device=CUDA), torch.cuda.CUDAGraph()

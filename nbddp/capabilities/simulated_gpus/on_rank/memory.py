@@ -58,7 +58,7 @@ class DeviceMemory:
     def take(self, requested: int) -> Block:
         """A block for so many bytes. Raises OutOfMemoryError."""
         try:
-            return self.allocator.take(requested, streams.current(self.index) if streams.used() else 0)
+            return self.allocator.take(requested, streams.current(self.index))
         except Full as full:
             raise self._refusal(full.asked) from None
 
@@ -194,7 +194,15 @@ def _ended(owned: Owned) -> None:
 heard: list[Callable[[bool, int, Any], None]] = []
 
 
-def _give(index: int, block: Any) -> None:
+def _take(index: int, requested: int) -> Block:
+    """Raises OutOfMemoryError."""
+    block = _of[index].take(requested)
+    for hear in heard:
+        hear(True, index, block)
+    return block
+
+
+def _give(index: int, block: Block) -> None:
     for hear in heard:
         hear(False, index, block)
     _of[index].allocator.give(block)
@@ -210,9 +218,7 @@ def adopt(storage: Any, index: int, counted: bool = True) -> None:
         return
     if _uncounted and threading.get_ident() in _uncounted:
         counted = False
-    block = _of[index].take(requested) if counted and requested else None
-    for hear in heard if block is not None else ():
-        hear(True, index, block)
+    block = _take(index, requested) if counted and requested else None
     if old is not None and old.block is not None:  # the storage was resized: its content was copied
         _give(old.index, old.block)
         old.block = None
@@ -244,7 +250,7 @@ def count(tensor: Any, requested: int) -> None:
         return
     owned = blocks.get(tensor.untyped_storage()._cdata)
     if owned is not None and owned.block is None and requested:
-        owned.block = _of[owned.index].take(requested)
+        owned.block = _take(owned.index, requested)
 
 
 def index_of(storage: Any) -> int:
