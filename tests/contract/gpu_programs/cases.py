@@ -168,6 +168,9 @@ def case_graph() -> None:
     with pytest.raises(RuntimeError, match=r"^CUDA error: operation not permitted when stream is capturing"):  # noqa: SIM117
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             (x * 2).sum().item()
+    with pytest.raises(RuntimeError, match=r"^CUDA error: operation not permitted when stream is capturing"):  # noqa: SIM117
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.accelerator.synchronize()
 
 
 def case_history() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, memory, streams, versions, workspaces
+from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, kernels, memory, streams, versions, workspaces
 from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
 from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 
@@ -84,8 +84,10 @@ def empty_cache() -> None:
 
 
 def synchronise(index: int | None = None) -> None:
-    """Work is done at once, so there is none to wait for."""
+    """Work is done at once, so there is none to wait for; a capture refuses it."""
     devices.check()
+    if kernels.recording:
+        raise versions.driver_error(versions.CAPTURING)
     if index is not None:
         devices.known_to_driver(index)
 
@@ -167,7 +169,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
     "_cuda_cudaCachingAllocator_enable": nothing,
     "_cuda_cudaCachingAllocator_set_allocator_settings": nothing,
-    "_cuda_isHistoryEnabled": lambda: False,
     "_cuda_hostMemoryStats": dict,
     "_cuda_resetAccumulatedHostMemoryStats": nothing,
     "_cuda_resetPeakHostMemoryStats": nothing,
