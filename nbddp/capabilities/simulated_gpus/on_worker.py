@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nbddp.capabilities.simulated_gpus.cards import cards_of
 from nbddp.capabilities.simulated_gpus.on_rank import install
 from nbddp.deadlock.on_rank import call_log
+from nbddp.launch.machine import listed
 
 if TYPE_CHECKING:
     from nbddp.errors import Raised
@@ -163,8 +164,7 @@ def _assigned(node: ast.AST, name: str) -> Iterable[int]:
 
 
 def _words(found: Sequence[Placed]) -> str:
-    said = [one.describe() for one in found]
-    return " and ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else "".join(said)
+    return listed([one.describe() for one in found])
 
 
 def _gpus(number: int) -> str:
