@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.simulated_gpus.cards import cards_of
-from nbddp.capabilities.simulated_gpus.on_rank import install
+from nbddp.capabilities.simulated_gpus.on_rank import SHARED, install
 from nbddp.deadlock.on_rank import call_log
 from nbddp.launch.machine import listed
 
@@ -32,7 +32,7 @@ MIXED = (  # torch's messages of operands on several devices
 )
 NO_SUCH = r"invalid device ordinal"
 NOT_ON_GPU = r"No backend type associated with device type cpu"
-SHARED = r"Duplicate GPU detected"
+TWICE = r"Duplicate GPU detected"
 WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 BOUND = re.compile(r"^(\s*[\w*][\w\s,*]*=)+(?!=)")  # names that a line assigns: what they held is no operand
 
@@ -48,7 +48,7 @@ def part(worker: RankWorker) -> SimulatedDevices:
 def _share_memory(log: str) -> None:
     """The ranks of a node have their GPUs' memory together: they write what they take in one file of the pool's."""
     name = f"simulated-gpus-{os.environ.get('GROUP_RANK', '0')}"
-    os.environ["NBDDP_SIMULATED_GPUS_MEMORY"] = os.path.join(os.path.dirname(log), name)
+    os.environ[SHARED] = os.path.join(os.path.dirname(log), name)
 
 
 class SimulatedDevices:
@@ -105,7 +105,7 @@ def explain(raised: Raised, frames: Sequence[Sequence[Placed]], gpus: int, curre
         here = [one for one in (frames[-1] if frames else ()) if one.device == CPU]
         return f"{_words(here)}, and nccl takes tensors on GPUs only" if here else ""
     own = os.environ.get("LOCAL_RANK", "")
-    if re.search(SHARED, said) and own.isdigit() and int(own) != current and int(own) < gpus:
+    if re.search(TWICE, said) and own.isdigit() and int(own) != current and int(own) < gpus:
         return (
             f"the current GPU of this rank is cuda:{current}, and its LOCAL_RANK is {own}: "
             f'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) gives each rank its own'

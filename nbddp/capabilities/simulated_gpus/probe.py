@@ -72,7 +72,8 @@ def _try() -> tuple[str, bool]:
 def _run_child() -> tuple[int | None, str, str]:
     """Exit status of a trial, None if it was ended since it took too long, and what it has printed. It has a session of
     its own, so that Stop is heard here and not there."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(nbddp.__file__).parents[1]), *_path()])}
+    path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(nbddp.__file__).parents[1]), *path])}
     end = time.monotonic() + SECONDS
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -88,10 +89,6 @@ def _run_child() -> tuple[int | None, str, str]:
         finally:
             if child.poll() is None:
                 child.kill()
-
-
-def _path() -> list[str]:
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _sentence(what: str) -> str:

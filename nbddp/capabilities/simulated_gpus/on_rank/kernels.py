@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, dtypes, machine, memory, mixed_devices, versions
+from nbddp.capabilities.simulated_gpus.cards import MIB
+from nbddp.capabilities.simulated_gpus.on_rank import devices, dtypes, machine, memory, mixed_devices
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Keywords, Relabelled, Tensor, flat
 
 Kernel = Callable[..., Any]
@@ -250,7 +251,7 @@ def _foresee(op: Any, args: Sequence[Any], index: int) -> None:
         except (RuntimeError, TypeError):  # it has no meta kernel, or the program is wrong: the kernel says how
             size = 0
         _foreseen[key] = size
-    if size > versions.MIB:
+    if size > MIB:
         memory.make_room(index, size)
 
 
@@ -340,7 +341,7 @@ def new_empty(op: Any, elements: Callable[[Sequence[Any]], int]) -> Kernel:
             raise RuntimeError("Only dense CPU tensors can be pinned")
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         size = dtype.itemsize * elements(args)
-        if versions.MIB < size < LARGEST:
+        if MIB < size < LARGEST:
             memory.make_room(index, size)
         with torch._C._AutoDispatchBelowAutograd():
             return labelled(op(*args, **kwargs), index)

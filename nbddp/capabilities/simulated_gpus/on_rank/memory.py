@@ -24,17 +24,15 @@ import torch
 
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.runtime_dir import runtime
-from nbddp.capabilities.simulated_gpus.cards import Card
-from nbddp.capabilities.simulated_gpus.on_rank import devices, streams, versions
+from nbddp.capabilities.simulated_gpus.cards import MIB, Card
+from nbddp.capabilities.simulated_gpus.on_rank import SHARED, devices, streams, versions
 from nbddp.capabilities.simulated_gpus.on_rank.allocator import Allocator, Block, Full
-from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 from nbddp.errors import AgentFailed
 
 CONTEXT = 105 * MIB  # what a CUDA context takes before the first tensor, with the kernels that every program loads
 CONTEXTS = {(9, 0): 610 * MIB}  # capability → where it was measured: an H100 under driver 580
 DRIVER = 9024 << 10  # what the driver keeps for itself besides
 CUBLAS = 66 * MIB  # what each handle of cuBLAS takes of the GPU, beside its workspace
-SHARED = "NBDDP_SIMULATED_GPUS_MEMORY"  # the file in which processes write; children inherit it
 PROCESSES, GPUS = 128, 16  # that the file has room for
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from nbddp.capabilities.simulated_gpus.cards import MIB
 from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, kernels, memory, streams, versions, workspaces
 from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
-from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 
 CUDA_VERSION = 12080  # of a CPU build, which has none
 
