@@ -32,7 +32,7 @@ MIXED = (  # torch's messages of operands on several devices
 )
 NO_SUCH = r"invalid device ordinal"
 NOT_ON_GPU = r"No backend type associated with device type cpu"
-TWICE = r"Duplicate GPU detected"
+TWICE = r"Duplicate GPU detected|Multiple Ranks are using the same GPU"  # the second since NCCL 2.30
 WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 BOUND = re.compile(r"^(\s*[\w*][\w\s,*]*=)+(?!=)")  # names that a line assigns: what they held is no operand
 
