@@ -7,6 +7,7 @@ in the failing line, what they hold, and the one line that assigns each.
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import os
 import re
@@ -135,18 +136,22 @@ def _devices(value: object, torch: Any) -> set[str]:
 
 def _made(frame: FrameType, name: str) -> int:
     """The line of this frame's function, or of its cell or file, that alone assigns the name before it failed."""
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):  # a line magic, or a file that has changed
-        return 0
-    body: ast.AST = tree
+    body: ast.AST = _parsed("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     if frame.f_code.co_name != "<module>":
         first = frame.f_code.co_firstlineno
-        functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        functions = [n for n in ast.walk(body) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
         body = next((f for f in functions if _first_line(f) == first), ast.Module([], []))
-    made = [*_assigned(body, name)]
+    made = list(_assigned(body, name))
     return made[0] if len(made) == 1 and made[0] < frame.f_lineno else 0
+
+
+@functools.lru_cache(1)  # each name of a line asks
+def _parsed(source: str) -> ast.Module:
+    """Without statements for a line magic, or a file that has changed."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
