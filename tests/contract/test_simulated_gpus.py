@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import pytest
 from nbddp.agent import stop
 from nbddp.capabilities.simulated_gpus import probe
 from tests.places import ROOT
+from tests.ports import held_port
 
 HERE = Path(__file__).parent / "gpu_programs"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -57,12 +57,10 @@ def said() -> Any:
 @functools.cache
 def returned(kind: str) -> list[Any]:
     """What each of two ranks has returned."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    around = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [begin("ranks", kind, RANK=str(n), LOCAL_RANK=str(n), **around) for n in range(2)]
-    return [answer(rank, "RETURNED") for rank in ranks]
+    with held_port() as port:
+        around = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        ranks = [begin("ranks", kind, RANK=str(n), LOCAL_RANK=str(n), **around) for n in range(2)]
+        return [answer(rank, "RETURNED") for rank in ranks]
 
 
 @pytest.mark.parametrize("name", names("cases.py", "case_"))

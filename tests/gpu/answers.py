@@ -109,10 +109,12 @@ class Cases:
         value = eval(text, {"torch": torch})
         return {"answer": str(value) if isinstance(value, str) else repr(value)[:12000], "type": type(value).__name__}
 
-    def program(self, path: str) -> Said:
-        """A whole program; its printed lines are the answer."""
+    def program(self, text: str) -> Said:
+        """A whole program, after variables of its environment; its printed lines are the answer."""
         import runpy
 
+        *variables, path = text.split("|")
+        os.environ.update(one.split("=", 1) for one in variables)
         runpy.run_path(path, run_name="__main__")
         return {}
 
@@ -175,17 +177,10 @@ def counted() -> list[int]:
     """Allocated, reserved, their peaks, requested, blocks, segments, and what the driver says is free."""
     s = torch.cuda.memory_stats()
     keys = (
-        "allocated_bytes.all.current",
-        "reserved_bytes.all.current",
-        "allocated_bytes.all.peak",
-        "reserved_bytes.all.peak",
-    )
-    keys += (
-        "requested_bytes.all.current",
-        "allocation.all.current",
-        "segment.all.current",
+        "allocated_bytes.all.current", "reserved_bytes.all.current", "allocated_bytes.all.peak",
+        "reserved_bytes.all.peak", "requested_bytes.all.current", "allocation.all.current", "segment.all.current",
         "inactive_split_bytes.all.current",
-    )
+    )  # fmt: skip
     return [s.get(k, -1) for k in keys] + [torch.cuda.mem_get_info()[0]]
 
 

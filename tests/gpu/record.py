@@ -32,26 +32,9 @@ from tests.gpu import answers, asked, models
 
 PROGRAMS = Path(__file__).with_name("programs")
 CHANGES_ALL = (
-    "sdpa_kernel(",
-    "location_tag",
-    "environ",
-    "__enter__",
-    "precision(",
-    "_limit",
-    "preferred_",
-    "_fraction",
-)
-CHANGES_ALL += (
-    "change_current",
-    "destroy_process_group",
-    "DDP",
-    "FSDP",
-    "_sleep",
-    "check_error",
-    "svd",
-    "eigh",
-    "lstsq",
-)
+    "sdpa_kernel(", "location_tag", "environ", "__enter__", "precision(", "_limit", "preferred_", "_fraction",
+    "change_current", "destroy_process_group", "DDP", "FSDP", "_sleep", "check_error", "svd", "eigh", "lstsq",
+)  # fmt: skip
 BESIDE = ("two_devices", "devices", "host", "numbers", "types", "shapes", "streams", "alone", "ranks", "two_ranks")
 TOGETHER = ("questions", "operators", "sequences", "memory", "limited")
 Said = dict[str, Any]
@@ -101,7 +84,9 @@ def phases() -> list[tuple[str, dict[str, str], bool]]:
     """Group, its cases and whether each case needs the machine alone, the most wanted first."""
     rows = [("questions", asked.table("questions"), True)]
     rows += [(name, asked.table(name), False) for name in ("operators", *BESIDE)]
-    rows.append(("programs", {path.name: str(path) for path in sorted(PROGRAMS.glob("*.py"))}, False))
+    programs = {path.name: str(path) for path in sorted(PROGRAMS.glob("*.py"))}
+    programs["nanogpt_float32.py"] = f"HALF=0|{programs['nanogpt.py']}"
+    rows.append(("programs", programs, False))
     memory = asked.table("memory")
     limited = {n: c for n, c in memory.items() if "_fraction" in c}  # the error's words differ once a limit was set
     rows.append(("memory", {n: c for n, c in memory.items() if n not in limited}, True))

@@ -252,6 +252,10 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert "its LOCAL_RANK is 1" in on_worker.explain(shared, [], 2, 0)
     assert on_worker.explain(shared, [], 2, 1) == on_worker.explain(shared, [], 1, 0) == ""
+    since = Raised(
+        "DistBackendError", "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1"
+    )
+    assert on_worker.explain(since, [], 2, 0) == on_worker.explain(shared, [], 2, 0)
     assert MOST == 16
 
 

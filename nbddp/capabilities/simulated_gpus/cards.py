@@ -6,16 +6,15 @@ some MiB from driver to driver. Links are those of `nvidia-smi topo -m` on the u
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import BadInput
 from nbddp.launch.machine import SELF, counted
+from nbddp.launch.options import nearest
 
 MIB = 1 << 20
-MEANT = 0.65  # difflib's ratio from which a name may be another one, mistyped
 MOST = 16  # GPUs of a node: no usual server has more
 ASKED = re.compile(r"(\d+)(?:[xX×](.+))?")
 HALF = 4  # GPUs at one CPU of a PCIe server with more
@@ -94,7 +93,7 @@ def cards_of(text: str) -> tuple[Card, ...]:
 
 def typed(cards: Sequence[Card]) -> str:
     """`4xT4`: how these cards are asked for."""
-    return f"{len(cards)}x{next(name for name, card in CARDS.items() if card == cards[0])}"
+    return f"{len(cards)}x{short_name(cards[0])}"
 
 
 def short_name(card: Card) -> str:
@@ -104,9 +103,8 @@ def short_name(card: Card) -> str:
 
 def words(cards: Sequence[Card]) -> str:
     """`4 simulated GPUs (T4, 16 GB; computed on the CPU; times are not a GPU's)`."""
-    kind = short_name(cards[0]).partition("-")[0] if "GB" in short_name(cards[0]) else short_name(cards[0])
-    memory = f"{sold_gigabytes(cards[0])} GB"
-    return f"{counted(len(cards), 'simulated GPU')} ({kind}, {memory}; computed on the CPU; times are not a GPU's)"
+    kind, memory = re.sub(r"-\d+GB", "", short_name(cards[0])), sold_gigabytes(cards[0])
+    return f"{counted(len(cards), 'simulated GPU')} ({kind}, {memory} GB; computed on the CPU; times are not a GPU's)"
 
 
 def sold_gigabytes(card: Card) -> int:
@@ -149,8 +147,8 @@ def _known(model: str, text: str) -> str:
     name = ALSO.get(name, name)
     if name in CARDS:
         return name
-    near = difflib.get_close_matches(name, [*CARDS, *ALSO], n=1, cutoff=MEANT)
-    meant = f"did you mean {near[0]}? " if near else ""
+    near = nearest(name, [*CARDS, *ALSO])
+    meant = f"did you mean {near}? " if near else ""
     raise BadInput(f"{text!r}: no GPU {model!r} is known; {meant}{_usage()}")
 
 

@@ -7,6 +7,7 @@ in the failing line, what they hold, and the one line that assigns each.
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import os
 import re
@@ -16,8 +17,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.simulated_gpus.cards import cards_of
-from nbddp.capabilities.simulated_gpus.on_rank import install
+from nbddp.capabilities.simulated_gpus.on_rank import SHARED, install
 from nbddp.deadlock.on_rank import call_log
+from nbddp.launch.machine import listed
 
 if TYPE_CHECKING:
     from nbddp.errors import Raised
@@ -31,7 +33,7 @@ MIXED = (  # torch's messages of operands on several devices
 )
 NO_SUCH = r"invalid device ordinal"
 NOT_ON_GPU = r"No backend type associated with device type cpu"
-SHARED = r"Duplicate GPU detected"
+TWICE = r"Duplicate GPU detected|Multiple Ranks are using the same GPU"  # the second since NCCL 2.30
 WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 BOUND = re.compile(r"^(\s*[\w*][\w\s,*]*=)+(?!=)")  # names that a line assigns: what they held is no operand
 
@@ -47,7 +49,7 @@ def part(worker: RankWorker) -> SimulatedDevices:
 def _share_memory(log: str) -> None:
     """The ranks of a node have their GPUs' memory together: they write what they take in one file of the pool's."""
     name = f"simulated-gpus-{os.environ.get('GROUP_RANK', '0')}"
-    os.environ["NBDDP_SIMULATED_GPUS_MEMORY"] = os.path.join(os.path.dirname(log), name)
+    os.environ[SHARED] = os.path.join(os.path.dirname(log), name)
 
 
 class SimulatedDevices:
@@ -104,7 +106,7 @@ def explain(raised: Raised, frames: Sequence[Sequence[Placed]], gpus: int, curre
         here = [one for one in (frames[-1] if frames else ()) if one.device == CPU]
         return f"{_words(here)}, and nccl takes tensors on GPUs only" if here else ""
     own = os.environ.get("LOCAL_RANK", "")
-    if re.search(SHARED, said) and own.isdigit() and int(own) != current and int(own) < gpus:
+    if re.search(TWICE, said) and own.isdigit() and int(own) != current and int(own) < gpus:
         return (
             f"the current GPU of this rank is cuda:{current}, and its LOCAL_RANK is {own}: "
             f'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) gives each rank its own'
@@ -134,18 +136,22 @@ def _devices(value: object, torch: Any) -> set[str]:
 
 def _made(frame: FrameType, name: str) -> int:
     """The line of this frame's function, or of its cell or file, that alone assigns the name before it failed."""
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):  # a line magic, or a file that has changed
-        return 0
-    body: ast.AST = tree
+    body: ast.AST = _parsed("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     if frame.f_code.co_name != "<module>":
         first = frame.f_code.co_firstlineno
-        functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        functions = [n for n in ast.walk(body) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
         body = next((f for f in functions if _first_line(f) == first), ast.Module([], []))
-    made = [*_assigned(body, name)]
+    made = list(_assigned(body, name))
     return made[0] if len(made) == 1 and made[0] < frame.f_lineno else 0
+
+
+@functools.lru_cache(1)  # each name of a line asks
+def _parsed(source: str) -> ast.Module:
+    """Without statements for a line magic, or a file that has changed."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -163,8 +169,7 @@ def _assigned(node: ast.AST, name: str) -> Iterable[int]:
 
 
 def _words(found: Sequence[Placed]) -> str:
-    said = [one.describe() for one in found]
-    return " and ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else "".join(said)
+    return listed([one.describe() for one in found])
 
 
 def _gpus(number: int) -> str:

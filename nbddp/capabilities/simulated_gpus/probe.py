@@ -19,7 +19,9 @@ from pathlib import Path
 import nbddp
 from nbddp.agent import stop
 from nbddp.agent.runtime_dir import cache
+from nbddp.agent.versions import versions
 from nbddp.errors import AgentFailed
+from nbddp.execution.report import signal_name
 
 KNOWN = ("2.6", "2.10", "2.11", "2.13", "2.14")  # torch's versions with which the tests have run
 SECONDS = 300  # for the child: a first import of torch from a slow disk
@@ -48,29 +50,30 @@ def unusable(folder: Path | None = None) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, str):
-        found, lasts = _try(root)
+        found, lasts = _try()
         if lasts:
             _keep(kept, found)
     return found or None
 
 
-def _try(root: Path) -> tuple[str, bool]:
+def _try() -> tuple[str, bool]:
     """Why it cannot, or empty; and whether that is so of the build."""
     code, out, err = _run_child()
     if code is None:
-        return _sentence(root, f"a trial did not end within {SECONDS} s"), False
+        return _sentence(f"a trial did not end within {SECONDS} s"), False
     if code == 0 and FITS in out:
         return "", True
     if code < 0:
-        return _sentence(root, f"a trial was ended by {_signal_name(-code)}"), code in CRASHES
+        return _sentence(f"a trial was ended by {signal_name(code)}"), code in CRASHES
     last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
-    return _sentence(root, f"a trial ended with: {last}"), UNFIT in last
+    return _sentence(f"a trial ended with: {last}"), UNFIT in last
 
 
 def _run_child() -> tuple[int | None, str, str]:
     """Exit status of a trial, None if it was ended since it took too long, and what it has printed. It has a session of
     its own, so that Stop is heard here and not there."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(nbddp.__file__).parents[1]), *_path()])}
+    path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(nbddp.__file__).parents[1]), *path])}
     end = time.monotonic() + SECONDS
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -88,27 +91,9 @@ def _run_child() -> tuple[int | None, str, str]:
                 child.kill()
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-def _path() -> list[str]:
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-
-
-def _sentence(root: Path, what: str) -> str:
-    return f"torch {_version(root)} cannot simulate GPUs here ({what}); it is known to work with {', '.join(KNOWN)}"
-
-
-def _version(root: Path) -> str:
-    with suppress(OSError):
-        for line in (root / "version.py").read_text(encoding="utf-8").splitlines():
-            if line.startswith("__version__"):
-                return line.split("=")[1].strip().strip("'\"")
-    return "of unknown version"
+def _sentence(what: str) -> str:
+    version = versions().get("torch", "of unknown version")
+    return f"torch {version} cannot simulate GPUs here ({what}); it is known to work with {', '.join(KNOWN)}"
 
 
 def _kept(folder: Path | None, root: Path) -> Path | None:

@@ -126,6 +126,9 @@ def case_random_numbers() -> None:
         inside = torch.rand(2, device=CUDA)
     assert torch.equal(inside, torch.rand(2, device=CUDA))
     assert torch.cuda.initial_seed() == 7
+    second = torch.Generator("cuda:1")
+    torch.randn(2, generator=second, device="cuda:0")
+    assert second.device == torch.device("cuda:1")
 
 
 def case_state_from_another_process() -> None:
@@ -165,6 +168,22 @@ def case_graph() -> None:
     with pytest.raises(RuntimeError, match=r"^CUDA error: operation not permitted when stream is capturing"):  # noqa: SIM117
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             (x * 2).sum().item()
+    with pytest.raises(RuntimeError, match=r"^CUDA error: operation not permitted when stream is capturing"):  # noqa: SIM117
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.accelerator.synchronize()
+
+
+def case_history() -> None:
+    """What is freed was allocated, what a CPU's kernel does not count among it."""
+    torch.cuda.memory._record_memory_history(enabled="all")
+    assert torch._C._cuda_isHistoryEnabled()
+    F.dropout(torch.ones(3, device=CUDA), 0.5)
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    assert not torch._C._cuda_isHistoryEnabled()
+    taken, freed = ([e["addr"] for e in events if e["action"] == what] for what in ("alloc", "free_completed"))
+    assert len(taken) == 3
+    assert sorted(taken) == sorted(freed)
 
 
 def case_graph_of_a_whole_step() -> None:

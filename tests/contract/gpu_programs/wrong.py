@@ -84,6 +84,9 @@ def programs() -> dict[str, Wrong]:
             f"{SAME.format(ON_CPU, ON_GPU)} or input should be a MKLDNN tensor and weight is a dense tensor",
         ),
         "convolution on the CPU": Wrong(lambda: conv()(image.cuda()), SAME.format(ON_GPU, ON_CPU)),
+        "convolution of shorts": Wrong(
+            lambda: nn.Conv2d(1, 1, 3, bias=False)(image.cuda().short()), SAME.format("torch.cuda.ShortTensor", ON_CPU)
+        ),
         "convolution of half": Wrong(
             lambda: conv().cuda()(image.cuda().half()),
             "Input type (c10::Half) and bias type (float) should be the same",

@@ -16,8 +16,10 @@ from nbddp.capabilities.simulated_gpus.cards import Card
 
 PARTS = (  # modules of this folder with a function `install`, in this order
     "streams", "torch_cuda", "statistics", "graphs", "generators", "storages", "data_parallel", "refusals",
-    "cuda_only", "asserts", "operators", "nccl", "processes",
+    "cuda_only", "operators", "nccl", "processes",
 )  # fmt: skip
+AGAIN = "NBDDP_SIMULATED_GPUS"  # what a spawned process is to have, as it is typed: 4xT4
+SHARED = "NBDDP_SIMULATED_GPUS_MEMORY"  # the file in which processes write what they take; children inherit it
 _installed: tuple[Card, ...] | None = None
 
 
@@ -45,6 +47,6 @@ def install(cards: Sequence[Card]) -> None:
 
 def again() -> None:
     """In a process that one with simulated GPUs has spawned."""
-    asked = os.environ.get("NBDDP_SIMULATED_GPUS")
+    asked = os.environ.get(AGAIN)
     if asked:
         install(known.cards_of(asked))

@@ -30,7 +30,7 @@ ONLY_WARNED = (
     "warn_only=True)'. You can file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding "
     "deterministic support for this operation."
 )
-WAITING = frozenset(("_local_scalar_dense", "nonzero", "item"))  # operators in which the host waits for the GPU
+WAITING = frozenset(("_local_scalar_dense", "nonzero"))  # operators in which the host waits for the GPU
 WAITED = "called a synchronizing CUDA operation"
 mode = 0  # of set_sync_debug_mode: 1 warns, 2 is an error
 

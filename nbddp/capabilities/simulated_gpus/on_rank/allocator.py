@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MIB = 1 << 20
+from nbddp.capabilities.simulated_gpus.cards import MIB
+
 ROUNDED = 512  # bytes: sizes of blocks are multiples of it
 SMALL, SMALL_SEGMENT = MIB, 2 * MIB  # requests up to a size are cut out of segments of another
 MIDDLE, MIDDLE_SEGMENT = 10 * MIB, 20 * MIB  # so are these; a larger one gets a segment of its own
@@ -165,7 +166,7 @@ class Allocator:
 
     def take(self, requested: int, stream: int = 0) -> Block:
         """A block for so many bytes. Raises Full."""
-        size = -(-requested // ROUNDED) * ROUNDED or ROUNDED
+        size = rounded(requested)
         with self._lock:
             if self._returned:
                 self._settle()

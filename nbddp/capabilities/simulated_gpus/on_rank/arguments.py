@@ -11,9 +11,6 @@ from nbddp.capabilities.simulated_gpus.on_rank import machine, memory
 
 Tensor, Device = torch.Tensor, torch.device
 ON_CPU = torch.device("cpu")
-CUDA_KEYS = torch._C.DispatchKey.CUDA, torch._C.DispatchKey.SparseCUDA, torch._C.DispatchKey.SparseCsrCUDA
-
-
 Keywords = Mapping[str, Any]  # arguments of an operator by name
 
 

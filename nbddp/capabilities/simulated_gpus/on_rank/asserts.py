@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, versions
+from nbddp.capabilities.simulated_gpus.on_rank import devices, versions
 
 Kernel = Callable[..., Any]
 OUTSIDE = re.compile(
@@ -73,7 +73,3 @@ def asserting(name: str, kernel: Kernel) -> Kernel:
         raise versions.driver_error(versions.ASSERTED) from cause
 
     return called
-
-
-def install() -> None:
-    kernels.around.append(asserting)

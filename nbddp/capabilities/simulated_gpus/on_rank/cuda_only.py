@@ -14,7 +14,6 @@ from nbddp.capabilities.simulated_gpus.on_rank import dtypes, kernels, machine, 
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
 
 aten = torch.ops.aten
-HALF = torch.float16, torch.bfloat16
 FLASH = 1  # of SDPBackend
 
 
@@ -27,7 +26,7 @@ def _channels(x: Any) -> tuple[list[int], list[int]]:
 
 
 def batch_norm_stats(x: Any, eps: float) -> tuple[Any, Any]:
-    wide = x.float() if x.dtype in HALF else x
+    wide = x.float() if x.dtype in dtypes.HALF else x
     var, mean = torch.var_mean(wide, _channels(x)[0], correction=0)
     return mean, torch.rsqrt(var + eps)
 

@@ -46,7 +46,8 @@ def count() -> int:
 
 
 def card(index: int) -> Card:
-    return _visible().seen[index]
+    found = _visible()
+    return found.cards[found.visible[index]]
 
 
 def physical(index: int) -> int:
@@ -62,11 +63,16 @@ def set_current(index: int) -> None:
     _current[threading.get_ident()] = index
 
 
-def set_checked(index: int) -> None:
-    """As `torch.cuda.set_device`, with the driver's error for a GPU that is not there."""
+def known_to_driver(index: int) -> int:
+    """The same index. Raises the driver's error for a GPU that is not there."""
     if not 0 <= index < count():
         raise versions.driver_error(versions.ORDINAL)
-    set_current(index)
+    return index
+
+
+def set_checked(index: int) -> None:
+    """As `torch.cuda.set_device`."""
+    set_current(known_to_driver(index))
 
 
 def exchange(index: int) -> int:
@@ -96,7 +102,4 @@ def index_for(device: Any) -> int:
         torch.cuda._lazy_init()  # raises torch's own words on forked processes
     if not count():
         raise RuntimeError("No CUDA GPUs are available")
-    index: int = current() if device is None or device.index is None else device.index
-    if not 0 <= index < count():
-        raise versions.driver_error(versions.ORDINAL)
-    return index
+    return known_to_driver(current() if device is None or device.index is None else device.index)

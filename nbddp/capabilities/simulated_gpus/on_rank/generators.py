@@ -130,9 +130,7 @@ class CudaGenerator(OriginalGenerator):  # type: ignore[misc, valid-type]
             raise RuntimeError("RNG state is wrong size")
         raw = bytes(state.contiguous().numpy())
         seed, offset = CUDA_STATE.unpack(raw.ljust(CUDA_STATE.size, b"\0"))
-        index = self.device.index
-        OriginalGenerator.manual_seed(self, seed)
-        machine.label_generator(self, index)
+        self.manual_seed(seed)
         self.set_offset(offset)
         return self
 

@@ -7,12 +7,12 @@ tensors that were there before have their content of before again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, memory, versions
+from nbddp.capabilities.simulated_gpus.on_rank import kernels, machine, memory, torch_cuda, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Keywords, flat
 
 WAITS = {  # operators for which the host waits, and which a capture therefore refuses
@@ -89,7 +89,7 @@ class CUDAGraph:
     def _note(self, run: Callable[..., Any], op: Any, args: Sequence[Any], kwargs: Keywords) -> Any:
         if op._schema.name in WAITS or self._waits_to_copy(op, args):
             raise versions.driver_error(versions.CAPTURING)
-        if any(a.alias_info and a.alias_info.is_write for a in op._schema.arguments):
+        if kernels.writes(op):
             for tensor in flat([*args, *kwargs.values()]):
                 self._keep(tensor)
         out = run(op, *args, **kwargs)
@@ -125,19 +125,16 @@ def is_capturing() -> bool:
     return bool(kernels.recording)
 
 
-def _synchronize() -> None:
-    devices.check()
-    if kernels.recording:
-        raise versions.driver_error(versions.CAPTURING)
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
+    "_CUDAGraph": CUDAGraph,
+    "_graph_pool_handle": graph_pool_handle,
+    "_cuda_isCurrentStreamCapturing": is_capturing,
+}
 
 
 def install() -> None:
-    graphs = torch.cuda.graphs
-    torch._C._CUDAGraph = CUDAGraph
-    torch._C._cuda_synchronize = _synchronize
-    torch._C._graph_pool_handle = graphs._graph_pool_handle = graph_pool_handle
-    torch._C._cuda_isCurrentStreamCapturing = graphs._cuda_isCurrentStreamCapturing = is_capturing
-    for module in (torch.cuda, graphs):
+    torch_cuda.put(FUNCTIONS)
+    for module in (torch.cuda, torch.cuda.graphs):
         module.CUDAGraph = CUDAGraph
         module.is_current_stream_capturing = is_capturing
         module.graph_pool_handle = graph_pool_handle

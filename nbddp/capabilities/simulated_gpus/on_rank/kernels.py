@@ -5,29 +5,28 @@ They stand below autograd and autocast, which are torch's own. No mode is active
 
 from __future__ import annotations
 
+import functools
 import re
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory, mixed_devices, versions
+from nbddp.capabilities.simulated_gpus.cards import MIB
+from nbddp.capabilities.simulated_gpus.on_rank import devices, dtypes, machine, memory, mixed_devices
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Keywords, Relabelled, Tensor, flat
 
 Kernel = Callable[..., Any]
 CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 UNLIKE = re.compile("not implemented for|Expected a value of type 'Tensor'|requires the input tensor to be Float")
 NO_HALF = re.compile("not implemented for '(Half|BFloat16)'")
-LOW = {"Half": torch.float16, "BFloat16": torch.bfloat16}
+LOW = {dtypes.WORDS[dtype]: dtype for dtype in dtypes.HALF}
 LARGEST = 1 << 62  # bytes: for more than that torch has an error of its own
 MUCH = 1 << 28  # product of the arguments' elements, from which the result's size is computed first
 random_operators: set[str] = set()  # names of those that take a generator
 own: set[str] = set()  # names of those that have a kernel before `operators.py` gives kernels to the others
-around: list[Callable[[str, Kernel], Kernel]] = []  # what else a kernel is put into, by the operator's name
 recording: list[Callable[..., Any]] = []  # a CUDA graph that is being captured: gets each call
-_labelled = threading.local()  # generators that have the CPU's label while a kernel runs
 
 
 def library(namespace: str) -> Any:
@@ -53,8 +52,7 @@ def run_now(op: Any, *args: Any, **kwargs: Any) -> Any:
     if call.mixed:
         mixed_devices.check(op, args, kwargs)
     index = devices.index_for(kwargs.get("device")) if call.device is None else call.device
-    if op._schema.name in random_operators:
-        _give_generator(call, index)
+    generator = _lend_generator(call, index) if op._schema.name in random_operators else None
     try:
         with torch._C._AutoDispatchBelowAutograd():
             out = op(*call.args, **call.kwargs)
@@ -65,7 +63,8 @@ def run_now(op: Any, *args: Any, **kwargs: Any) -> Any:
             raise
         out = _otherwise(op, call.args, call.kwargs, error)
     finally:
-        _return_generator(index)
+        if generator is not None:
+            machine.label_generator(*generator)
     return _results(op, out, index, call.originals)
 
 
@@ -82,7 +81,7 @@ def _otherwise(op: Any, args: Sequence[Any], kwargs: Keywords, error: RuntimeErr
     if "Expected a value of type 'Tensor'" in str(error):
         return op._overloadpacket(*args, **kwargs)
     lacks = NO_HALF.search(str(error))
-    if lacks is None or _writes(op):
+    if lacks is None or writes(op):
         raise error
     low = LOW[lacks[1]]
     wide = op(*[_widened(arg, low) for arg in args], **{name: _widened(arg, low) for name, arg in kwargs.items()})
@@ -104,21 +103,17 @@ def _narrowed(out: Any, low: Any) -> Any:
 # -- random numbers: the CPU's kernel with the generator of the device --------------------------------
 
 
-def _give_generator(call: Relabelled, index: int) -> None:
-    """The program's generator or the device's, with the CPU's label while the kernel runs."""
+def _lend_generator(call: Relabelled, index: int) -> tuple[Any, int]:
+    """The program's generator or the device's has the CPU's label while the kernel runs. Returns it and its GPU."""
     given = [a for a in (call.kwargs.get("generator"), *call.args) if isinstance(a, torch.Generator)]
     generator = given[0] if given else torch.cuda.default_generators[index]
     if generator.device.type != "cuda":
         raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
     if not given:
         call.kwargs = {**call.kwargs, "generator": generator}
+    own = generator.device.index
     machine.label_generator(generator, None)
-    _labelled.generators = [generator]
-
-
-def _return_generator(index: int) -> None:
-    for generator in _labelled.__dict__.pop("generators", ()):
-        machine.label_generator(generator, index)
+    return generator, own
 
 
 # -- results ------------------------------------------------------------------------------------------
@@ -146,7 +141,7 @@ def sparse_parts(tensor: Any) -> Iterator[Any]:
 
 
 def _results(op: Any, out: Any, index: int, originals: dict[int, tuple[Any, Any]]) -> Any:
-    if _writes(op):
+    if writes(op):
         for tensor, twin in originals.values():
             if twin.layout is torch.strided and (tensor.shape != twin.shape or tensor.stride() != twin.stride()):
                 _resized(tensor, twin, index)
@@ -172,14 +167,15 @@ def relabelled(out: Any, index: int, originals: dict[int, tuple[Any, Any]]) -> A
     return out
 
 
-_writing: dict[Any, bool] = {}
+@functools.cache
+def writes(op: Any) -> bool:
+    """Whether it writes to an argument."""
+    return any(a.alias_info and a.alias_info.is_write for a in op._schema.arguments)
 
 
-def _writes(op: Any) -> bool:
-    found = _writing.get(op)
-    if found is None:
-        found = _writing[op] = any(a.alias_info and a.alias_info.is_write for a in op._schema.arguments)
-    return found
+def is_view(op: Any) -> bool:
+    """Whether its result shares memory with an argument that it does not write to."""
+    return any(r.alias_info and not r.alias_info.is_write for r in op._schema.returns)
 
 
 # -- kernels that know their operator -------------------------------------------------------------------
@@ -255,7 +251,7 @@ def _foresee(op: Any, args: Sequence[Any], index: int) -> None:
         except (RuntimeError, TypeError):  # it has no meta kernel, or the program is wrong: the kernel says how
             size = 0
         _foreseen[key] = size
-    if size > versions.MIB:
+    if size > MIB:
         memory.make_room(index, size)
 
 
@@ -301,8 +297,7 @@ def view(op: Any) -> Kernel:
 
 def sparse(op: Any) -> Kernel:
     """For sparse tensors. What they consist of has the CPU's label and keeps it: a program gets a copy of the label."""
-    returns = op._schema.returns
-    if not any(r.alias_info and not r.alias_info.is_write for r in returns):
+    if not is_view(op):
         return general(op)
 
     def kernel(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -346,7 +341,7 @@ def new_empty(op: Any, elements: Callable[[Sequence[Any]], int]) -> Kernel:
             raise RuntimeError("Only dense CPU tensors can be pinned")
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         size = dtype.itemsize * elements(args)
-        if versions.MIB < size < LARGEST:
+        if MIB < size < LARGEST:
             memory.make_room(index, size)
         with torch._C._AutoDispatchBelowAutograd():
             return labelled(op(*args, **kwargs), index)

@@ -373,10 +373,7 @@ def _pinned_allocator(cpu: int) -> int:
         pinned_blocks.add(_word(result))
         return result
 
-    made = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(allocate)
-    held.append(made)
-    address = ctypes.cast(made, ctypes.c_void_p).value or 0
-    allocator = (ctypes.c_uint64 * 8)(table.changed({"allocate": MachineCode(address)}, more=0))
+    allocator = (ctypes.c_uint64 * 8)(table.changed({"allocate": Calls("pointer pointer size", allocate)}, more=0))
     held.append(allocator)
     return ctypes.addressof(allocator)
 

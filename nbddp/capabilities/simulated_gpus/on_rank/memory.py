@@ -24,17 +24,15 @@ import torch
 
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.runtime_dir import runtime
-from nbddp.capabilities.simulated_gpus.cards import Card
-from nbddp.capabilities.simulated_gpus.on_rank import devices, streams, versions
+from nbddp.capabilities.simulated_gpus.cards import MIB, Card
+from nbddp.capabilities.simulated_gpus.on_rank import SHARED, devices, streams, versions
 from nbddp.capabilities.simulated_gpus.on_rank.allocator import Allocator, Block, Full
-from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 from nbddp.errors import AgentFailed
 
 CONTEXT = 105 * MIB  # what a CUDA context takes before the first tensor, with the kernels that every program loads
 CONTEXTS = {(9, 0): 610 * MIB}  # capability → where it was measured: an H100 under driver 580
 DRIVER = 9024 << 10  # what the driver keeps for itself besides
 CUBLAS = 66 * MIB  # what each handle of cuBLAS takes of the GPU, beside its workspace
-SHARED = "NBDDP_SIMULATED_GPUS_MEMORY"  # the file in which processes write; children inherit it
 PROCESSES, GPUS = 128, 16  # that the file has room for
 
 
@@ -58,7 +56,7 @@ class DeviceMemory:
     def take(self, requested: int) -> Block:
         """A block for so many bytes. Raises OutOfMemoryError."""
         try:
-            return self.allocator.take(requested, streams.current(self.index) if streams.used() else 0)
+            return self.allocator.take(requested, streams.current(self.index))
         except Full as full:
             raise self._refusal(full.asked) from None
 
@@ -194,7 +192,15 @@ def _ended(owned: Owned) -> None:
 heard: list[Callable[[bool, int, Any], None]] = []
 
 
-def _give(index: int, block: Any) -> None:
+def _take(index: int, requested: int) -> Block:
+    """Raises OutOfMemoryError."""
+    block = _of[index].take(requested)
+    for hear in heard:
+        hear(True, index, block)
+    return block
+
+
+def _give(index: int, block: Block) -> None:
     for hear in heard:
         hear(False, index, block)
     _of[index].allocator.give(block)
@@ -210,9 +216,7 @@ def adopt(storage: Any, index: int, counted: bool = True) -> None:
         return
     if _uncounted and threading.get_ident() in _uncounted:
         counted = False
-    block = _of[index].take(requested) if counted and requested else None
-    for hear in heard if block is not None else ():
-        hear(True, index, block)
+    block = _take(index, requested) if counted and requested else None
     if old is not None and old.block is not None:  # the storage was resized: its content was copied
         _give(old.index, old.block)
         old.block = None
@@ -244,7 +248,7 @@ def count(tensor: Any, requested: int) -> None:
         return
     owned = blocks.get(tensor.untyped_storage()._cdata)
     if owned is not None and owned.block is None and requested:
-        owned.block = _of[owned.index].take(requested)
+        owned.block = _take(owned.index, requested)
 
 
 def index_of(storage: Any) -> int:

@@ -150,7 +150,7 @@ def convolution(x: Any, weight: Any, bias: Any, sizes: Sequence[Any]) -> None:
     for what, other in (("weight", weight), ("bias", bias)):
         if other is None or (x.is_cuda, x.dtype) == (other.is_cuda, other.dtype):
             continue
-        same = f"Input type ({_type(x)}) and {what} type ({_type(other)}) should be the same"
+        same = f"Input type ({x.type()}) and {what} type ({other.type()}) should be the same"
         if x.is_cuda or not other.is_cuda:
             raise RuntimeError(same)
         backend = torch._C._select_conv_backend(x, weight, bias, *sizes).name
@@ -167,12 +167,3 @@ SLOW = {  # torch's own kernels of a convolution → the function that checks de
     "SlowDilated2d": "wrapper_CUDA__slow_conv_dilated2d",
     "SlowDilated3d": "wrapper_CUDA__slow_conv_dilated3d",
 }
-WORDS = {
-    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.int64: "Long", torch.int32: "Int", torch.uint8: "Byte", torch.bool: "Bool",
-    torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-}  # fmt: skip
-
-
-def _type(tensor: Any) -> str:
-    return f"torch.{'cuda.' if tensor.is_cuda else ''}{WORDS.get(tensor.dtype, 'Float')}Tensor"

@@ -11,7 +11,6 @@ import datetime
 import os
 import socket
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,9 +108,7 @@ def _twinned(value: Any) -> Any:
 def _register(library: Any, name: str) -> None:
     op = getattr(torch.ops.c10d, name.partition(".")[0]).default
     if any(argument.name == "process_group" for argument in op._schema.arguments):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            library.impl(name, _collective(op), "CUDA")
+        library.impl(name, _collective(op), "CUDA")
 
 
 def _backend(compiled: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from nbddp.capabilities.simulated_gpus.on_rank import (
     alerts,
+    asserts,
     devices,
     dtypes,
     kernels,
@@ -177,10 +178,8 @@ def _register(library: Any, name: str, op: Any) -> None:
 
 def _around(name: str, kernel: Kernel) -> Kernel:
     """The kernel with the checks and assertions of CUDA's, and what CUDA's libraries take of memory."""
-    kernel = dtypes.checked(name, workspaces.beside(name, kernel))
-    for wrapped in kernels.around:
-        kernel = wrapped(name, kernel)
-    return alerts.alerting(name, kernel)
+    counted = workspaces.beside(name, kernel)
+    return alerts.alerting(name, asserts.asserting(name, dtypes.checked(name, counted)))
 
 
 def _has(name: str, key: str) -> bool:
@@ -189,10 +188,8 @@ def _has(name: str, key: str) -> bool:
 
 
 def _kernel(name: str, op: Any) -> Kernel:
-    schema = op._schema
-    if _has(name, "CPU") and any(r.alias_info and not r.alias_info.is_write for r in schema.returns):
+    if _has(name, "CPU") and kernels.is_view(op):
         return kernels.view(op)
-    kinds = [str(argument.type) for argument in schema.arguments]
+    kinds = [str(argument.type) for argument in op._schema.arguments]
     lists = any("Tensor[]" in kind or "List[Tensor" in kind or "Tensor?[]" in kind for kind in kinds)
-    writes = any(argument.alias_info and argument.alias_info.is_write for argument in schema.arguments)
-    return general(op) if lists or writes else functional(op)
+    return general(op) if lists or kernels.writes(op) else functional(op)

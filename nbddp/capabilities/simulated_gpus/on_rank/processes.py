@@ -12,9 +12,8 @@ import torch
 from torch.multiprocessing import reductions
 
 from nbddp.capabilities.simulated_gpus import cards
-from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory
+from nbddp.capabilities.simulated_gpus.on_rank import AGAIN, devices, machine, memory
 
-AGAIN = "NBDDP_SIMULATED_GPUS"  # what a spawned process is to have, as it is typed: 4xT4
 BEGIN = "from nbddp.capabilities.simulated_gpus.on_rank import again; again(); "
 
 

@@ -144,7 +144,7 @@ class HistoryFrame(TypedDict):
 
 def _frames() -> list[HistoryFrame]:
     """Python's frames, the innermost first."""
-    walked = traceback.walk_stack(sys._getframe(3))
+    walked = traceback.walk_stack(sys._getframe(4))
     return [{"filename": f.f_code.co_filename, "name": f.f_code.co_name, "line": line} for f, line in walked]
 
 
@@ -165,6 +165,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_resetPeakMemoryStats": reset_peak,
     "_cuda_resetAccumulatedMemoryStats": reset_accumulated,
     "_cuda_memorySnapshot": snapshot,
+    "_cuda_isHistoryEnabled": lambda: bool(_history),
     "_cuda_record_memory_history": record_history,
     "_cuda_record_memory_history_legacy": record_history,
     "_accelerator_getDeviceStats": of,

@@ -8,14 +8,10 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory
+from nbddp.capabilities.simulated_gpus.on_rank import devices, dtypes, machine, memory
 
 Storage = torch.UntypedStorage
-OLD_TYPES = {
-    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
-    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
-    "Bool": torch.bool,
-}  # fmt: skip
+OLD_TYPES = dtypes.FLOATS | dtypes.INTEGERS  # that have a class in torch.cuda
 
 
 def install() -> None:
@@ -24,8 +20,9 @@ def install() -> None:
     # kernel in Python has one already. So the argument looks like a CPU tensor during the call.
     torch.Tensor._make_subclass = staticmethod(_as_cpu(torch.Tensor._make_subclass, 1))
     torch.Tensor.as_subclass = _as_cpu(torch.Tensor.as_subclass, 0)
-    for word, dtype in OLD_TYPES.items():
-        setattr(torch.cuda, f"{word}Tensor", _old_type(f"{word}Tensor", dtype))
+    for dtype in OLD_TYPES:
+        name = f"{dtypes.WORDS[dtype]}Tensor"
+        setattr(torch.cuda, name, _old_type(name, dtype))
 
 
 def _as_cpu(make: Callable[..., Any], at: int) -> Callable[..., Any]:

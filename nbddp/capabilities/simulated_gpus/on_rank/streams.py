@@ -19,12 +19,7 @@ _current: dict[tuple[int, int], int] = {}  # (thread, device) → the stream's n
 
 
 def current(index: int) -> int:
-    return _current.get((threading.get_ident(), index), 0)
-
-
-def used() -> bool:
-    """Whether another stream than the default one has been current."""
-    return bool(_current)
+    return _current.get((threading.get_ident(), index), 0) if _current else 0
 
 
 def set_current(index: int, stream: int) -> None:

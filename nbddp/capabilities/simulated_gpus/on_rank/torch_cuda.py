@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, memory, streams, versions, workspaces
+from nbddp.capabilities.simulated_gpus.cards import MIB
+from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, kernels, memory, streams, versions, workspaces
 from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
-from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 
 CUDA_VERSION = 12080  # of a CPU build, which has none
 
@@ -84,10 +84,12 @@ def empty_cache() -> None:
 
 
 def synchronise(index: int | None = None) -> None:
-    """Work is done at once, so there is none to wait for."""
+    """Work is done at once, so there is none to wait for; a capture refuses it."""
     devices.check()
-    if index is not None and not 0 <= index < devices.count():
-        raise versions.driver_error(versions.ORDINAL)
+    if kernels.recording:
+        raise versions.driver_error(versions.CAPTURING)
+    if index is not None:
+        devices.known_to_driver(index)
 
 
 def in_range(index: int) -> int:
@@ -100,9 +102,8 @@ def in_range(index: int) -> int:
 def memory_info(index: int) -> tuple[int, int]:
     """Bytes free and in total."""
     torch.cuda._lazy_init()
-    if not 0 <= index < devices.count():
-        raise versions.driver_error(versions.ORDINAL)
-    return memory.of(index).free(), memory.of(index).total
+    one = memory.of(devices.known_to_driver(index))
+    return one.free(), one.total
 
 
 def set_fraction(fraction: float, index: int) -> None:
@@ -168,7 +169,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
     "_cuda_cudaCachingAllocator_enable": nothing,
     "_cuda_cudaCachingAllocator_set_allocator_settings": nothing,
-    "_cuda_isHistoryEnabled": lambda: False,
     "_cuda_hostMemoryStats": dict,
     "_cuda_resetAccumulatedHostMemoryStats": nothing,
     "_cuda_resetPeakHostMemoryStats": nothing,

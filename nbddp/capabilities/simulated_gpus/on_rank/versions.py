@@ -10,7 +10,9 @@ import re
 
 import torch
 
-GIB, MIB, KIB = 1 << 30, 1 << 20, 1 << 10
+from nbddp.capabilities.simulated_gpus.cards import MIB
+
+GIB, KIB = 1 << 30, 1 << 10
 ORDINAL = "invalid device ordinal", "cudaErrorInvalidDevice"
 ASSERTED = "device-side assert triggered", "cudaErrorAssert"
 CAPTURING = "operation not permitted when stream is capturing", "cudaErrorStreamCaptureUnsupported"

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbddp.capabilities.simulated_gpus.cards import MIB
 from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory, streams
 from nbddp.capabilities.simulated_gpus.on_rank.allocator import Block
-from nbddp.capabilities.simulated_gpus.on_rank.versions import MIB
 
 Kernel = Callable[..., Any]
 Rule = Callable[..., None]  # index of the GPU, result, the operator's arguments
@@ -96,7 +96,7 @@ def copied_gradient(index: int, out: Any, grad: Any, *more: Any) -> None:
 
 
 def _uncontiguous(tensor: Any) -> int:
-    return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
+    return 0 if tensor.is_contiguous() else _bytes(tensor)
 
 
 def _bytes(tensor: Any) -> int:
