@@ -222,6 +222,27 @@ def test_cells_are_one_program_and_lines_are_those_of_the_cell() -> None:
     assert not result.unread
 
 
+def test_a_barrier_meets_none_of_another_cell() -> None:
+    """Each cell ends on all ranks before the next begins. What waits for nobody, or stands in a function, may meet."""
+    lines = (
+        "import torch.distributed as dist",
+        "if dist.get_rank() == {}:\n    {}",
+        "def f():\n    if dist.get_rank(): {}",
+    )
+    for call, own, other, hit in [
+        ("dist.barrier()", 1, 1, ["In[2]", "In[3]"]),
+        ("dist.barrier()", 1, 2, []),
+        ("dist.barrier(async_op=True)", 1, 1, []),
+        ("dist.broadcast(x, 0)", 1, 1, []),
+    ]:
+        text = lines[own].format(0, call), lines[other].format(1 if other == 1 else call, call)
+        cells = [Cell(f"In[{i}]", f"%%ddp\n{body}") for i, body in enumerate((lines[0], *text), 1)]
+        result = lint(sources.of_cells(cells), chosen())
+        assert [one.place.cell for one in result.findings] == hit, (call, other)
+        one_cell = Cell("In[1]", "\n".join(["%%ddp", lines[0], *text]))
+        assert not lint(sources.of_cells([one_cell]), chosen()).findings
+
+
 def test_a_script_that_a_cell_writes_is_a_program_of_its_own() -> None:
     result = lint(sources.of_cells([Cell("cell 4", f"%%writefile train.py\n{SAVE}")], "a.ipynb"), chosen())
     assert [(one.place.file, one.place.cell, one.place.line) for one in result.findings] == [

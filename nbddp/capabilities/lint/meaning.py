@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from nbddp.capabilities.lint.flow import (
@@ -76,13 +77,13 @@ class Meaning(Flow):
     """A program, with what its values mean.
 
     cells: whether it is the `%%ddp` cells of a notebook; notebook: whether it is cells at all. some_ranks: lines of
-    statements that some ranks alone run.
+    statements that some ranks alone run; starts: at which lines cells begin.
     """
 
     def __init__(
-        self, tree: ast.Module, cells: bool = False, notebook: bool = False, some_ranks: frozenset[int] = frozenset()
+        self, tree: ast.Module, cells: bool, notebook: bool, some_ranks: frozenset[int], starts: Sequence[int]
     ):
-        self.cells, self.notebook, self.some_ranks = cells, notebook or cells, some_ranks
+        self.cells, self.notebook, self.some_ranks, self._starts = cells, notebook or cells, some_ranks, starts
         self._kinds: dict[ast.expr, frozenset[str]] = {}
         super().__init__(tree)
 
@@ -335,6 +336,10 @@ class Meaning(Flow):
         """The line at which the module's own statement begins that a node is in."""
         top = next((child for up, child in self.above(node) if up is self.tree), node)
         return getattr(top, "lineno", 0)
+
+    def cell_of(self, node: ast.AST) -> int:
+        """Which cell's row this is; a script is one cell."""
+        return bisect(self._starts, self.statement_line(node))
 
     def _plain_decorators(self, function: Function) -> bool:
         known = {"staticmethod", "classmethod", "torch.no_grad", "torch.inference_mode", "property",

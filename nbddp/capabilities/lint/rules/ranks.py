@@ -24,12 +24,18 @@ def collective_of_some_ranks(p: Meaning) -> Iterator[Hit]:
     for name in COLLECTIVES:
         calls = [call for call in p.named(f"{DIST}.{name}") if not _of_group(call)]
         guarded = [(call, _guard(p, call)) for call in calls]
-        texts = {_text(guard) for _, guard in guarded if guard is not None}
-        if len(texts) != 1 or any(guard is None and _of_called_by_some(p, call) for call, guard in guarded):
+        if any(guard is None and _of_called_by_some(p, call) for call, guard in guarded):
             continue
         for call, guard in guarded:
-            if guard is not None and not _others_may_call(p, call, guard[0], name):
+            texts = {_text(other) for one, other in guarded if other is not None and _may_meet(p, call, one, name)}
+            if guard is not None and len(texts) == 1 and not _others_may_call(p, call, guard[0], name):
                 yield Hit(call, {"call": f"{name}()", "guard": _text(guard)})
+
+
+def _may_meet(p: Meaning, call: ast.Call, other: ast.Call, name: str) -> bool:
+    """Whether one may be the other ranks' part of the other. No rank leaves a barrier, and with it its cell, alone."""
+    fixed = all(p.function_of(one) is None and not one.args and not one.keywords for one in (call, other))
+    return not (name == "barrier" and fixed and p.cell_of(call) != p.cell_of(other))
 
 
 def _of_called_by_some(p: Meaning, call: ast.Call) -> bool:
