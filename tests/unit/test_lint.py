@@ -195,6 +195,20 @@ def test_the_same_epoch_each_time_is_no_epoch() -> None:
     assert "no-set-epoch" not in rules(text.replace("set_epoch(0)", "set_epoch(e)"))
 
 
+@pytest.mark.parametrize(
+    ("text", "guard"),
+    [
+        ("def step():\n    if dist.get_rank() != 0:\n        return\n    o.step()\nstep()\n", "not (dist.get_rank() != 0)"),
+        ("if dist.get_rank() == 0:\n    pass\nelse:\n    model.load_state_dict(s)\nmodel(x).backward()\n",
+         "not (dist.get_rank() == 0)"),
+        ("if dist.get_rank() == 1:\n    o.step()\n", "dist.get_rank() == 1"),
+    ],
+)  # fmt: skip
+def test_the_sentence_names_the_ranks_that_get_there(text: str, guard: str) -> None:
+    [one] = result_of(f"{HEAD}{WRAP}o = torch.optim.SGD(model.parameters(), 0.1)\n{text}dist.destroy_process_group()\n").findings  # fmt: skip
+    assert f"only where {guard}" in one.message
+
+
 def test_a_program_of_circles_ends() -> None:
     assert (
         found(

@@ -12,17 +12,15 @@ import sys
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
 from nbddp.capabilities.lint.flow import (
     FUNCTIONS,
     LEAVES,
-    SPAWN,
     Binding,
     Flow,
     Function,
     Leaf,
-    keyword,
-    own_nodes,
     parameters,
 )
 
@@ -71,6 +69,9 @@ KNOWN = sys.stdlib_module_names | {
     "matplotlib", "datasets", "transformers", "tokenizers", "tiktoken", "einops", "yaml", "wandb", "tensorboard",
     "tensorboardX", "timm", "nbddp", "IPython",
 }  # fmt: skip
+
+
+Condition: TypeAlias = tuple[ast.expr, bool]  # a test, and whether it is true
 
 
 class Meaning(Flow):
@@ -288,8 +289,8 @@ class Meaning(Flow):
             return self.is_rank(expr.left)
         return self.is_rank(expr)
 
-    def conditions(self, node: ast.AST) -> list[tuple[ast.expr, bool]]:
-        """Conditions that hold where a node of a function is reached: (test, whether it is true)."""
+    def conditions(self, node: ast.AST) -> list[Condition]:
+        """Conditions that hold where a node of a function is reached."""
         found = []
         for up, child in self.above(node):
             if isinstance(up, (ast.If, ast.While, ast.IfExp)) and child is not up.test:
@@ -302,7 +303,7 @@ class Meaning(Flow):
                 break
         return found
 
-    def _left_before(self, child: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+    def _left_before(self, child: ast.AST) -> Iterator[Condition]:
         """`if …: return` above a statement: its condition is false here."""
         for one in self.block_of(child) if isinstance(child, ast.stmt) else ():
             if one is child:
@@ -312,9 +313,9 @@ class Meaning(Flow):
             elif isinstance(one, ast.If) and one.orelse and leaves(one.orelse):
                 yield one.test, True
 
-    def guard(self, node: ast.AST) -> ast.expr | None:
+    def guard(self, node: ast.AST) -> Condition | None:
         """A condition, in the node's function, that surely keeps some ranks from it."""
-        return next((test for test, true in self.conditions(node) if self.on_some_ranks(test, true)), None)
+        return next((one for one in self.conditions(node) if self.on_some_ranks(*one)), None)
 
     def on_all_ranks(self, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
         """Whether surely every rank of a run with several gets there, as far as conditions by rank go."""
@@ -433,6 +434,11 @@ class Meaning(Flow):
         return bool(found) and call not in found and all(self._same(leaf, depth) for leaf in found)
 
 
+def condition_text(condition: Condition) -> str:
+    text = ast.unparse(condition[0])
+    return text if condition[1] else f"not ({text})"
+
+
 def one(kind: str) -> frozenset[str]:
     return frozenset({kind})
 
@@ -472,6 +478,3 @@ def leaves(block: list[ast.stmt]) -> bool:
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return ast.unparse(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
     return False
-
-
-__all__ = ["DDP", "DIST", "SPAWN", "Meaning", "keyword", "own_nodes"]

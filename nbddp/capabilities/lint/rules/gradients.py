@@ -19,6 +19,7 @@ from nbddp.capabilities.lint.meaning import (
     SPAWNED,
     WORLD,
     Meaning,
+    condition_text,
 )
 from nbddp.capabilities.lint.rule import ERROR, NOTE, WARNING, Hit, Rule
 from nbddp.capabilities.lint.rules.examples import BATCHES, DATA, END, HEAD, LOAD
@@ -306,7 +307,7 @@ def step_of_some_ranks(p: Meaning) -> Iterator[Hit]:
         same = [one for _, one in steps if ast.unparse(one) == ast.unparse(stepped)]
         guard = p.guard(call) if len(same) == 1 and p.must(stepped, OPTIMIZER, SCHEDULER) else None
         if guard is not None and _moves_ddp(p, stepped):
-            yield Hit(call, {"call": ast.unparse(call), "guard": ast.unparse(guard)})
+            yield Hit(call, {"call": ast.unparse(call), "guard": condition_text(guard)})
 
 
 def _moves_ddp(p: Meaning, optimizer: ast.expr) -> bool:
@@ -333,7 +334,7 @@ def load_of_some_ranks(p: Meaning) -> Iterator[Hit]:
                      and p.may(c.func.value, DDP, INNER)]  # fmt: skip
             trains = any(p.order[one] > p.order[call] for one in backward_calls(p, owner(p, call)))
             if guard is not None and trains and loads == [call] and p.must(call.func.value, DDP, INNER):
-                yield Hit(call, {"call": f"{ast.unparse(call.func)}()", "guard": ast.unparse(guard)})
+                yield Hit(call, {"call": f"{ast.unparse(call.func)}()", "guard": condition_text(guard)})
 
 
 def rank_in_optimizer(p: Meaning) -> Iterator[Hit]:
