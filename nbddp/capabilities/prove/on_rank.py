@@ -198,7 +198,8 @@ def _settings() -> str:
     ddp_type = sys.modules["torch.nn.parallel"].DistributedDataParallel
     import gc
 
-    for ddp in (thing for thing in gc.get_objects() if isinstance(thing, ddp_type)):
+    # by their types: isinstance asks the thing itself, and a dead weakref.proxy raises
+    for ddp in (thing for thing in gc.get_objects() if issubclass(type(thing), ddp_type)):
         if getattr(ddp, "mixed_precision", None) is not None:
             return "a DDP model has mixed_precision=…, which a copy cannot have; use torch.autocast for the proof"
         if getattr(ddp, "delay_all_reduce_named_params", None):
