@@ -55,6 +55,13 @@ def step():
     Step("raises", """
 def step(): F.cross_entropy(model(x), y).backward(); raise ValueError("on purpose")
 """, "refused", "ValueError: on purpose"),
+    Step("raises_in_a_module", """
+import pathlib, sys
+own = pathlib.Path("{folder}", str(rank), "nbddp"); own.mkdir(parents=True)
+(own / "losses.py").write_text("def loss(x):\\n    raise ValueError('mine')\\n"); sys.path.insert(0, str(own))
+import losses
+def step(): y; losses.loss(model(x))
+""", "refused", "ValueError: mine (line 2: raise ValueError('mine'))"),
     Step("subgroup", """
 sub = dist.new_group(list(range(world_size))); m2 = DDP(net(), process_group=sub)
 def step():

@@ -24,6 +24,7 @@ from nbddp.capabilities.prove.on_rank_reach import Names, Reached, holds_batch, 
 from nbddp.capabilities.prove.on_rank_run import main, value_of
 from nbddp.capabilities.prove.plan import LATE, BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
 from nbddp.compat import system
+from nbddp.execution.report import signal_name
 from nbddp.protocol import pickling
 from nbddp.protocol.codec import from_json
 from nbddp.worker.parts import RankWorker
@@ -71,14 +72,11 @@ def _done(one: RunningCopy) -> CopyState:
     _, status = os.waitpid(one.pid, 0)
     if one.came:
         return CopyState("done", from_json(CopyAnswer, json.loads(bytes(one.came))))
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if number == signal.SIGALRM:
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGALRM:
         return CopyState("done", CopyAnswer("it took longer than the time limit", LATE))
-    return CopyState("done", CopyAnswer(f"its process ended ({signal_name(number, status)})", "Ended"))
-
-
-def signal_name(number: int, status: int) -> str:
-    return signal.Signals(number).name if number else f"exit status {os.waitstatus_to_exitcode(status)}"
+    words = signal_name(code) if code < 0 else f"exit status {code}"
+    return CopyState("done", CopyAnswer(f"its process ended ({words})", "Ended"))
 
 
 def kill() -> None:
