@@ -93,6 +93,9 @@ def test_lint_reads_the_cells_that_ran_and_runs_nothing(four: Kernel) -> None:
         [shown] = four.run(line).outputs
         assert f"In[{number}]:5:9: error [collective-of-some-ranks] barrier()" in shown["data"]["text/plain"]
         assert "<code>collective-of-some-ranks</code>" in shown["data"]["text/html"]
+    failed = four.run(f"# what hangs\n\n{cell}\n1 / 0")
+    [shown] = four.run("%ddp lint").outputs
+    assert f"In[{failed.number}]:7:9: error [collective-of-some-ranks] barrier()" in shown["data"]["text/plain"]
     refused = four.run("%ddp lint In[99999]")
     assert "In[99999] is no cell that ran" in str(refused.error)
 
