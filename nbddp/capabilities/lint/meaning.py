@@ -94,6 +94,10 @@ class Meaning(Flow):
         """Calls of these functions, by their dotted names."""
         return [call for call in self.calls if self.name_of(call) in names]
 
+    def methods(self, name: str) -> list[tuple[ast.Call, ast.expr]]:
+        """Calls of methods of this name, each with what it is called on."""
+        return [(c, c.func.value) for c in self.calls if isinstance(c.func, ast.Attribute) and c.func.attr == name]
+
     def name_of(self, call: ast.Call) -> str:
         return self._callees.get(call, "")
 
@@ -104,8 +108,7 @@ class Meaning(Flow):
     @cached_property
     def words(self) -> set[str]:
         """All names and attributes that the program has."""
-        found = {node.id for node in self.nodes(ast.Name) if isinstance(node, ast.Name)}
-        found |= {node.attr for node in self.nodes(ast.Attribute) if isinstance(node, ast.Attribute)}
+        found = {node.id for node in self.nodes(ast.Name)} | {node.attr for node in self.nodes(ast.Attribute)}
         imports = [one for node in self.nodes(ast.ImportFrom, ast.Import) for one in getattr(node, "names", ())]
         found |= {one.name.rsplit(".")[-1] for one in imports}
         return found | {n.name for n in self.nodes(ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
@@ -113,6 +116,7 @@ class Meaning(Flow):
 
     @cached_property
     def texts(self) -> set[str]:
+        """All strings that it has."""
         found = (node.value for node in self.nodes(ast.Constant))
         return {value for value in found if isinstance(value, str)}
 
@@ -156,8 +160,7 @@ class Meaning(Flow):
         """Whether it says itself that it runs on one node: it spawns its ranks, or they meet on localhost."""
         if self.spawns:
             return True
-        texts = (node.value for node in self.nodes(ast.Constant) if isinstance(node, ast.Constant))
-        return any(isinstance(text, str) and re.search(r"localhost|127\.0\.0\.1", text) for text in texts)
+        return any(re.search(r"localhost|127\.0\.0\.1", text) for text in self.texts)
 
     def is_model_call(self, node: ast.AST) -> bool:
         """`ddp(x)`."""
