@@ -270,6 +270,12 @@ def step():
     with torch.no_grad():
         for p in model.parameters(): p -= .1 * p.grad; p.grad = None
 """, "proven"),
+    Step("moved_by_ranks_alone", """
+def step():
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()): p -= .1 * p.grad if i or world_size > 1 else 0; p.grad = None
+""", "differs", "0.weight has an update on 2 ranks, and none in one process"),
     Step("leftover_gradients", """
 with model.no_sync(): F.cross_entropy(model(x), y).backward()
 def step(): F.cross_entropy(model(x), y).backward()
