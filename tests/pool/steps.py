@@ -55,6 +55,13 @@ def step():
     Step("raises", """
 def step(): F.cross_entropy(model(x), y).backward(); raise ValueError("on purpose")
 """, "refused", "ValueError: on purpose"),
+    Step("raises_in_a_module", """
+import pathlib, sys
+own = pathlib.Path("{folder}", str(rank), "nbddp"); own.mkdir(parents=True)
+(own / "losses.py").write_text("def loss(x):\\n    raise ValueError('mine')\\n"); sys.path.insert(0, str(own))
+import losses
+def step(): y; losses.loss(model(x))
+""", "refused", "ValueError: mine (line 2: raise ValueError('mine'))"),
     Step("subgroup", """
 sub = dist.new_group(list(range(world_size))); m2 = DDP(net(), process_group=sub)
 def step():
@@ -263,6 +270,12 @@ def step():
     with torch.no_grad():
         for p in model.parameters(): p -= .1 * p.grad; p.grad = None
 """, "proven"),
+    Step("moved_by_ranks_alone", """
+def step():
+    F.cross_entropy(model(x), y).backward()
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()): p -= .1 * p.grad if i or world_size > 1 else 0; p.grad = None
+""", "differs", "0.weight has an update on 2 ranks, and none in one process"),
     Step("leftover_gradients", """
 with model.no_sync(): F.cross_entropy(model(x), y).backward()
 def step(): F.cross_entropy(model(x), y).backward()

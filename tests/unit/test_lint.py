@@ -195,6 +195,20 @@ def test_the_same_epoch_each_time_is_no_epoch() -> None:
     assert "no-set-epoch" not in rules(text.replace("set_epoch(0)", "set_epoch(e)"))
 
 
+@pytest.mark.parametrize(
+    ("text", "guard"),
+    [
+        ("def step():\n    if dist.get_rank() != 0:\n        return\n    o.step()\nstep()\n", "not (dist.get_rank() != 0)"),
+        ("if dist.get_rank() == 0:\n    pass\nelse:\n    model.load_state_dict(s)\nmodel(x).backward()\n",
+         "not (dist.get_rank() == 0)"),
+        ("if dist.get_rank() == 1:\n    o.step()\n", "dist.get_rank() == 1"),
+    ],
+)  # fmt: skip
+def test_the_sentence_names_the_ranks_that_get_there(text: str, guard: str) -> None:
+    [one] = result_of(f"{HEAD}{WRAP}o = torch.optim.SGD(model.parameters(), 0.1)\n{text}dist.destroy_process_group()\n").findings  # fmt: skip
+    assert f"only where {guard}" in one.message
+
+
 def test_a_program_of_circles_ends() -> None:
     assert (
         found(
@@ -220,6 +234,27 @@ def test_cells_are_one_program_and_lines_are_those_of_the_cell() -> None:
     places_ = [(one.place.cell, one.place.line, one.column) for one in result.findings]
     assert places_ == [("In[3]", 4, 1), ("In[6]", 2, 3), ("In[6]", 2, 26)]
     assert not result.unread
+
+
+def test_a_barrier_meets_none_of_another_cell() -> None:
+    """Each cell ends on all ranks before the next begins. What waits for nobody, or stands in a function, may meet."""
+    lines = (
+        "import torch.distributed as dist",
+        "if dist.get_rank() == {}:\n    {}",
+        "def f():\n    if dist.get_rank(): {}",
+    )
+    for call, own, other, hit in [
+        ("dist.barrier()", 1, 1, ["In[2]", "In[3]"]),
+        ("dist.barrier()", 1, 2, []),
+        ("dist.barrier(async_op=True)", 1, 1, []),
+        ("dist.broadcast(x, 0)", 1, 1, []),
+    ]:
+        text = lines[own].format(0, call), lines[other].format(1 if other == 1 else call, call)
+        cells = [Cell(f"In[{i}]", f"%%ddp\n{body}") for i, body in enumerate((lines[0], *text), 1)]
+        result = lint(sources.of_cells(cells), chosen())
+        assert [one.place.cell for one in result.findings] == hit, (call, other)
+        one_cell = Cell("In[1]", "\n".join(["%%ddp", lines[0], *text]))
+        assert not lint(sources.of_cells([one_cell]), chosen()).findings
 
 
 def test_a_script_that_a_cell_writes_is_a_program_of_its_own() -> None:

@@ -13,6 +13,7 @@ from nbddp.capabilities.lint.linting import LintResult, chosen, lint, rule_named
 from nbddp.capabilities.lint.rules import RULES
 from nbddp.capabilities.lint.sources import Cell, ProgramText
 from nbddp.errors import BadInput
+from nbddp.execution.cell_text import headed
 from nbddp.launch.options import Parser, taken
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol.capability import Command
@@ -89,16 +90,23 @@ def in_notebook(asked: Asked, line: CommandLine) -> ShownFindings | None:
             else:
                 _read(name, found, unread)
     else:
-        ran = [Cell(f"In[{one.number}]", f"%%ddp {one.line}\n{one.body}") for one in asked.history.chosen(None)
-               if one.line is not None]  # fmt: skip
-        if not ran:
-            raise BadInput("no %%ddp cell has run; name a file, or cells such as In[3]")
-        found = sources.of_cells(ran)
+        found = sources.of_cells(_all_that_ran(asked))
     outcome = _linted(args, found, unread)
     if args["format"] == TEXT:
         return ShownFindings(outcome)
     print(_written(args["format"], outcome))
     return None
+
+
+def _all_that_ran(asked: Asked) -> list[Cell]:
+    """Each `%%ddp` cell as it ran last, also those that failed: a cell that hung is one to read."""
+    raw = asked.shell.history_manager.input_hist_raw
+    ran = [(one.number, one.line, one.body) for one in asked.history.every() if one.line is not None]
+    if not ran:
+        raise BadInput("no %%ddp cell has run; name a file, or cells such as In[3]")
+    return [
+        Cell(f"In[{number}]", headed("".join(raw[number : number + 1]), line, body, body)) for number, line, body in ran
+    ]
 
 
 def _cells(asked: Asked, name: str, numbers: str) -> list[Cell]:

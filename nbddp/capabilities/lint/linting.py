@@ -73,7 +73,8 @@ def lint(sources: Iterable[ProgramText], rules: Collection[Rule], unread: Sequen
 def _of_program(source: ProgramText, tree: ast.Module, rules: Collection[Rule]) -> tuple[list[LintFinding], int]:
     if not any("torch" in row for row in source.rows):
         return [], 0  # no rule is about anything else
-    program = Meaning(tree, source.kind == "ranks", source.kind != "script", frozenset(source.some_ranks))
+    some = frozenset(source.some_ranks)
+    program = Meaning(tree, source.kind == "ranks", source.kind != "script", some, source.starts)
     hits = {(hit.node, rule.name): hit for rule in rules for hit in rule.check(program)}
     found, quiet = [], 0
     for (node, name), hit in hits.items():

@@ -9,19 +9,18 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
 from nbddp.capabilities.lint.flow import (
     FUNCTIONS,
     LEAVES,
-    SPAWN,
     Binding,
     Flow,
     Function,
     Leaf,
-    keyword,
-    own_nodes,
     parameters,
 )
 
@@ -72,17 +71,20 @@ KNOWN = sys.stdlib_module_names | {
 }  # fmt: skip
 
 
+Condition: TypeAlias = tuple[ast.expr, bool]  # a test, and whether it is true
+
+
 class Meaning(Flow):
     """A program, with what its values mean.
 
     cells: whether it is the `%%ddp` cells of a notebook; notebook: whether it is cells at all. some_ranks: lines of
-    statements that some ranks alone run.
+    statements that some ranks alone run; starts: at which lines cells begin.
     """
 
     def __init__(
-        self, tree: ast.Module, cells: bool = False, notebook: bool = False, some_ranks: frozenset[int] = frozenset()
+        self, tree: ast.Module, cells: bool, notebook: bool, some_ranks: frozenset[int], starts: Sequence[int]
     ):
-        self.cells, self.notebook, self.some_ranks = cells, notebook or cells, some_ranks
+        self.cells, self.notebook, self.some_ranks, self._starts = cells, notebook or cells, some_ranks, starts
         self._kinds: dict[ast.expr, frozenset[str]] = {}
         super().__init__(tree)
 
@@ -91,6 +93,10 @@ class Meaning(Flow):
     def named(self, *names: str) -> list[ast.Call]:
         """Calls of these functions, by their dotted names."""
         return [call for call in self.calls if self.name_of(call) in names]
+
+    def methods(self, name: str) -> list[tuple[ast.Call, ast.expr]]:
+        """Calls of methods of this name, each with what it is called on."""
+        return [(c, c.func.value) for c in self.calls if isinstance(c.func, ast.Attribute) and c.func.attr == name]
 
     def name_of(self, call: ast.Call) -> str:
         return self._callees.get(call, "")
@@ -102,8 +108,7 @@ class Meaning(Flow):
     @cached_property
     def words(self) -> set[str]:
         """All names and attributes that the program has."""
-        found = {node.id for node in self.nodes(ast.Name) if isinstance(node, ast.Name)}
-        found |= {node.attr for node in self.nodes(ast.Attribute) if isinstance(node, ast.Attribute)}
+        found = {node.id for node in self.nodes(ast.Name)} | {node.attr for node in self.nodes(ast.Attribute)}
         imports = [one for node in self.nodes(ast.ImportFrom, ast.Import) for one in getattr(node, "names", ())]
         found |= {one.name.rsplit(".")[-1] for one in imports}
         return found | {n.name for n in self.nodes(ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
@@ -111,6 +116,7 @@ class Meaning(Flow):
 
     @cached_property
     def texts(self) -> set[str]:
+        """All strings that it has."""
         found = (node.value for node in self.nodes(ast.Constant))
         return {value for value in found if isinstance(value, str)}
 
@@ -154,8 +160,7 @@ class Meaning(Flow):
         """Whether it says itself that it runs on one node: it spawns its ranks, or they meet on localhost."""
         if self.spawns:
             return True
-        texts = (node.value for node in self.nodes(ast.Constant) if isinstance(node, ast.Constant))
-        return any(isinstance(text, str) and re.search(r"localhost|127\.0\.0\.1", text) for text in texts)
+        return any(re.search(r"localhost|127\.0\.0\.1", text) for text in self.texts)
 
     def is_model_call(self, node: ast.AST) -> bool:
         """`ddp(x)`."""
@@ -287,8 +292,8 @@ class Meaning(Flow):
             return self.is_rank(expr.left)
         return self.is_rank(expr)
 
-    def conditions(self, node: ast.AST) -> list[tuple[ast.expr, bool]]:
-        """Conditions that hold where a node of a function is reached: (test, whether it is true)."""
+    def conditions(self, node: ast.AST) -> list[Condition]:
+        """Conditions that hold where a node of a function is reached."""
         found = []
         for up, child in self.above(node):
             if isinstance(up, (ast.If, ast.While, ast.IfExp)) and child is not up.test:
@@ -301,7 +306,7 @@ class Meaning(Flow):
                 break
         return found
 
-    def _left_before(self, child: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
+    def _left_before(self, child: ast.AST) -> Iterator[Condition]:
         """`if …: return` above a statement: its condition is false here."""
         for one in self.block_of(child) if isinstance(child, ast.stmt) else ():
             if one is child:
@@ -311,9 +316,9 @@ class Meaning(Flow):
             elif isinstance(one, ast.If) and one.orelse and leaves(one.orelse):
                 yield one.test, True
 
-    def guard(self, node: ast.AST) -> ast.expr | None:
+    def guard(self, node: ast.AST) -> Condition | None:
         """A condition, in the node's function, that surely keeps some ranks from it."""
-        return next((test for test, true in self.conditions(node) if self.on_some_ranks(test, true)), None)
+        return next((one for one in self.conditions(node) if self.on_some_ranks(*one)), None)
 
     def on_all_ranks(self, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
         """Whether surely every rank of a run with several gets there, as far as conditions by rank go."""
@@ -335,6 +340,10 @@ class Meaning(Flow):
         """The line at which the module's own statement begins that a node is in."""
         top = next((child for up, child in self.above(node) if up is self.tree), node)
         return getattr(top, "lineno", 0)
+
+    def cell_of(self, node: ast.AST) -> int:
+        """Which cell's row this is; a script is one cell."""
+        return bisect(self._starts, self.statement_line(node))
 
     def _plain_decorators(self, function: Function) -> bool:
         known = {"staticmethod", "classmethod", "torch.no_grad", "torch.inference_mode", "property",
@@ -428,6 +437,11 @@ class Meaning(Flow):
         return bool(found) and call not in found and all(self._same(leaf, depth) for leaf in found)
 
 
+def condition_text(condition: Condition) -> str:
+    text = ast.unparse(condition[0])
+    return text if condition[1] else f"not ({text})"
+
+
 def one(kind: str) -> frozenset[str]:
     return frozenset({kind})
 
@@ -467,6 +481,3 @@ def leaves(block: list[ast.stmt]) -> bool:
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return ast.unparse(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
     return False
-
-
-__all__ = ["DDP", "DIST", "SPAWN", "Meaning", "keyword", "own_nodes"]

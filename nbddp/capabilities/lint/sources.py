@@ -38,18 +38,20 @@ class SourceLine:
 
 @dataclass
 class ProgramText:
-    """A program. kind: `script`, `ranks` for `%%ddp` cells, `kernel` for other cells. some_ranks: the rows of cells
-    that some ranks run."""
+    """A program. kind: `script`, `ranks` for `%%ddp` cells, `kernel` for other cells. starts: the first row of each
+    cell; some_ranks: the rows of cells that some ranks run."""
 
     kind: str
     rows: list[str] = field(default_factory=list)
     places: list[SourceLine] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     some_ranks: set[int] = field(default_factory=set)
 
     def add(self, file: str, cell: str, text: str, first: int = 1, some_ranks: bool = False) -> None:
         """first: the line of the cell, or of the file, at which the text begins."""
         own = text.split("\n")
         rows = own if self.kind == "script" else python_rows(own)
+        self.starts.append(len(self.rows) + 1)
         for i, row in enumerate(rows):
             self.rows.append(row)
             self.places.append(SourceLine(file, cell, first + i, own[i]))

@@ -24,6 +24,7 @@ from nbddp.capabilities.prove.on_rank_reach import Names, Reached, holds_batch, 
 from nbddp.capabilities.prove.on_rank_run import main, value_of
 from nbddp.capabilities.prove.plan import LATE, BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
 from nbddp.compat import system
+from nbddp.execution.report import signal_name
 from nbddp.protocol import pickling
 from nbddp.protocol.codec import from_json
 from nbddp.worker.parts import RankWorker
@@ -75,14 +76,11 @@ def _answer(one: RunningCopy) -> CopyAnswer:
     _, status = os.waitpid(one.pid, 0)
     if one.came:
         return from_json(CopyAnswer, json.loads(bytes(one.came)))
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if number == signal.SIGALRM:
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGALRM:
         return CopyAnswer("it took longer than the time limit", LATE)
-    return CopyAnswer(f"its process ended ({signal_name(number, status)})", "Ended")
-
-
-def signal_name(number: int, status: int) -> str:
-    return signal.Signals(number).name if number else f"exit status {os.waitstatus_to_exitcode(status)}"
+    words = signal_name(code) if code < 0 else f"exit status {code}"
+    return CopyAnswer(f"its process ended ({words})", "Ended")
 
 
 def kill() -> None:
@@ -204,7 +202,8 @@ def _settings() -> str:
     ddp_type = sys.modules["torch.nn.parallel"].DistributedDataParallel
     import gc
 
-    for ddp in (thing for thing in gc.get_objects() if isinstance(thing, ddp_type)):
+    # by their types: isinstance asks the thing itself, and a dead weakref.proxy raises
+    for ddp in (thing for thing in gc.get_objects() if issubclass(type(thing), ddp_type)):
         if getattr(ddp, "mixed_precision", None) is not None:
             return "a DDP model has mixed_precision=…, which a copy cannot have; use torch.autocast for the proof"
         if getattr(ddp, "delay_all_reduce_named_params", None):

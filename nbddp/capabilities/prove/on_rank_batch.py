@@ -32,6 +32,8 @@ def samples(value: Any) -> int:
 
 def digest(value: Any) -> str:
     """Equal for equal values; of a large tensor, of each n-th element."""
+    import torch
+
     made = hashlib.blake2b(digest_size=12)
     for path, leaf in leaves(value):
         made.update(path.encode())
@@ -39,19 +41,12 @@ def digest(value: Any) -> str:
             flat = leaf.detach().reshape(-1)
             flat = flat if flat.numel() <= WHOLE else flat[:: flat.numel() // SAMPLE]
             made.update(f"{tuple(leaf.shape)}{leaf.dtype}".encode())
-            made.update(flat.cpu().contiguous().view(-1).to(_plain(flat)).numpy().tobytes())
+            made.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         elif isinstance(leaf, np.ndarray):
             made.update(np.ascontiguousarray(leaf).tobytes())
         else:
             made.update(repr(leaf).encode())
     return made.hexdigest()
-
-
-def _plain(tensor: Any) -> Any:
-    """A dtype that numpy has."""
-    import torch
-
-    return torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
 
 
 def counted(value: Any) -> dict[str, int]:

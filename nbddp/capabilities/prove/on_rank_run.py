@@ -28,6 +28,7 @@ from nbddp.capabilities.prove.on_rank_watch import (
 )
 from nbddp.capabilities.prove.plan import CopyAnswer, OneProcess, Plan, TensorPair
 from nbddp.compat import torch as torch_compat
+from nbddp.deadlock.on_rank import frames
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.worker.parts import RankWorker
 
@@ -174,7 +175,7 @@ def in_copy(worker: RankWorker, plan: Plan, living: copying.Living, rank: int, s
     try:
         found = copy.call(watch=False)
     except BaseException as e:
-        raise StepFailed(f"ranks: {words(e)}") from e
+        raise StepFailed(f"ranks: {words(e, worker.files.shown)}") from e
 
     seen = copy.seen.facts()
     agreed = _agreed(found)
@@ -263,22 +264,20 @@ def _alone(copy: Copy, union: Names, parent: int, write: int) -> None:
         tensors = copy.call(watch=copy.plan.watch)
         told = OneProcess(seen=copy.seen.facts())
     except BaseException as e:
-        told = OneProcess(words(e))
+        told = OneProcess(words(e, copy.worker.files.shown))
     kept = io.BytesIO()
     torch.save(tensors, kept)
     head = json.dumps(to_json(told)).encode()
-    data = memoryview(len(head).to_bytes(8, "big") + head + kept.getvalue())
-    while data:
-        data = data[os.write(write, data) :]
+    with os.fdopen(write, "wb") as pipe:
+        pipe.write(len(head).to_bytes(8, "big") + head + kept.getvalue())
     os._exit(0)
 
 
-def words(error: BaseException) -> str:
-    """The error and the last place in the program that led to it."""
+def words(error: BaseException, names: dict[str, str]) -> str:
+    """The error and the last place in the program that led to it. names: file of each cell → how it is shown."""
     if FORKED in str(error):
         return NO_BACKWARD
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/nbddp/" not in f.filename]
-    own = [f for f in frames if "site-packages" not in f.filename and "/lib/python" not in f.filename]
+    own = [f for f in traceback.extract_tb(error.__traceback__) if frames.is_user(f.filename, names)]
     place = f" (line {own[-1].lineno}: {own[-1].line})" if own else ""
     text = str(error).strip().split("\n")[0] if not isinstance(error, StepFailed | CannotJoin) else str(error)
     kind = "" if isinstance(error, StepFailed | CannotJoin | copying.StepActs) else f"{type(error).__name__}: "
@@ -346,9 +345,7 @@ def main(worker: RankWorker, plan: Plan, living: copying.Living, parent: int, wr
         copying.cut_off(parent, [write], plan.seconds, living.shared)
         answer = in_copy(worker, plan, living, rank, size)
     except BaseException as e:
-        answer = CopyAnswer(words(e), type(e).__name__)
-    data = memoryview(json.dumps(to_json(answer)).encode())
-    with contextlib.suppress(OSError):  # nobody waits any more
-        while data:
-            data = data[os.write(write, data) :]
+        answer = CopyAnswer(words(e, worker.files.shown), type(e).__name__)
+    with contextlib.suppress(OSError), os.fdopen(write, "wb") as pipe:  # an error: nobody waits any more
+        pipe.write(json.dumps(to_json(answer)).encode())
     os._exit(0)

@@ -237,9 +237,10 @@ def _unpaired(attempt: Attempt, found: Comparison, named: str) -> tuple[Verdict,
             "Its gradients cannot have been averaged: the ranks did not run the same step.",
         )  # fmt: skip
     name, where = found.missing[0]
-    first = name.partition(" ")[2]
+    kind, _, first = name.partition(" ")
+    has = "a gradient" if kind == "gradient" else "an update"
     lacks = {"ranks": f"none on {named}", "one": "none in one process"}.get(where, "another shape in one process")
-    words = "a gradient" if where == "ranks" else f"a gradient on {named}"
+    words = has if where == "ranks" else f"{has} on {named}"
     return "differs", f"differs: {first} has {words}, and {lacks}", "Not known why."
 
 

@@ -18,7 +18,7 @@ HARMLESS = AROUND | {"len", "next", "print", "range", "isinstance", "type", "id"
 SAMPLERS = "torch.utils.data.DistributedSampler"
 
 
-def _loader(p: Meaning, expr: ast.expr) -> ast.expr:
+def _loader(expr: ast.expr) -> ast.expr:
     """`loader` of `enumerate(tqdm(loader))`."""
     while isinstance(expr, ast.Call) and expr.args and ast.unparse(expr.func) in AROUND:
         expr = expr.args[0]
@@ -78,7 +78,7 @@ def no_set_epoch(p: Meaning) -> Iterator[Hit]:
         yield from _same_epoch(p)
         return
     for batches in p.nodes(ast.For):
-        loader = _loader(p, batches.iter)
+        loader = _loader(batches.iter)
         outer = _epochs(p, batches) if p.may(loader, LOADER) else None
         if outer is None or not _repeats(outer) or not _is_training(p, batches):
             continue
@@ -96,11 +96,11 @@ def _is_training(p: Meaning, loop: ast.For) -> bool:
 
 
 def _same_epoch(p: Meaning) -> Iterator[Hit]:
-    for call in p.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "set_epoch" and p.loops(call) and call.args:
-            repeats = _repeats(p.loops(call)[0])
-            if isinstance(call.args[0], ast.Constant) and repeats and p.may(call.func.value, SAMPLER):
-                yield Hit(call, {"sampler": ast.unparse(call.func.value)})
+    for call, sampler in p.methods("set_epoch"):
+        loops = p.loops(call)
+        constant = bool(call.args) and isinstance(call.args[0], ast.Constant)
+        if loops and constant and _repeats(loops[0]) and p.may(sampler, SAMPLER):
+            yield Hit(call, {"sampler": ast.unparse(sampler)})
 
 
 def shuffle_beside_sampler(p: Meaning) -> Iterator[Hit]:
@@ -160,7 +160,7 @@ def _is_whole(p: Meaning, dataset: ast.expr) -> bool:
 
 def _trains(p: Meaning, loader: ast.Call) -> bool:
     for loop in p.nodes(ast.For):
-        if [*p.origins(_loader(p, loop.iter))] == [loader]:
+        if [*p.origins(_loader(loop.iter))] == [loader]:
             function = p.function_of(loop) or p.tree
             left = any(isinstance(node, ast.Break) for node in ast.walk(loop))
             if not left and any(p.inside(b, loop) for b in backward_calls(p, function)):
@@ -176,7 +176,7 @@ def shuffle_then_slice(p: Meaning) -> Iterator[Hit]:
         seeds = [one for one in p.named(f"{module}.seed") if p.order[one] < p.order[call]]
         by_rank = bool(seeds) and _mentions_rank(p, seeds[-1])
         unseeded = not any("seed" in word for word in p.words)
-        sliced = [s for s in p.nodes(ast.Subscript) if isinstance(s, ast.Subscript) and _of_rank(p, s, name)]
+        sliced = [s for s in p.nodes(ast.Subscript) if _of_rank(p, s, name)]
         below = [s for s in sliced if p.order[s] > p.order[call] and p.function_of(s) is p.function_of(call)]
         if (by_rank or unseeded) and below and p.guard(call) is None:
             yield Hit(call, {"list": name})

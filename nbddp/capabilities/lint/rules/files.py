@@ -19,11 +19,9 @@ def save_on_all_ranks(p: Meaning) -> Iterator[Hit]:
 
 
 def prefix_in_checkpoint(p: Meaning) -> Iterator[Hit]:
-    texts = (node.value for node in p.nodes(ast.Constant) if isinstance(node, ast.Constant))
-    if any(isinstance(text, str) and text.startswith("module") for text in texts):
+    if any(text.startswith("module") for text in p.texts):
         return
-    loads = [c for c in p.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "load_state_dict"]
-    if any(p.may(call.func.value, DDP) for call in loads if isinstance(call.func, ast.Attribute)):
+    if any(p.may(model, DDP) for _, model in p.methods("load_state_dict")):
         return
     for call in p.named("torch.save"):
         saved = keyword(call, "obj", 0)

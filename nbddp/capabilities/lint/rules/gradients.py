@@ -19,6 +19,7 @@ from nbddp.capabilities.lint.meaning import (
     SPAWNED,
     WORLD,
     Meaning,
+    condition_text,
 )
 from nbddp.capabilities.lint.rule import ERROR, NOTE, WARNING, Hit, Rule
 from nbddp.capabilities.lint.rules.examples import BATCHES, DATA, END, HEAD, LOAD
@@ -130,7 +131,7 @@ def _calls_below(p: Meaning, wrap: ast.Call, module: ast.Name) -> Iterator[ast.C
 
 def _goes_on(p: Meaning, name: str) -> bool:
     """Whether a name is used in another way than `name.attribute`."""
-    uses = [n for n in p.nodes(ast.Name) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)]
+    uses = [n for n in p.nodes(ast.Name) if n.id == name and isinstance(n.ctx, ast.Load)]
     return any(not isinstance(p.parent[one], ast.Attribute) for one in uses)
 
 
@@ -246,12 +247,10 @@ def averaged_twice(p: Meaning) -> Iterator[Hit]:
 
 
 def hook_without_division(p: Meaning) -> Iterator[Hit]:
-    for call in p.calls:
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "register_comm_hook"):
-            continue
+    for call, model in p.methods("register_comm_hook"):
         hook = keyword(call, "hook", 1)
         known = p.bindings(hook) if isinstance(hook, ast.Name) else []
-        if len(known) != 1 or not isinstance(known[0].node, ast.FunctionDef) or not p.may(call.func.value, DDP):
+        if len(known) != 1 or not isinstance(known[0].node, ast.FunctionDef) or not p.may(model, DDP):
             continue
         body = known[0].node
         reduces = [c for c in p.named(f"{DIST}.all_reduce") if p.inside(c, body)]
@@ -301,12 +300,12 @@ def _made_by_model(p: Meaning, function: ast.AST, name: str) -> bool:
 
 
 def step_of_some_ranks(p: Meaning) -> Iterator[Hit]:
-    steps = [(c, c.func.value) for c in p.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "step"]
+    steps = p.methods("step")
     for call, stepped in steps:
         same = [one for _, one in steps if ast.unparse(one) == ast.unparse(stepped)]
         guard = p.guard(call) if len(same) == 1 and p.must(stepped, OPTIMIZER, SCHEDULER) else None
         if guard is not None and _moves_ddp(p, stepped):
-            yield Hit(call, {"call": ast.unparse(call), "guard": ast.unparse(guard)})
+            yield Hit(call, {"call": ast.unparse(call), "guard": condition_text(guard)})
 
 
 def _moves_ddp(p: Meaning, optimizer: ast.expr) -> bool:
@@ -324,16 +323,14 @@ def _moves_ddp(p: Meaning, optimizer: ast.expr) -> bool:
 
 
 def load_of_some_ranks(p: Meaning) -> Iterator[Hit]:
-    if any("broadcast" in word or "sync_" in word for word in p.words):
+    loads = [found for found in p.methods("load_state_dict") if p.may(found[1], DDP, INNER)]
+    if len(loads) != 1 or any("broadcast" in word or "sync_" in word for word in p.words):
         return
-    for call in p.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "load_state_dict":
-            guard = p.guard(call)
-            loads = [c for c in p.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "load_state_dict"
-                     and p.may(c.func.value, DDP, INNER)]  # fmt: skip
-            trains = any(p.order[one] > p.order[call] for one in backward_calls(p, owner(p, call)))
-            if guard is not None and trains and loads == [call] and p.must(call.func.value, DDP, INNER):
-                yield Hit(call, {"call": f"{ast.unparse(call.func)}()", "guard": ast.unparse(guard)})
+    call, model = loads[0]
+    guard = p.guard(call)
+    trains = any(p.order[one] > p.order[call] for one in backward_calls(p, owner(p, call)))
+    if guard is not None and trains and p.must(model, DDP, INNER):
+        yield Hit(call, {"call": f"{ast.unparse(call.func)}()", "guard": condition_text(guard)})
 
 
 def rank_in_optimizer(p: Meaning) -> Iterator[Hit]:
@@ -382,11 +379,10 @@ def _divides_by_world(p: Meaning, statement: ast.stmt, name: str) -> bool:
 
 
 def static_graph_with_no_sync(p: Meaning) -> Iterator[Hit]:
-    for call in p.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "no_sync":
-            made = p.origins(call.func.value)
-            if made and all(isinstance(one, ast.Call) and _is_true(one, "static_graph") for one in made):
-                yield Hit(call)
+    for call, model in p.methods("no_sync"):
+        made = p.origins(model)
+        if made and all(isinstance(one, ast.Call) and _is_true(one, "static_graph") for one in made):
+            yield Hit(call)
 
 
 def _is_true(call: ast.Call, name: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from nbddp.capabilities.lint.flow import LOOPS, SPAWN, keyword, own_nodes
-from nbddp.capabilities.lint.meaning import DIST, RANK, Meaning, leaves
+from nbddp.capabilities.lint.meaning import DIST, RANK, Meaning, condition_text, leaves
 from nbddp.capabilities.lint.rule import ERROR, NOTE, WARNING, Hit, Rule
 from nbddp.capabilities.lint.rules.examples import BATCHES, DATA, END
 from nbddp.capabilities.lint.taint import backward_calls
@@ -23,33 +23,32 @@ SHOWS_RANK = re.compile(r"rank|gpu|proc|worker|node|device|pid|\[\{|cuda", re.IG
 def collective_of_some_ranks(p: Meaning) -> Iterator[Hit]:
     for name in COLLECTIVES:
         calls = [call for call in p.named(f"{DIST}.{name}") if not _of_group(call)]
-        guarded = [(call, _guard(p, call)) for call in calls]
-        texts = {_text(guard) for _, guard in guarded if guard is not None}
-        if len(texts) != 1 or any(guard is None and _of_called_by_some(p, call) for call, guard in guarded):
+        guarded = [(call, p.guard(call)) for call in calls]
+        if any(guard is None and _of_called_by_some(p, call) for call, guard in guarded):
             continue
         for call, guard in guarded:
-            if guard is not None and not _others_may_call(p, call, guard[0], name):
-                yield Hit(call, {"call": f"{name}()", "guard": _text(guard)})
+            texts = {
+                condition_text(other) for one, other in guarded if other is not None and _may_meet(p, call, one, name)
+            }
+            if guard is not None and len(texts) == 1 and not _others_may_call(p, call, guard[0], name):
+                yield Hit(call, {"call": f"{name}()", "guard": condition_text(guard)})
+
+
+def _may_meet(p: Meaning, call: ast.Call, other: ast.Call, name: str) -> bool:
+    """Whether one may be the other ranks' part of the other. No rank leaves a barrier, and with it its cell, alone."""
+    fixed = all(p.function_of(one) is None and not one.args and not one.keywords for one in (call, other))
+    return not (name == "barrier" and fixed and p.cell_of(call) != p.cell_of(other))
 
 
 def _of_called_by_some(p: Meaning, call: ast.Call) -> bool:
     """Whether a function has it that some ranks alone call: they may be the others."""
     function = p.function_of(call)
-    return function is not None and any(_guard(p, site) is not None for site, _ in p.sites(function))
+    return function is not None and any(p.guard(site) is not None for site, _ in p.sites(function))
 
 
 def _of_group(call: ast.Call) -> bool:
     given = {one.arg for one in call.keywords}
     return bool(given & {"group", "use_local_synchronization", None}) or len(call.args) > 2
-
-
-def _guard(p: Meaning, call: ast.Call) -> tuple[ast.expr, bool] | None:
-    return next(((test, true) for test, true in p.conditions(call) if p.on_some_ranks(test, true)), None)
-
-
-def _text(guard: tuple[ast.expr, bool]) -> str:
-    text = ast.unparse(guard[0])
-    return text if guard[1] else f"not ({text})"
 
 
 def _others_may_call(p: Meaning, call: ast.Call, test: ast.expr, name: str) -> bool:
@@ -82,7 +81,7 @@ def before_init(p: Meaning) -> Iterator[Hit]:
     needs.add("torch.nn.parallel.DistributedDataParallel")
     for one in block[: block.index(statement)] if p.parent[init] is statement else ():
         for call in (node for node in _executed(one) if isinstance(node, ast.Call)):
-            if p.name_of(call) in needs and not [t for t, _ in p.conditions(call) if _between(p, t, one)]:
+            if p.name_of(call) in needs and not [t for t, _ in p.conditions(call) if p.inside(t, one)]:
                 yield Hit(call, {"call": f"{ast.unparse(call.func)}()"})
 
 
@@ -90,10 +89,6 @@ def _executed(statement: ast.stmt) -> Iterator[ast.AST]:
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Try, *LOOPS)):
         return
     yield from own_nodes(statement)
-
-
-def _between(p: Meaning, test: ast.expr, statement: ast.stmt) -> bool:
-    return p.inside(test, statement)
 
 
 def device_of_global_rank(p: Meaning) -> Iterator[Hit]:
