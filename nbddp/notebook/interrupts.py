@@ -27,12 +27,12 @@ class NotebookInterrupts:
     def __init__(self, shell: Any):
         self.shell = shell
         self._request = 0
-        self._in_cell = self._ended = False
+        self._depth = 0  # cells whose code runs, each in the one before: %run and others run cells
+        self._ended = False
         self._times = 0
         self._hook: Any = None
         self._is_ipykernels = False
         self._events = {
-            "pre_execute": self._begin,
             "pre_run_cell": self._before,
             "post_run_cell": self._after,
             "post_execute": self._end,
@@ -41,7 +41,9 @@ class NotebookInterrupts:
     def install(self) -> None:
         for name, call in self._events.items():
             self.shell.events.register(name, call)
-        self._in_cell = True  # that which loads the extension
+        self._depth = 1  # that which loads the extension
+        self._run_code = self.shell.run_code
+        self.shell.run_code = self._running
         kernel = getattr(self.shell, "kernel", None)
         self._hook = getattr(kernel, "pre_handler_hook", None)
         own = getattr(sys.modules.get("ipykernel.kernelbase"), "Kernel", None)
@@ -52,6 +54,7 @@ class NotebookInterrupts:
     def remove(self) -> None:
         for name, call in self._events.items():
             self.shell.events.unregister(name, call)
+        self.shell.run_code = self._run_code
         if self._hook is not None:
             self.shell.kernel.pre_handler_hook = self._hook
             self._hook = None
@@ -60,7 +63,7 @@ class NotebookInterrupts:
         if threading.current_thread() is not threading.main_thread():
             self._hook()
             return
-        self._request, self._times, self._ended = self._request + 1, 0, False
+        self._request, self._times, self._depth, self._ended = self._request + 1, 0, 0, False
         if not self._is_ipykernels:
             self._hook()
             signal.signal(signal.SIGINT, self._hear)
@@ -68,7 +71,7 @@ class NotebookInterrupts:
             self.shell.kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._hear)
 
     def _hear(self, number: int, frame: Any) -> None:
-        if self._in_cell or self._times >= TIMES:
+        if self._depth or self._times >= TIMES:
             signal.default_int_handler(number, frame)
         if not self._ended:
             self._times += 1
@@ -78,13 +81,24 @@ class NotebookInterrupts:
         if request == self._request and not self._ended:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def _begin(self) -> None:
-        self._in_cell = True
-        self._handle(self._hear, signal.default_int_handler)  # which has no frame that a traceback would show
+    async def _running(self, *args: Any, **kwargs: Any) -> Any:
+        """IPython's `run_code`: its caller answers an interrupt of it, but not one that comes after."""
+        if threading.current_thread() is not threading.main_thread():
+            return await self._run_code(*args, **kwargs)
+        try:
+            self._depth += 1
+            self._handle(self._hear, signal.default_int_handler)  # which has no frame that a traceback would show
+            return await self._run_code(*args, **kwargs)
+        finally:
+            self._depth -= 1
+            self._put_off()
 
     def _end(self) -> None:
-        self._in_cell, self._ended = False, True
-        if self._hook is not None:
+        self._ended = not self._depth
+        self._put_off()
+
+    def _put_off(self) -> None:
+        if self._hook is not None and not self._depth:
             self._handle(signal.default_int_handler, self._hear)
 
     def _handle(self, now: Any, then: Any) -> None:
@@ -98,5 +112,4 @@ class NotebookInterrupts:
 
     def _after(self, result: Any) -> None:
         stop.end()
-        if self._hook is not None:
-            self._handle(signal.default_int_handler, self._hear)
+        self._put_off()

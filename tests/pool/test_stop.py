@@ -527,6 +527,30 @@ def test_stop_in_the_moment_before_a_request_is_handled_ends_no_kernel(stopped: 
     assert stopped.run("base.signal = original").ok
 
 
+AT_ITS_END = """
+import os, signal
+events = get_ipython().events
+original = events.trigger
+def trigger(event, *shown, **named):
+    if event == "post_execute": os.kill(os.getpid(), signal.SIGINT)
+    original(event, *shown, **named)
+events.trigger = trigger
+"""  # IPython answers an interrupt of a cell's code, and none that comes between the code and this event
+
+
+@pytest.mark.parametrize("code", ["1 + 1", "%ddp status", "await __import__('asyncio').sleep(0)", "x ="])
+def test_stop_in_the_moment_after_a_cells_code_is_answered(stopped: Kernel, code: str) -> None:
+    assert stopped.run(AT_ITS_END).ok
+    shown = stopped.run(code)
+    assert shown.ok or shown.reply["ename"] in ("SyntaxError", "_IncompleteInputError"), shown.error
+    assert stopped.run("events.trigger = original").ok
+
+
+def test_stop_is_heard_after_a_cell_that_the_cell_has_run(stopped: Kernel) -> None:
+    code = "_ = get_ipython().run_cell('1 + 1'); import time; time.sleep(60)"
+    assert stop_after(stopped, code, 0.5).reply["ename"] == "KeyboardInterrupt"
+
+
 def test_stop_in_the_moment_before_a_request_is_handled_ends_no_rank(pools: dict[int, nbddp.Pool]) -> None:
     pids = pools[2].run_cell(f"{PRESSED}\nos.getpid()", want_value=True, screen=NullScreen())
     after = pools[2].run_cell("base.signal = original\nos.getpid()", want_value=True, screen=NullScreen())
