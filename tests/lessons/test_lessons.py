@@ -172,15 +172,15 @@ def test_every_lesson_has_goals_a_glossary_links_questions_and_an_explorer(sourc
     assert text.rstrip().endswith("# %ddp stop")
 
 
-def test_lessons_are_numbered_without_a_gap_and_the_readme_counts_them() -> None:
+def test_lessons_are_numbered_without_a_gap_and_pages_count_them() -> None:
     numbers = [source.name[:2] for source in SOURCES]
     assert numbers == [f"{n:02d}" for n in range(1, len(SOURCES) + 1)]
-    page = (NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
+    front, page = ((NOTEBOOKS.parent / name).read_text(encoding="utf-8") for name in ("README.md", "docs/lessons.md"))
     rows = re.findall(r"(?m)^\| \[`(\d\d)` ", page)
     assert rows == ["00", *numbers]
     words = {15: "fifteen", 16: "sixteen", 17: "seventeen", 18: "eighteen", 19: "nineteen", 20: "twenty"}
-    assert set(re.findall(r"(\w+) lessons\b", page.lower())) & set(words.values()) == {words[len(numbers)]}
-    assert f"(#learn-it-{words[len(numbers)]}-lessons)" in page
+    for text in (front, page):
+        assert set(re.findall(r"(\w+) lessons\b", text.lower())) & set(words.values()) == {words[len(numbers)]}
 
 
 def test_an_explorer_opens_on_words_that_answer_none_of_its_questions() -> None:
