@@ -34,6 +34,7 @@ PLACES = {  # in the repository → on the site
 }
 PICTURES = (".png", ".gif", ".svg")
 FENCES = re.compile(r"(^ *```.*?^ *```$|``[^\n]+?``|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
+IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\.png\)")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 BADGE = re.compile(r"\[!\[(\w+)\]\[\w+\]\]")
 DEFINITION = re.compile(r"(?m)^\[\w+\]: \S+\n?")
@@ -101,7 +102,18 @@ def rewritten(text: str, page: str, known: dict[str, str], place: str = "") -> s
 
     text = DEFINITION.sub("", BADGE.sub(r"[\1]", text))
     parts = FENCES.split(text)
-    return "".join(part if i % 2 else LINK.sub(link, part) for i, part in enumerate(parts))
+    return "".join(part if i % 2 else IMAGE.sub(_image, LINK.sub(link, part)) for i, part in enumerate(parts))
+
+
+def _image(found: re.Match[str]) -> str:
+    """A picture that follows the theme: figures are inverted by a rule, some outputs have a picture of their own."""
+    words, path = found[1], found[2]
+    dark = path.replace("-light", "-dark")
+    if "looks/" not in path:
+        return f"{found[0]}{{.figure-alone}}"
+    if dark != path and (ROOT / "docs" / "looks" / f"{PurePosixPath(dark).name}.png").exists():
+        return f"{found[0]}{{.only-light}}![{words}]({dark}.png){{.only-dark}}"
+    return f"{found[0]}{{.screen}}"
 
 
 def toctree(pages: Iterable[str], here: str) -> str:

@@ -100,7 +100,7 @@ def test_links_lead_to_pages_of_the_site_and_else_to_github() -> None:
     made = site.rewritten(text, "notebooks/INSTRUCTORS.md", known_pages)
     assert made == (
         "[a](../cells.md#output) `[b](no.md)` [c](../lessons/05-averaging-gradients.ipynb) "
-        f"[d]({site.REPOSITORY}/blob/main/notebooks/build.py) ![](../bench.png)"
+        f"[d]({site.REPOSITORY}/blob/main/notebooks/build.py) ![](../bench.png){{.figure-alone}}"
     )
     with pytest.raises(FileNotFoundError, match=r"links to none\.md"):
         site.rewritten("[f](none.md)", "CHANGELOG.md", known_pages)
