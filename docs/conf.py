@@ -1,5 +1,7 @@
 """Sphinx's settings. `python -m docs` calls it on the pages that `docs/site.py` has put together."""
 
+from pathlib import Path
+
 project = "nbddp"
 author = "the authors of nbddp"
 extensions = ["myst_nb", "sphinx_copybutton"]
@@ -21,6 +23,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "nbddp"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {

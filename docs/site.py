@@ -193,16 +193,24 @@ def lesson(text: str, name: str, known: dict[str, str]) -> str:
         if cell["cell_type"] == "markdown":
             cell["source"] = rewritten("".join(cell["source"]), name, known)
         if "prediction" in tags or "hidden" in tags:
-            cell["metadata"]["tags"] = [*tags, "hide-input"]
+            cell["metadata"]["tags"] = [*tags, "remove-input" if "prediction" in tags else "hide-input"]
+        if "outputs" in cell:
+            cell["outputs"] = [output for output in cell["outputs"] if not is_empty(output)]
         if cell["cell_type"] == "code" and "%load_ext nbddp" in (source := "".join(cell["source"])):
             cell["source"] = source[source.index("%load_ext") :]  # who runs it elsewhere has the notebook
         if "solution" in tags:
             cells.append(markdown(f"```python\n{next(exercises)}\n```"))
             cell["metadata"]["tags"] = [*tags, "hide-input"]
-            cell["metadata"]["mystnb"] = {"code_prompt_show": "Solution (when you have tried)"}
+            words = "Solution (when you have tried)"
+            cell["metadata"]["mystnb"] = {"code_prompt_show": words, "code_prompt_hide": words}
         cells.append(cell)
     cells.insert(1, markdown(launch(file)))
     return json.dumps({**book, "cells": cells})
+
+
+def is_empty(output: dict[str, Any]) -> bool:
+    """Whether it shows nothing, as the live view of a cell that has ended."""
+    return "data" in output and not "".join("".join(text) for text in output["data"].values()).strip()
 
 
 def markdown(text: str) -> dict[str, Any]:
