@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import nbddp
 from docs import messages
+from docs.site import ROOT
 from nbddp import errors
 from nbddp.launch.options import cell_parser
 from nbddp.notebook.commands import command_parser, known
@@ -140,6 +142,21 @@ def tree() -> str:
     return "\n".join(line[4:] for line in lines if line.startswith("    "))
 
 
+GLOSSARY = re.compile(r"(?ms)^## Glossary\n(.*?)(?=^## |\Z)")
+
+
+def glossary_page() -> str:
+    """The terms of all lessons, in the order of the alphabet, each with its lesson."""
+    found = []
+    for path in sorted((ROOT / "notebooks/solutions").glob("*.ipynb")):
+        book = json.loads(path.read_text(encoding="utf-8"))
+        texts = ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == "markdown"]
+        items = [item for text in texts for part in GLOSSARY.findall(text) for item in re.split(r"(?m)^- ", part)[1:]]
+        found += [(" ".join(item.split()), path.name) for item in items]
+    lines = [f"- {item} ([{name[:2]}]({name}))" for item, name in sorted(found, key=lambda row: row[0].lower())]
+    return "# Glossary\n\nThe terms of the lessons; a number is the lesson that explains it.\n\n" + "\n".join(lines)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "reference/options.md": options_page,
     "reference/commands.md": lambda: commands_page(
@@ -150,5 +167,6 @@ PAGES: dict[str, Callable[[], str]] = {
     ),
     "reference/python.md": python_page,
     "reference/messages.md": messages.page,
+    "lessons/glossary.md": glossary_page,
     "reference/reports.md": messages.reports_page,
 }

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -35,6 +35,7 @@ PLACES = {  # in the repository → on the site
 PICTURES = (".png", ".gif", ".svg")
 FENCES = re.compile(r"(^ *```.*?^ *```$|``[^\n]+?``|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\.png\)")
+TITLED = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 BADGE = re.compile(r"\[!\[(\w+)\]\[\w+\]\]")
 DEFINITION = re.compile(r"(?m)^\[\w+\]: \S+\n?")
@@ -116,25 +117,32 @@ def _image(found: re.Match[str]) -> str:
     return f"{found[0]}{{.screen}}"
 
 
-def toctree(pages: Iterable[str], here: str) -> str:
-    """Pages of the menu. Lessons have their numbers there."""
-    names = "\n".join(map(_entry, (os.path.relpath(page, PurePosixPath(here).parent) for page in pages)))
+def toctree(pages: Mapping[str, str], here: str) -> str:
+    """Pages of the menu → their titles there; empty for that of the page."""
+    paths = {os.path.relpath(page, PurePosixPath(here).parent): title for page, title in pages.items()}
+    names = "\n".join(f"{title} <{path}>" if title else path for path, title in paths.items())
     return f"\n\n```{{toctree}}\n:hidden:\n\n{names}\n```\n"
 
 
-def _entry(page: str) -> str:
-    if not page.endswith(".ipynb"):
-        return page
-    book = json.loads((ROOT / "notebooks" / PurePosixPath(page).name).read_text(encoding="utf-8"))
-    title = "".join(book["cells"][0]["source"]).partition("\n")[0].removeprefix("# ")
-    return f"{page[:2]} {title} <{page}>"
+def lesson_menu(known: dict[str, str]) -> dict[str, str]:
+    """The lessons with their numbers, then the glossary."""
+    menu = {}
+    for place in sorted(place for place in known.values() if place.endswith(".ipynb")):
+        name = PurePosixPath(place).name
+        book = json.loads((ROOT / "notebooks" / name).read_text(encoding="utf-8"))
+        menu[place] = f"{name[:2]} {''.join(book['cells'][0]['source']).partition(chr(10))[0].removeprefix('# ')}"
+    return {**menu, "lessons/glossary.md": ""}
 
 
-def pages_of(page: str, text: str, known: dict[str, str]) -> list[str]:
-    """The site's pages to which the items of a list lead, each once."""
-    links = [link for item in ITEM.findall(text) for _, link, _ in LINK.findall(item)]
-    found = [target_of(page, link, known)[0] for link in links]
-    return [to for to in dict.fromkeys(found) if to.endswith((".md", ".ipynb"))]
+def pages_of(page: str, text: str, known: dict[str, str]) -> dict[str, str]:
+    """The site's pages to which the items of a list lead → the text of an item's first link; else empty."""
+    found: dict[str, str] = {}
+    for item in ITEM.findall(text):
+        for number, (title, link) in enumerate(TITLED.findall(item)):
+            to = target_of(page, link, known)[0]
+            if to.endswith((".md", ".ipynb")):
+                found.setdefault(to, "" if number else title)
+    return found
 
 
 def assemble(folder: Path, generated: dict[str, Callable[[], str]]) -> None:
@@ -154,7 +162,7 @@ def assemble(folder: Path, generated: dict[str, Callable[[], str]]) -> None:
         if section.place not in known.values():
             write(folder / section.place, section_page(section, known))
     with open(folder / "lessons/index.md", "a", encoding="utf-8") as page:
-        page.write(toctree(sorted(p for p in known.values() if p.endswith(".ipynb")), "lessons/index.md"))
+        page.write(toctree(lesson_menu(known), "lessons/index.md"))
     for path in ROOT.glob("docs/**/*"):
         if path.suffix in PICTURES:
             write(folder / path.relative_to(ROOT / "docs"), path.read_bytes())
@@ -171,7 +179,7 @@ def first_page(known: dict[str, str]) -> str:
     text = rewritten((ROOT / INDEX).read_text(encoding="utf-8"), INDEX, known)
     for section in sections():
         text = text.replace(f"\n## {section.title}\n", f"\n## [{section.title}]({section.place})\n")
-    return text + toctree([section.place for section in sections()], "index.md")
+    return text + toctree({section.place: section.title for section in sections()}, "index.md")
 
 
 def section_page(section: Section, known: dict[str, str]) -> str:

@@ -121,6 +121,13 @@ def test_the_references_have_every_option_and_every_command() -> None:
     assert "`--timeline`" in commands
 
 
+def test_the_glossary_has_the_terms_of_every_lesson() -> None:
+    page = reference.glossary_page()
+    assert "- **shard**: a rank's part of the data. ([05](05-averaging-gradients.ipynb))" in page
+    lessons = sorted(path.name for path in (ROOT / "notebooks/solutions").glob("*.ipynb"))
+    assert [name for name in lessons if f"]({name})" not in page] == []
+
+
 def test_the_reference_of_python_has_every_name() -> None:
     page = reference.python_page()
     assert [name for name in nbddp.__all__ if f"}} nbddp.{name}" not in page] == []
