@@ -121,6 +121,11 @@ def _check_pairs(cells: Iterable[Cell]) -> None:
         raise BadSource("the last exercise has no solution")
 
 
+def html(text: str) -> str:
+    """Text with `code` for a summary, in which Markdown is not read."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+
+
 def learners(cells: Sequence[Cell]) -> list[Cell]:
     """The cells a learner gets: the unfinished functions, the solutions as folded text."""
     return [Cell("markdown", FOLDED.format(c.text), c.tags) if c.kind == SOLUTION else c for c in cells]
@@ -151,7 +156,7 @@ def answers(code: str) -> str:
     if unknown := [name for name in names if name not in known() and name != "summary"]:
         raise BadSource(f"no predictions.ini has the question {unknown[0]}")
     return "\n\n".join(
-        ANSWERED.format(asks=escape(q.asks), came=escape(q.came), because=q.because or BELOW)
+        ANSWERED.format(asks=html(q.asks), came=html(q.came), because=q.because or BELOW)
         for q in (known()[name] for name in names if name in known())
     )
 

@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from base64 import b64decode
-from html import escape, unescape
+from html import unescape
 from pathlib import Path
 
 import jupytext
@@ -106,7 +106,7 @@ def test_each_question_of_a_solved_lesson_has_its_answer_folded_below(source: Pa
     for cell, below in zip(saved.cells, saved.cells[1:], strict=False):
         for name in ASK.findall(cell.source) if "prediction" in cell.metadata.get("tags", ()) else ():
             question = getattr(predict, name).question
-            assert f"<b>{escape(question.came)}</b>. {question.because}" in below.source, name
+            assert f"<b>{build.html(question.came)}</b>. {question.because}" in below.source, name
             asked += 1
     assert asked
 
