@@ -34,7 +34,7 @@ PLACES = {  # in the repository → on the site
 }
 PICTURES = (".png", ".gif", ".svg")
 FENCES = re.compile(r"(^ *```.*?^ *```$|``[^\n]+?``|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
-IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\.png\)")
+IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\.(png|gif)\)")
 TITLED = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 BADGE = re.compile(r"\[!\[(\w+)\]\[\w+\]\]")
@@ -110,7 +110,7 @@ def _image(found: re.Match[str]) -> str:
     """A picture that follows the theme: figures are inverted by a rule, some outputs have a picture of their own."""
     words, path = found[1], found[2]
     dark = path.replace("-light", "-dark")
-    if "looks/" not in path:
+    if "looks/" not in path and found[3] == "png":
         return f"{found[0]}{{.figure-alone}}"
     if dark != path and (ROOT / "docs" / "looks" / f"{PurePosixPath(dark).name}.png").exists():
         return f"{found[0]}{{.only-light}}![{words}]({dark}.png){{.only-dark}}"

@@ -106,6 +106,16 @@ def test_links_lead_to_pages_of_the_site_and_else_to_github() -> None:
         site.rewritten("[f](none.md)", "CHANGELOG.md", known_pages)
 
 
+def test_the_recording_is_small() -> None:
+    """GitHub and readers on a phone load it with the page; `python -m docs.recording` makes it."""
+    assert 100_000 < (ROOT / "docs/first-minute.gif").stat().st_size < recording_most()
+
+
+def recording_most() -> int:
+    (most,) = re.findall(r"(?m)^MOST = ([\d_]+)", (ROOT / "docs/recording.py").read_text(encoding="utf-8"))
+    return int(most)
+
+
 # -- references -----------------------------------------------------------------------------------
 
 
