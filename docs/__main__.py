@@ -8,16 +8,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from docs.assembly import ROOT, assemble
 from docs.reference import PAGES
-from docs.site import ROOT, assemble
 
 BUILD = ROOT / "build" / "docs"
 
 
 def main() -> int:
     assemble(BUILD / "source", PAGES)
-    command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-c", ROOT / "docs"]
-    status = subprocess.run([*command, BUILD / "source", BUILD / "html"], check=False).returncode
+    command = [sys.executable, "-m", "sphinx", "-W", "-n", "--keep-going", "-q", "-c", str(ROOT / "docs")]
+    status = subprocess.run([*command, str(BUILD / "source"), str(BUILD / "html")], check=False).returncode
     print(f"{BUILD / 'html' / 'index.html'}" if status == 0 else "the site has not been built", flush=True)
     return status
 

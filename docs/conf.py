@@ -1,4 +1,4 @@
-"""Sphinx's settings. `python -m docs` calls it on the pages that `docs/site.py` has put together."""
+"""Sphinx's settings. `python -m docs` calls it on the pages that `docs/assembly.py` has put together."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from docs.site import REPOSITORY, ROOT
+from docs.assembly import REPOSITORY, ROOT
 from tests.looks.outputs import OUTPUTS
 
 PACKAGE = ROOT / "nbddp"

@@ -11,7 +11,7 @@ from typing import Any
 
 import nbddp
 from docs import messages
-from docs.site import ROOT
+from docs.assembly import ROOT
 from nbddp import errors
 from nbddp.launch.options import cell_parser
 from nbddp.notebook.commands import command_parser, known
@@ -131,8 +131,8 @@ def python_page() -> str:
             parts.append(f"\n## {name}\n\n{text}")
     parts.append("\n## Exceptions\n\n")
     parts.append(f"```text\n{tree()}\n```\n\n")
-    for name, kind in raised.items():
-        parts.append(described("exception", f"nbddp.{name}", markdown(kind.__doc__ or "")))
+    for name, error in raised.items():
+        parts.append(described("exception", f"nbddp.{name}", markdown(error.__doc__ or "")))
     return "".join(parts)
 
 

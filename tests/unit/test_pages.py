@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from docs import messages, reference, site
+from docs import assembly, messages, reference
 from nbddp.launch.options import cell_parser, parse_cell
 from nbddp.notebook.commands import known, parse_command
 from tests.places import ROOT
@@ -41,7 +41,7 @@ QUESTIONS = {  # what a reader asks who begins at README.md → page and heading
     "contribute, run the tests": "CONTRIBUTING.md#tests",
     "set a default": "docs/reference/configuration.md#settings",
     "environment variables of nbddp": "docs/reference/configuration.md#variables-of-nbddp",
-    "Python API of Pool": f"{site.SITE}reference/python.html",
+    "Python API of Pool": f"{assembly.SITE}reference/python.html",
     "does it run on my GPU": "docs/start/is-it-for-me.md#tested-and-not-tested",
 }
 
@@ -73,37 +73,37 @@ def test_each_question_is_answered_within_two_clicks() -> None:
         assert near.get(page, CLICKS + 1) <= CLICKS, question
         if anchor:
             assert anchor in anchors((ROOT / page).read_text(encoding="utf-8")), question
-        if page.startswith(site.SITE):
-            assert page.removeprefix(site.SITE).replace(".html", ".md") in reference.PAGES, question
+        if page.startswith(assembly.SITE):
+            assert page.removeprefix(assembly.SITE).replace(".html", ".md") in reference.PAGES, question
 
 
 # -- the site -------------------------------------------------------------------------------------
 
 
 def test_every_page_is_in_the_contents() -> None:
-    known_pages = site.sources()
-    text = (ROOT / site.INDEX).read_text(encoding="utf-8")
-    index = set(site.pages_of(site.INDEX, text, known_pages))
+    known_pages = assembly.sources()
+    text = (ROOT / assembly.INDEX).read_text(encoding="utf-8")
+    index = set(assembly.pages_of(assembly.INDEX, text, known_pages))
     of_explanations = (ROOT / "docs/explanation/README.md").read_text(encoding="utf-8")
-    index |= set(site.pages_of("docs/explanation/README.md", of_explanations, known_pages))
+    index |= set(assembly.pages_of("docs/explanation/README.md", of_explanations, known_pages))
     pages = {*known_pages.values(), *reference.PAGES} - {"index.md"}
     assert {page for page in pages - index if not page.endswith(".ipynb")} == set()
-    assert [section.title for section in site.sections()] == [
+    assert [section.title for section in assembly.sections()] == [
         "Start", "Lessons", "How to", "Reference", "Explanation", "Teaching", "Project",
     ]  # fmt: skip
 
 
 def test_links_lead_to_pages_of_the_site_and_else_to_github() -> None:
-    known_pages = site.sources()
+    known_pages = assembly.sources()
     text = "[a](../docs/cells.md#output) `[b](no.md)` [c](05-averaging-gradients.ipynb) [d](build.py) "
     text += "![](../docs/bench.png)"
-    made = site.rewritten(text, "notebooks/INSTRUCTORS.md", known_pages)
+    made = assembly.rewritten(text, "notebooks/INSTRUCTORS.md", known_pages)
     assert made == (
         "[a](../cells.md#output) `[b](no.md)` [c](../lessons/05-averaging-gradients.ipynb) "
-        f"[d]({site.REPOSITORY}/blob/main/notebooks/build.py) ![](../bench.png){{.figure-alone}}"
+        f"[d]({assembly.REPOSITORY}/blob/main/notebooks/build.py) ![](../bench.png){{.figure-alone}}"
     )
     with pytest.raises(FileNotFoundError, match=r"links to none\.md"):
-        site.rewritten("[f](none.md)", "CHANGELOG.md", known_pages)
+        assembly.rewritten("[f](none.md)", "CHANGELOG.md", known_pages)
 
 
 def test_the_recording_is_small() -> None:
@@ -172,11 +172,15 @@ def fixed(message: messages.Message) -> int:
 
 
 def test_messages_are_found_by_their_text() -> None:
-    """A message of the page has a quarter of the answer or more, and the rest of the answer is filled in around it."""
+    """A message of the page has a quarter of the answer, or 20 letters, and the rest of the answer is filled in around it."""
     known_texts = [(message.pattern(), fixed(message)) for message in messages.messages()]
     for said in answers():
         if not ARGPARSE.search(said):
-            found = [letters for pattern, letters in known_texts if 4 * letters >= len(said) and pattern.search(said)]
+            found = [
+                letters
+                for pattern, letters in known_texts
+                if letters >= min(20, len(said) / 4) and pattern.search(said)
+            ]
             assert found, said
 
 
