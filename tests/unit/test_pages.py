@@ -172,7 +172,7 @@ def fixed(message: messages.Message) -> int:
 
 
 def test_messages_are_found_by_their_text() -> None:
-    """A message of the page has a quarter of the answer, or 20 letters, and the rest of the answer is filled in around it."""
+    """A message of the page has a quarter of the answer, or 20 letters; the rest is filled in around it."""
     known_texts = [(message.pattern(), fixed(message)) for message in messages.messages()]
     for said in answers():
         if not ARGPARSE.search(said):
