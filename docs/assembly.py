@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
+from zlib import crc32
 
 ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = "https://github.com/nbddp/nbddp"
@@ -222,7 +223,7 @@ def is_empty(output: dict[str, Any]) -> bool:
 
 
 def markdown(text: str) -> dict[str, Any]:
-    return {"cell_type": "markdown", "metadata": {}, "source": text, "id": f"m{abs(hash(text)) % 10**12}"}
+    return {"cell_type": "markdown", "metadata": {}, "source": text, "id": f"m{crc32(text.encode())}"}
 
 
 def exercises_of(file: str) -> list[str]:
