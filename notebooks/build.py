@@ -3,6 +3,7 @@
     python notebooks/build.py            all lessons
     python notebooks/build.py 02 03      these
     python notebooks/build.py --source   without running them
+    python notebooks/build.py --text     without running them; outputs stay where no code has changed
 
 `source/NN-name.py` is a notebook in jupytext's percent format, which JupyterLab and VS Code open as a notebook too.
 Magics are comments in it: `# %load_ext nbddp`, `# %%ddp --nproc 4`. Tags of its cells:
@@ -17,15 +18,19 @@ Magics are comments in it: `# %load_ext nbddp`, `# %%ddp --nproc 4`. Tags of its
 The first code cell of both loads nbddp, and installs it first where it is missing; that is no part of the source.
 
 The learner's notebook has no outputs, so that nothing is given away. The solved one is run and keeps them, for
-readers. They hold no times, no versions and no ids of widgets, so that the same source gives the same file.
+readers; below each question it has the answer and its reason, folded. They hold no times, no versions and no ids of
+widgets, so that the same source gives the same file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +39,14 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from nbddp.lessons.framework import folders
+from nbddp.lessons.framework.question import Question, questions
+
 HERE = Path(__file__).parent
 SOURCE, SOLUTIONS = HERE / "source", HERE / "solutions"
 CELL_TIMEOUT = 90  # seconds
 EXERCISE, SOLUTION, PREDICTION, HIDDEN = "exercise", "solution", "prediction", "hidden"
+ANSWER = "answer"  # of the cells below questions, which are made here
 THEIRS = ("nbval-ignore-output", "nbval-skip", "raises-exception")  # tags that nbval and nbclient read
 TAGS = (EXERCISE, SOLUTION, PREDICTION, HIDDEN, *THEIRS)
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -58,6 +67,9 @@ if util.find_spec("nbddp") is None:  # on Colab and Kaggle
     invalidate_caches()
 """
 FOLDED = "<details>\n<summary><b>Solution</b> (when you have tried)</summary>\n\n```python\n{}\n```\n\n</details>"
+ASKED = re.compile(r"predict\.(\w+)\(\)")
+ANSWERED = "<details>\n<summary><b>Answer</b>: {asks}</summary>\n\n<b>{came}</b>. {because}\n\n</details>"
+BELOW = "The next output shows it."  # where a question has no reason of its own
 
 
 @dataclass(frozen=True)
@@ -109,15 +121,44 @@ def _check_pairs(cells: Iterable[Cell]) -> None:
         raise BadSource("the last exercise has no solution")
 
 
+def html(text: str) -> str:
+    """Text with `code` for a summary, in which Markdown is not read."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+
+
 def learners(cells: Sequence[Cell]) -> list[Cell]:
     """The cells a learner gets: the unfinished functions, the solutions as folded text."""
     return [Cell("markdown", FOLDED.format(c.text), c.tags) if c.kind == SOLUTION else c for c in cells]
 
 
 def solved(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells with each solution in its exercise's place."""
-    answers = iter([c for c in cells if c.kind == SOLUTION])
-    return [next(answers) if c.kind == EXERCISE else c for c in cells if c.kind != SOLUTION]
+    """The cells with each solution in its exercise's place, and answers below their questions."""
+    written = iter([c for c in cells if c.kind == SOLUTION])
+    found: list[Cell] = []
+    for cell in cells:
+        if cell.kind != SOLUTION:
+            found.append(next(written) if cell.kind == EXERCISE else cell)
+        if cell.kind == PREDICTION and (text := answers(cell.text)):
+            found.append(Cell("markdown", text, (ANSWER,)))
+    return found
+
+
+@cache
+def known() -> dict[str, Question]:
+    """The questions of all lessons by their names."""
+    paths = [folder / "predictions.ini" for folder in folders.lessons()]
+    return {question.name: question for path in paths if path.exists() for question in questions(path)}
+
+
+def answers(code: str) -> str:
+    """The answers to a cell's questions, each folded. Raises BadSource for a question that is not there."""
+    names = ASKED.findall(code)
+    if unknown := [name for name in names if name not in known() and name != "summary"]:
+        raise BadSource(f"no predictions.ini has the question {unknown[0]}")
+    return "\n\n".join(
+        ANSWERED.format(asks=html(q.asks), came=html(q.came), because=q.because or BELOW)
+        for q in (known()[name] for name in names if name in known())
+    )
 
 
 def solutions(cells: Sequence[Cell]) -> list[str]:
@@ -133,9 +174,12 @@ def exercises(cells: Sequence[Cell]) -> list[str]:
 def notebook(cells: Sequence[Cell]) -> nbformat.NotebookNode:
     """A notebook of these cells, without outputs. Its first code cell installs what is missing."""
     book = new_notebook(metadata=METADATA)
-    for i, cell in enumerate(cells):
+    number = -1
+    for cell in cells:
         make = new_markdown_cell if cell.kind == "markdown" else new_code_cell
-        book.cells.append(make(cell.text, id=f"c{i:02d}", metadata=_metadata(cell.tags)))
+        number += ANSWER not in cell.tags  # so that all other cells have the same id in both notebooks
+        name = f"c{number:02d}{'-answer' if ANSWER in cell.tags else ''}"
+        book.cells.append(make(cell.text, id=name, metadata=_metadata(cell.tags)))
     install(book)
     return book
 
@@ -191,13 +235,24 @@ def places(source: Path) -> tuple[Path, Path]:
     return HERE / f"{source.stem}.ipynb", SOLUTIONS / f"{source.stem}.ipynb"
 
 
-def build(source: Path, execute: bool = True) -> None:
+def keep(book: nbformat.NotebookNode, before: nbformat.NotebookNode) -> None:
+    """Take the outputs of an earlier notebook with the same code. Raises BadSource if a cell's code has changed."""
+    code, earlier = ([c for c in each.cells if c.cell_type == "code"] for each in (book, before))
+    if [c.source for c in code] != [c.source for c in earlier]:
+        raise BadSource("code has changed, so its outputs would be wrong; run it without --text")
+    for cell, old in zip(code, earlier, strict=True):
+        cell.outputs, cell.execution_count = old.outputs, old.execution_count
+
+
+def build(source: Path, execute: bool = True, text_only: bool = False) -> None:
     """Write both notebooks of a lesson."""
     cells = parse(source.read_text(encoding="utf-8"))
     learner, reader = places(source)
     write(notebook(learners(cells)), learner)
     book = notebook(solved(cells))
-    if execute:
+    if text_only:
+        keep(book, nbformat.read(reader, 4))
+    elif execute:
         run(book, reader.parent)
     write(book, reader)
 
@@ -209,8 +264,8 @@ def write(book: nbformat.NotebookNode, place: Path) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    for source in named([w for w in words if w != "--source"]):
-        build(source, execute="--source" not in words)
+    for source in named([w for w in words if not w.startswith("--")]):
+        build(source, execute="--source" not in words, text_only="--text" in words)
 
 
 if __name__ == "__main__":

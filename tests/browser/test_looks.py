@@ -65,7 +65,7 @@ def test_every_output_is_kept_for_notebooks_and_terminals_and_no_other() -> None
 
 
 def test_each_picture_of_the_gallery_is_there_has_alternative_text_and_is_shown() -> None:
-    shown = re.findall(r"!\[(.*?)\]\((.*?)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    shown = re.findall(r"!\[(.*?)\]\((.*?)\)", (DOCS / "gallery.md").read_text(encoding="utf-8"))
     assert all(words.strip() for words, _ in shown), shown
     assert all((DOCS / path).is_file() for _, path in shown)
     drawn = {f"looks/{name}-{place}.png" for place, names in GALLERY.items() for name in names}

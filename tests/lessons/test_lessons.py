@@ -50,7 +50,7 @@ def f():
 check.f(f)
 
 # %% tags=["prediction"]
-predict.f()
+predict.mean_of_four()
 
 # %% tags=["solution"]
 def f():
@@ -72,13 +72,43 @@ def test_learner_and_solved_differ_in_exercise_and_solution_alone() -> None:
     assert [c.kind for c in learner] == ["markdown", "code", "exercise", "code", "prediction", "markdown"]
     assert "<details>" in learner[-1].text
     assert "return 1" in learner[-1].text
-    assert [c.text for c in solved] == [cells[i].text for i in (0, 1, 5, 3, 4)]
+    assert [c.text for c in solved[:-1]] == [cells[i].text for i in (0, 1, 5, 3, 4)]
+    assert "<b>it is equal</b>. The mean of four means" in solved[-1].text
+    assert not any("it is equal" in c.text for c in learner)
     book = build.notebook(solved)
     nbformat.validate(book)
-    assert [c.id for c in book.cells] == ["c00", "c01", "c02", "c03", "c04"]
+    assert [c.id for c in book.cells] == ["c00", "c01", "c02", "c03", "c04", "c04-answer"]
     folded = {"tags": ["raises-exception", "hidden"], "jupyter": {"source_hidden": True}}
     assert book.cells[3].metadata == folded
     assert book.cells[4].metadata == {"tags": ["prediction", "nbval-ignore-output"]}
+
+
+def test_outputs_are_kept_only_where_no_code_has_changed() -> None:
+    cells = build.solved(build.parse(SMALL))
+    before, book = build.notebook(cells), build.notebook([*cells, build.Cell("markdown", "more")])
+    before.cells[1].execution_count = 7
+    build.keep(book, before)
+    assert book.cells[1].execution_count == 7
+    before.cells[1].source += "\nx"
+    with pytest.raises(build.BadSource, match="code has changed"):
+        build.keep(book, before)
+
+
+def test_a_question_that_is_not_there_is_refused() -> None:
+    with pytest.raises(build.BadSource, match="has the question nobody_asks"):
+        build.answers("predict.nobody_asks()")
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
+def test_each_question_of_a_solved_lesson_has_its_answer_folded_below(source: Path) -> None:
+    saved = nbformat.read(build.places(source)[1], 4)
+    asked = 0
+    for cell, below in zip(saved.cells, saved.cells[1:], strict=False):
+        for name in ASK.findall(cell.source) if "prediction" in cell.metadata.get("tags", ()) else ():
+            question = getattr(predict, name).question
+            assert f"<b>{build.html(question.came)}</b>. {question.because}" in below.source, name
+            asked += 1
+    assert asked
 
 
 def test_lessons_are_found_by_number() -> None:
@@ -172,15 +202,15 @@ def test_every_lesson_has_goals_a_glossary_links_questions_and_an_explorer(sourc
     assert text.rstrip().endswith("# %ddp stop")
 
 
-def test_lessons_are_numbered_without_a_gap_and_the_readme_counts_them() -> None:
+def test_lessons_are_numbered_without_a_gap_and_pages_count_them() -> None:
     numbers = [source.name[:2] for source in SOURCES]
     assert numbers == [f"{n:02d}" for n in range(1, len(SOURCES) + 1)]
-    page = (NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
+    front, page = ((NOTEBOOKS.parent / name).read_text(encoding="utf-8") for name in ("README.md", "docs/lessons.md"))
     rows = re.findall(r"(?m)^\| \[`(\d\d)` ", page)
     assert rows == ["00", *numbers]
     words = {15: "fifteen", 16: "sixteen", 17: "seventeen", 18: "eighteen", 19: "nineteen", 20: "twenty"}
-    assert set(re.findall(r"(\w+) lessons\b", page.lower())) & set(words.values()) == {words[len(numbers)]}
-    assert f"(#learn-it-{words[len(numbers)]}-lessons)" in page
+    for text in (front, page):
+        assert set(re.findall(r"(\w+) lessons\b", text.lower())) & set(words.values()) == {words[len(numbers)]}
 
 
 def test_an_explorer_opens_on_words_that_answer_none_of_its_questions() -> None:

@@ -25,7 +25,7 @@ FRONT_ENDS = (*front_ends.FRONT_ENDS, "terminal")
 COLOURS = 256
 DOCS = Path(__file__).parents[2] / "docs"
 CELLS, REPORTS = ("folded", "differs", "warnings", "bar-live"), ("error", "deadlock", "stop", "breakpoint-live")
-# docs/README.md has these; of real runs the figures alone, too
+# docs/gallery.md has these; of real runs the figures alone, too
 GALLERY = {
     "lab-light": (*CELLS, *REPORTS, "status", "panel", "bench-live", "check", "checked"),
     "lab-dark": ("error", "timings", "timeline", "explorer"),
@@ -111,7 +111,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--theme", "-t", action="append", choices=[*front_ends.THEMES], help="default: both")
     parser.add_argument("--out", "-o", type=Path, default=Path("looks"), help="folder of the pictures; default: looks")
     parser.add_argument("--keep", action="store_true", help="keep the structures that are seen, for later comparison")
-    parser.add_argument("--gallery", action="store_true", help="draw the pictures of docs/README.md anew, too")
+    parser.add_argument("--gallery", action="store_true", help="draw the pictures of docs/gallery.md anew, too")
     parser.add_argument("--scale", type=float, default=2.0, help="pixels of a picture to one of the page's; default: 2")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has Notebook 7")
     asked = parser.parse_args(words)

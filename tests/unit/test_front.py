@@ -36,10 +36,11 @@ IMAGES = (".svg", ".png")
 PAGES = [
     "README.md",
     "notebooks/INSTRUCTORS.md",
-    *(str(p.relative_to(ROOT)) for p in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/explanation/*.md")]),
+    *(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")),
     "nbddp/README.md",
     "nbddp/protocol/README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
 ]
 
 
@@ -97,14 +98,14 @@ def test_a_link_to_nothing_would_be_seen() -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_lesson_has_its_badges(service: str) -> None:
     prefix = SERVICES[service]
-    opened = re.findall(re.escape(f"[{service}]]({prefix}") + r"([^)]+)\)", README)
+    at_the_top, opened = (re.findall(re.escape(f"[{service}]]({prefix}") + r"([^)]+)\)", t) for t in (README, LESSONS))
     lessons = [f"solutions/{name}" if service == "nbviewer" else name for name in NOTEBOOKS[1:]]
-    assert opened == [NOTEBOOKS[0], NOTEBOOKS[0], *lessons], (
-        "one at the top, then a row for each in the table, in order"
-    )
-    assert re.search(rf"(?m)^\[{service}\]: https://\S+\.svg$", README), "its picture"
-    for line in README.splitlines():
-        if found := re.match(r"\| \[`(\d\d)`.*?\]\((notebooks/\S+)\)", line):
+    assert at_the_top == [NOTEBOOKS[0]]
+    assert opened == [NOTEBOOKS[0], *lessons], "a row for each in the table, in order"
+    for page in (README, LESSONS):
+        assert re.search(rf"(?m)^\[{service}\]: https://\S+\.svg$", page), "its picture"
+    for line in LESSONS.splitlines():
+        if found := re.match(r"\| \[`(\d\d)`.*?\]\((\.\./notebooks/\S+)\)", line):
             assert Path(found[2]).name.startswith(found[1])
             assert any(prefix + at + Path(found[2]).name in line for at in ("", "solutions/")), (
                 "the badge is that of its row"

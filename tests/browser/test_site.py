@@ -1,0 +1,65 @@
+"""The site is built without a warning, its search works offline, and figures follow the theme. Needs `.[docs]`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.test_browser import FLAGS, browsers, sync_api
+from tests.places import ROOT
+
+pytestmark = pytest.mark.more
+pytest.importorskip("sphinx", reason="pip install -e '.[docs]'")
+pytest.importorskip("myst_nb", reason="pip install -e '.[docs]'")
+HTML = ROOT / "build" / "docs" / "html"
+SEARCHES = {  # what is typed → a page among the first three found
+    "conda": "how-to/use-a-conda-environment.html",
+    "NBDDP_RUNTIME_DIR": "reference/configuration.html",
+    "no IPython profile has a cluster of this name": "reference/messages.html",
+}
+
+
+@pytest.fixture(scope="module")
+def html() -> Path:
+    built = subprocess.run([sys.executable, "-m", "docs"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "WARNING" not in built.stderr
+    return HTML
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = browsers()
+    if not found:
+        pytest.skip("there is no Chromium")
+    with sync_api.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=found[0], args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("typed", SEARCHES)
+def test_a_search_finds_its_page_offline(html: Path, browser: Any, typed: str) -> None:
+    page = browser.new_page(offline=True)
+    page.goto(f"file://{html}/search.html?q={typed.replace(' ', '+')}")
+    page.locator("#search-results li a").first.wait_for()
+    found = page.eval_on_selector_all("#search-results li a", "all => all.slice(0, 3).map(each => each.href)")
+    assert any(SEARCHES[typed] in address for address in found), found
+    page.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_figures_follow_the_theme_and_no_page_is_wider_than_a_phone(html: Path, browser: Any, theme: str) -> None:
+    page = browser.new_page(color_scheme=theme, viewport={"width": 400, "height": 800}, offline=True)
+    for name in ("lessons/05-averaging-gradients", "gallery", "index", "reference/options"):
+        page.goto(f"file://{html}/{name}.html")
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), name
+    page.goto(f"file://{html}/lessons/05-averaging-gradients.html")
+    shown = page.locator("img.nbddp-picture").first.evaluate("image => getComputedStyle(image).filter")
+    assert ("invert" in shown) == (theme == "dark")
+    page.close()
