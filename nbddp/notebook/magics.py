@@ -169,7 +169,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _is_automagic(self, word: str) -> bool:
         return bool(self.shell.automagic) and self.shell.find_line_magic(word) is not None
 
-    def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues:
+    def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues[Any]:
         """Have the pool that a line asks for, and run what it runs."""
         stood = self.pool.running
         screen = self.ensure(spec)

@@ -226,7 +226,7 @@ class Pool(PoolMethods):
         want_value: bool = False,
         screen: Screen | None = None,
         **options: Unpack[RunArguments],
-    ) -> RankValues:
+    ) -> RankValues[Any]:
         """Run source on the ranks. Returns the values of its last expression if `want_value`.
 
         The other arguments are the options of `%%ddp` (see `nbddp.protocol.request.Request`): `hang_after`, `timeout`
@@ -240,12 +240,12 @@ class Pool(PoolMethods):
         )  # fmt: skip
         return self.carry_out(request, screen)
 
-    def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
+    def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues[Any]:
         """`run_cell` for one `Request`."""
         run = self.runs.carry_out(request, screen or for_shell(shell()))
         return payloads.answered(run.ended) if request.want_value else RankValues({})
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues[Any]:
         """Call `function(*args, **kwargs)` on every rank. Returns every rank's value.
 
         Function and arguments are sent by cloudpickle. Raises the first failing rank's own exception, with the
@@ -275,7 +275,7 @@ class Pool(PoolMethods):
         hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,
         shutdown_timeout: float = SHUTDOWN,
-    ) -> RankValues:
+    ) -> RankValues[Any]:
         """As `run`, on some ranks and with limits in seconds, as in `run_cell`.
 
         Names on the ranks are kept. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
@@ -297,7 +297,7 @@ class Pool(PoolMethods):
         buffers = [payloads.packed(value, name) for name, value in names.items()]
         self.answers("push", chosen, buffers, names=list(names))
 
-    def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
+    def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues[Any]]:
         """Fetch one name or several from the ranks. Raises BadInput if a name is not defined on every rank."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")

@@ -89,7 +89,7 @@ def on_ranks(
     deadline: float | None = None,
     hang_after: float | None = HANG_AFTER,
     screen: Screen | None = None,
-) -> RankValues:
+) -> RankValues[Any]:
     """`function(*args)` on every rank (or `ranks`) of the pool; the values.
 
     What the function prints is shown. Raises Wrong with the learner's line if it raises, hangs, takes longer than
