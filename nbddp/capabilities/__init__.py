@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Advice, Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.capability import Advice, Capability, Command, Guard, Method, OnAgent, Option, PoolPart, RankPart
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
     from collections.abc import Mapping
@@ -27,12 +27,13 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
     import nbddp.capabilities.slurm.command
     import nbddp.capabilities.timings.command
     import nbddp.capabilities.trace.command
+    from nbddp import export, teach
     from nbddp.capabilities.panel.command import Panel
     from nbddp.capabilities.sanitizer.options import Sanitize
     from nbddp.capabilities.scripts.logs import LogOptions
     from nbddp.capabilities.slurm.commands import Slurm
 
-    __all__ = ["Panel", "Slurm"]
+    __all__ = ["Panel", "Slurm", "export", "teach"]
 
     class PoolMethods:
         allocations = nbddp.capabilities.memory.command.allocations
@@ -51,6 +52,24 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         sync = nbddp.capabilities.hosts.command.sync
         timings = nbddp.capabilities.timings.command.timings
         trace = nbddp.capabilities.trace.command.trace
+
+    class PublicMethods:
+        allocations = Method(nbddp.capabilities.memory.command.allocations)
+        attach = Method(nbddp.capabilities.slurm.command.attach)
+        bench = Method(nbddp.capabilities.bench.command.bench)
+        checkup = Method(nbddp.capabilities.hosts.command.checkup)
+        collectives = Method(nbddp.capabilities.collectives.command.collectives)
+        compare = Method(nbddp.capabilities.compare.command.compare)
+        findings = Method(nbddp.capabilities.sanitizer.command.findings)
+        forecast = Method(nbddp.capabilities.forecast.command.forecast)
+        memory = Method(nbddp.capabilities.memory.command.memory)
+        prove = Method(nbddp.capabilities.prove.command.prove)
+        run_script = Method(nbddp.capabilities.scripts.command.run_script)
+        scale = Method(nbddp.capabilities.hosts.command.scale)
+        sizes = Method(nbddp.capabilities.memory.command.sizes)
+        sync = Method(nbddp.capabilities.hosts.command.sync)
+        timings = Method(nbddp.capabilities.timings.command.timings)
+        trace = Method(nbddp.capabilities.trace.command.trace)
 
     @dataclass(frozen=True, kw_only=True)
     class PoolFields:
@@ -106,6 +125,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         sanitize: Sanitize | bool
 
 
+PACKAGES = {"export": "nbddp.export", "teach": "nbddp.teach"}  # public names of what lies elsewhere
 SANITIZED = ("cell", "script", "terminal", "torchrun")  # lines that take --sanitize
 
 # fmt: off

@@ -1,3 +1,23 @@
 """What learners and teachers use: `explore` shows an idea under sliders, `check` runs an answer, `grade` marks a folder
 of answers. What they gather is in `nbddp.lessons`. Importing this package imports nothing.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nbddp.teach import check, explore, grade, predict
+
+__all__ = ["check", "explore", "grade", "predict"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'nbddp.teach' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return importlib.import_module(f"nbddp.teach.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,10 +12,10 @@ from nbddp.notebook.commands import Asked, CommandLine
 
 if TYPE_CHECKING:
     from nbddp.capabilities.hosts.report import HostsReport
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 
-def scale(pool: Pool, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+def scale(pool: WorkerPool, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
     """Change the number of nodes. Returns what was done, as sentences. Raises BadInput if the pool was started
     without `--nnodes MIN:MAX`, or if `nodes` is outside those bounds."""
     from nbddp.capabilities.hosts.remote_nodes import RemoteNodes, fixed
@@ -27,7 +27,7 @@ def scale(pool: Pool, nodes: int, progress: Callable[[str], None] = lambda text:
     return source.scale(nodes, progress)
 
 
-def sync(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+def sync(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) -> list[str]:
     """Copy this process's working directory to the pool's hosts (`nbddp.capabilities.hosts.sync`). Returns what was
     copied, as sentences.
 
@@ -44,7 +44,7 @@ def sync(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> lis
     return source.sync([node.agent for node in source.nodes], progress)
 
 
-def checkup(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:
+def checkup(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:
     """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
     from nbddp.capabilities.hosts import report_query
 

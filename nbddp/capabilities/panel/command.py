@@ -5,7 +5,8 @@ from __future__ import annotations
 from nbddp.capabilities.panel.panel import PoolPanel
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.notebook.magics import standing_pool
-from nbddp.pool.pool import Pool
+from nbddp.pool.pool import WorkerPool
+from nbddp.public import Pool, inner
 
 
 class Panel(PoolPanel):
@@ -15,8 +16,8 @@ class Panel(PoolPanel):
     as `panel.pool`.
     """
 
-    def __init__(self, pool: Pool | None = None):
-        super().__init__(pool or standing_pool() or Pool())
+    def __init__(self, pool: Pool | WorkerPool | None = None):
+        super().__init__(standing_pool() or WorkerPool() if pool is None else inner(pool))
 
 
 def show(asked: Asked, line: CommandLine) -> Panel:

@@ -18,11 +18,11 @@ from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
 if TYPE_CHECKING:
     from nbddp.capabilities.scripts.logs import LogOptions
     from nbddp.output.screens import Screen
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 
 def run_script(
-    pool: Pool,
+    pool: WorkerPool,
     script: str,
     *words: str,
     module: bool = False,
@@ -56,7 +56,7 @@ def run(asked: Asked, line: CommandLine) -> None:
     asked.run(spec)
 
 
-def _is_elsewhere(pool: Pool, spec: LaunchSpec) -> bool:
+def _is_elsewhere(pool: WorkerPool, spec: LaunchSpec) -> bool:
     """Whether workers have other files than this machine's."""
     return spec.elsewhere or (pool.running and pool.spec.elsewhere)
 

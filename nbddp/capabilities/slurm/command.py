@@ -13,7 +13,7 @@ from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.screens import for_shell
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 
 import codecs
@@ -40,7 +40,7 @@ ENDS = {  # of a batch job
 }
 
 
-def attach(pool: Pool, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+def attach(pool: WorkerPool, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
     """Start workers on the Slurm nodes that an earlier kernel kept (`--keep-alive`). Returns what was done, as
     sentences.
 

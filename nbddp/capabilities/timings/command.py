@@ -15,7 +15,7 @@ from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol.run_spec import Question
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
 
@@ -59,7 +59,7 @@ def show_recorded(asked: Asked, said: bool) -> list[Any]:
     return [figure_of_timings(asked.pool)]
 
 
-def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
+def figure_of_timings(pool: WorkerPool, asked: int | None = None) -> Any:
     """Step `asked` of the last run that trained, or the median one; the last collectives where none trained."""
     from nbddp.capabilities.timings.figure import draw_timings
 
@@ -81,7 +81,7 @@ def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
     return draw_timings(recording, number)
 
 
-def _figure_of_collectives(pool: Pool) -> Any:
+def _figure_of_collectives(pool: WorkerPool) -> Any:
     if not hasattr(pool, "collectives"):
         raise BadInput("collectives are not recorded here; leave out --collectives")
     return pool.collectives().draw()
