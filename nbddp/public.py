@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.execution.values import RankValues
+from nbddp.launch.arguments import check_arguments
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import public_methods, with_options
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN
@@ -77,10 +78,12 @@ class Pool(PublicMethods):
         device: str | None = None,
         **options: Unpack[PoolArguments],
     ):
-        self._pool = WorkerPool(
-            nproc, nnodes=nnodes, gpus_per_proc=gpus_per_proc, visible=visible, oversubscribe=oversubscribe,
-            device=device, **options,
-        )  # fmt: skip
+        own: dict[str, Any] = {
+            "nproc": nproc, "nnodes": nnodes, "gpus_per_proc": gpus_per_proc, "visible": visible,
+            "oversubscribe": oversubscribe, "device": device,
+        }  # fmt: skip
+        check_arguments("Pool", "pool", {**own, **options})
+        self._pool = WorkerPool(**own, **options)
 
     def __enter__(self) -> Self:
         self.start()
@@ -215,6 +218,7 @@ class Pool(PublicMethods):
             pool.run_cell("import os; rank = int(os.environ['RANK'])")
             assert pool.run_cell("rank + 1", want_value=True)[1] == 2
         """
+        check_arguments("run_cell", "run", options)
         return self._pool.run_cell(
             code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, shutdown_timeout=shutdown_timeout,
             max_restarts=max_restarts, argv=argv, want_value=want_value, **options,
