@@ -65,10 +65,12 @@ _LAZY |= _ADDED
 __all__ += _ADDED
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
-    return _load(_LAZY[name])
+if not TYPE_CHECKING:  # a checker has the names above, and refuses others
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
+        return _load(_LAZY[name])
 
 
 def __dir__() -> list[str]:

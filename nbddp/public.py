@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.execution.values import RankValues
 from nbddp.launch.arguments import check_arguments
+from nbddp.notebook.status import StatusResult
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import public_methods, with_options
+from nbddp.protocol.pool_parts import lines
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN
 
 if TYPE_CHECKING:
@@ -223,6 +225,17 @@ class Pool(PublicMethods):
             code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, shutdown_timeout=shutdown_timeout,
             max_restarts=max_restarts, argv=argv, want_value=want_value, **options,
         )  # fmt: skip
+
+    def status(self) -> StatusResult:
+        """The state, device, process id and memory of each rank. Raises PoolNotRunning.
+
+        Example:
+
+            assert pool.status().to_dict()["workers"][0]["state"] == "idle"
+        """
+        answer = self._pool.status()
+        simulated, _ = self._pool.marks("status")
+        return StatusResult(answer, simulated, tuple(lines(self._pool.parts.holds)))
 
     def push(self, names: Mapping[str, object], ranks: Sequence[int] | None = None) -> None:
         """Copy values to names on the ranks.

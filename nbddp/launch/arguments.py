@@ -25,8 +25,10 @@ TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def check_arguments(call: str, of: str, given: Mapping[str, object]) -> None:
-    """Raises TypeError for a name that is no argument of `call`, and BadInput for a value of the wrong type or one that
-    no option of a line has. of: `pool` or `run`."""
+    """Hold the arguments of `call` against the options. of: `pool` or `run`.
+
+    Raises TypeError for a name that is no argument, and BadInput for a value of the wrong type or that no option takes.
+    """
     options = {option.name: option for option in fields_of(of)}
     for name, value in given.items():
         if name not in options or not (options[name].python or name in OWN_TYPES):

@@ -331,6 +331,11 @@ class WorkerPool(PoolMethods):
         """The pool's present state, to report later what has changed."""
         return self.life.snapshot()
 
+    def marks(self, name: str) -> tuple[bool, tuple[str, ...]]:
+        """Whether GPUs are simulated, and what is said under what the command `name` shows."""
+        said = tuple(filter(None, [say(name) for say in self.parts.figure_notes]))
+        return self.placed().simulates_gpus, said
+
     # -- what is shown -------------------------------------------------------------------------
 
     def status(self) -> Message:

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["check", "explore", "grade", "predict"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'nbddp.teach' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return importlib.import_module(f"nbddp.teach.{name}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'nbddp.teach' has no attribute {name!r}; it has {', '.join(__all__)}")
+        return importlib.import_module(f"nbddp.teach.{name}")
 
 
 def __dir__() -> list[str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +17,14 @@ import pytest
 import nbddp
 from nbddp import errors, teach
 from nbddp.launch.options import START, options_of
+from tests import places
 
 ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 NAMES = {"NotSent", "Panel", "Pool", "RankValues", "Slurm", "export", "load_ipython_extension", "teach"}
 OF_POOL = {
     "allocations", "attach", "bench", "call", "checkup", "collectives", "compare", "findings", "forecast", "memory",
-    "prove", "pull", "push", "restart", "run", "run_cell", "run_script", "running", "scale", "sizes", "start", "stop",
-    "sync", "timings", "trace", "world_size",
+    "prove", "pull", "push", "restart", "run", "run_cell", "run_script", "running", "scale", "sizes", "start",
+    "status", "stop", "sync", "timings", "topology", "trace", "world_size",
 }  # fmt: skip
 
 
@@ -75,3 +80,29 @@ def test_each_option_of_start_is_an_argument_with_a_type() -> None:
     assert all(each.annotation is not inspect.Parameter.empty for each in given.values())
     assert nbddp.Pool.__doc__ is not None
     assert [name for name in given if not re.search(rf"\b{name}\b", nbddp.Pool.__doc__)] == []
+
+
+PROGRAM = places.ROOT / "tests" / "data" / "user_program.py"
+
+
+@pytest.mark.parametrize("checker", ["mypy --config-file pyproject.toml --cache-dir cache", "pyright"])
+def test_a_type_checker_knows_what_a_program_gets(checker: str, tmp_path: Path) -> None:
+    """It refuses the lines that are marked as wrong, and no other."""
+    name, *options = checker.split()
+    found = shutil.which(name)
+    if importlib.util.find_spec(name) is None and found is None:
+        pytest.skip(f"{name} is not installed")
+    start = [found] if importlib.util.find_spec(name) is None and found else [sys.executable, "-m", name]
+    for file in (PROGRAM, places.ROOT / "pyproject.toml"):  # which has mypy leave torch alone
+        shutil.copy(file, tmp_path)
+    command = [*start, *options, PROGRAM.name]
+    env = {**os.environ, "MYPYPATH": str(places.ROOT), "PYTHONPATH": str(places.ROOT)}
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    refused = {int(line) for line in re.findall(r"program\.py:(\d+)(?::\d+)?(?: -|:) error:? ", ran.stdout)}
+    wrong = {n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "# wrong" in line}
+    assert refused == wrong, ran.stdout + ran.stderr
+
+
+def test_the_types_are_shipped() -> None:
+    assert (places.ROOT / "nbddp" / "py.typed").exists()
+    assert "Typing :: Typed" in (places.ROOT / "pyproject.toml").read_text()

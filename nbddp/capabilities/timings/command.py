@@ -72,13 +72,18 @@ def figure_of_timings(pool: WorkerPool, asked: int | None = None) -> Any:
         except BadInput:
             pass  # neither is there: DDP is what most will have wanted
         raise no_step from None
+    return draw_timings(recording, chosen(recording, asked))
+
+
+def chosen(recording: Recording, asked: int | None) -> int:
+    """The step that was asked for, or the median one. Raises BadInput if not every rank has it."""
     number = typical(recording) if asked is None else asked
     have = recording.numbers()
     if number is None or not have:
         raise BadInput("no step was recorded on every rank; train on all ranks in one cell")
     if number not in have:
         raise BadInput(f"there is no step {number}; steps {have[0]} to {have[-1]} are recorded on every rank")
-    return draw_timings(recording, number)
+    return number
 
 
 def _figure_of_collectives(pool: WorkerPool) -> Any:

@@ -1,0 +1,51 @@
+"""A user's program: type checkers know what it gets. It is checked, and not run (tests/unit/test_surface.py)."""
+
+from typing_extensions import assert_type
+
+import nbddp
+from nbddp.teach import check
+
+
+def train(rate: float, steps: int = 10) -> dict[str, float]:
+    return {"loss": rate * steps}
+
+
+def report(losses: nbddp.RankValues[dict[str, float]]) -> float:
+    return losses[0]["loss"]
+
+
+with nbddp.Pool(nproc=4, hosts="nodea,nodeb", simulate_gpus="4xT4", env={"OMP_NUM_THREADS": "1"}) as pool:
+    losses = pool.run(train, 0.1, steps=3)
+    assert_type(losses, nbddp.RankValues[dict[str, float]])
+    assert_type(losses[0], dict[str, float])
+    assert_type(losses[:2], list[dict[str, float]])
+    assert_type(pool.call(len, ("abc",), ranks=[0], timeout=30.0)[0], int)
+    assert_type(report(losses), float)
+    assert_type(pool.running, bool)
+    assert_type(pool.compare("model", ranks=[0, 1]).equal, bool)
+    forecast = pool.forecast(inter_node="25GB/s", nodes=8, strong=True)
+    text: str = str(forecast) + str(pool.timings(step=3)) + str(pool.topology()) + str(pool.status())
+    rows: list[dict[str, float]] = pool.memory().to_dict()["ranks"]
+    pool.bench(["all_reduce", "broadcast"], [1024], repeat=2).save("bench.png")
+    with check.on(pool):
+        pass
+
+panel = nbddp.Panel(pool)
+job = nbddp.Slurm(nodes=2, time="1:00:00")
+nbddp.Pool(nnodes=(1, 4), slurm=job)
+
+try:
+    pool.run(train, 0.1)
+except nbddp.WorkerFailed as failed:
+    assert_type(failed.rank, int)
+except (nbddp.PoolNotRunning, nbddp.AgentFailed, nbddp.BadInput) as refused:
+    print(refused)
+
+pool.run(train, "fast")  # wrong: rate is a float
+pool.run(train, 0.1, step=3)  # wrong: there is no step
+pool.forecast(internode="25GB/s")  # wrong: inter_node
+nbddp.Pool(nprocs=4)  # wrong: nproc
+nbddp.Pool(device=3)  # wrong: a str
+losses.append({})  # wrong: nothing can be added
+pool.ensure()  # wrong: not for users
+nbddp.run(train)  # wrong: there is none
