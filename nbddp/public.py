@@ -252,7 +252,8 @@ class Pool(PublicMethods):
     def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues[Any]]:
         """Fetch one name or several from the ranks. Returns name → the value of each rank.
 
-        ranks: which ranks (default: all). Raises PoolNotRunning, or BadInput for a name that a rank does not have.
+        names (str or several): what to fetch. ranks: which ranks (default: all). Raises PoolNotRunning, or BadInput for
+        a name that a rank does not have.
 
         Example:
 

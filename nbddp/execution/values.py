@@ -20,6 +20,10 @@ class RankValues(Sequence[Value]):
 
     A program gets them from `Pool.run`, `Pool.pull` and `%%ddp -o NAME`, and makes none. Where only some ranks ran, the
     others have no value: `ranks` says which have one. A value that could not be sent is a `nbddp.NotSent`.
+
+    Example:
+
+        doubled = [2 * value for value in pool.run(abs, -3)]
     """
 
     def __init__(self, values: Mapping[int, Value]):

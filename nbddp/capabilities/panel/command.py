@@ -14,6 +14,10 @@ class Panel(PoolPanel):
 
     pool: the notebook's if it is left out, the one that `%%ddp` cells use; without `%load_ext nbddp` a pool of its own,
     as `panel.pool`.
+
+    Example:
+
+        panel = nbddp.Panel(pool)
     """
 
     def __init__(self, pool: Pool | WorkerPool | None = None):

@@ -52,11 +52,18 @@ def prove(
 ) -> Proof:
     """Whether N ranks with their batches take the same training step as one process with all of these.
 
-    step: a function on the ranks that does forward and backward; args: names of what it is called with; batch: names
-    of those that are batches, where that is not clear. timeout: in seconds, for each attempt. Works on copies: nothing
-    on the ranks changes. Raises BadInput if the step cannot be run so.
+    - step (str): name of a function on the ranks that does forward and backward; args (str): names that it is called
+      with.
+    - batch (several str): names of those that are batches, where that is not clear (default: found out).
+    - timeout (float): seconds for each attempt (default 300). progress: called with a line on each (default: nothing).
 
-    Example: `pool.prove("step", "model", "x", "y")`.
+    Works on copies: nothing on the ranks changes. Raises PoolNotRunning, or BadInput if the step cannot be run so.
+
+    Example:
+
+        pool.run(train)
+        pool.run_cell(SETUP)  # defines step, model, x and y
+        print(pool.prove("step", "model", "x", "y"))
     """
     ranks = pool.placed().world_size
     for name in (step, *args, *batch):

@@ -34,10 +34,20 @@ def run_script(
     shutdown_timeout: float = SHUTDOWN,
     screen: Screen | None = None,
 ) -> None:
-    """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
+    """Run a script (or a module) on every rank as torchrun does, in new processes that end with it.
 
-    The ranks are new processes that end with the script; keep: use the existing ones, and keep the script's names
-    there. Other arguments and exceptions are as for `run_cell`.
+    - script (str): its path, or a module's name; words (str): its arguments.
+    - module (bool): `script` is a module, as in `python -m` (default False).
+    - keep (bool): use the existing processes, and keep the script's names there (default False).
+    - logs: files for the output, as `%ddp run --log-dir` writes them (default: none).
+    - max_restarts, hang_after, timeout, shutdown_timeout: as for `run_cell`.
+    - screen: where the output is shown (default: this notebook or terminal).
+
+    Raises BadInput if there is no such file, or a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut.
+
+    Example:
+
+        pool.run_script("train.py", "--epochs", "1", timeout=600.0)
     """
     program = ScriptProgram(script, module, keep)
     if not pool.spec.elsewhere:
