@@ -57,7 +57,7 @@ def megabytes(child: dict[str, Any]) -> str:
     return f"{held / 2**20:.0f} MiB" if held else "–"
 
 
-def held_bytes(child: dict[str, Any]) -> int:
+def held_bytes(child: Row) -> int:
     """The same in bytes; 0 if it is not known."""
     if "memory" in child:
         return int(child["memory"])

@@ -7,9 +7,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from nbddp.teach import check, explore, grade, predict
-
 __all__ = ["check", "explore", "grade", "predict"]
 
 

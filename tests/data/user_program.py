@@ -1,4 +1,5 @@
-"""A user's program: type checkers know what it gets. It is checked, and not run (tests/unit/test_surface.py)."""
+"""A user's program: type checkers know what it gets. It is checked with the package, and not run. The
+checker has to refuse what is marked as wrong (tests/unit/test_surface.py)."""
 
 from typing_extensions import assert_type
 
@@ -41,11 +42,11 @@ except nbddp.WorkerFailed as failed:
 except (nbddp.PoolNotRunning, nbddp.AgentFailed, nbddp.BadInput) as refused:
     print(refused)
 
-pool.run(train, "fast")  # wrong: rate is a float
-pool.run(train, 0.1, step=3)  # wrong: there is no step
-pool.forecast(internode="25GB/s")  # wrong: inter_node
-nbddp.Pool(nprocs=4)  # wrong: nproc
-nbddp.Pool(device=3)  # wrong: a str
-losses.append({})  # wrong: nothing can be added
-pool.ensure()  # wrong: not for users
-nbddp.run(train)  # wrong: there is none
+pool.run(train, "fast")  # type: ignore[arg-type]  # wrong: rate is a float
+pool.run(train, 0.1, step=3)  # type: ignore[call-arg]  # wrong: there is no step
+pool.forecast(internode="25GB/s")  # type: ignore[call-arg]  # wrong: inter_node
+nbddp.Pool(nprocs=4)  # type: ignore[call-arg]  # wrong: nproc
+nbddp.Pool(device=3)  # type: ignore[arg-type]  # wrong: a str
+losses.append({})  # type: ignore[attr-defined]  # wrong: nothing can be added
+pool.ensure()  # type: ignore[attr-defined]  # wrong: not for users
+nbddp.run(train)  # type: ignore[attr-defined]  # wrong: there is none

@@ -153,6 +153,10 @@ def test_the_old_way_of_use_works_for_one_release_and_warns(pool: nbddp.Pool) ->
     assert told[0].filename == __file__
     with pytest.warns(DeprecationWarning, match=r"StatusResult\['info'\] is deprecated"):
         assert pool.status()["info"]
+    with pytest.warns(DeprecationWarning, match="nbddp.Pool.last_run is deprecated, and nbddp 0.3 will not have it"):
+        assert pool.last_run is not None
+    with pytest.raises(AttributeError, match=r"nbddp.Pool has no 'nothing'; help\(nbddp.Pool\) lists what it has"):
+        getattr(pool, "nothing")  # noqa: B009
     with pytest.raises(AttributeError, match="StatusResult has no 'nothing'"):
         getattr(pool.status(), "nothing")  # noqa: B009
 
