@@ -10,7 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from nbddp.capabilities.memory.history import BEFORE, CUDA
+from nbddp.capabilities.memory.public import memory as public_memory
 from nbddp.capabilities.simulated_gpus import probe
+from nbddp.capabilities.simulated_gpus.part import COUNTED, TIMED
+from nbddp.capabilities.timings.public import timings as public_timings
 from nbddp.errors import BadInput, RunFailed, RunHung, RunStopped
 from nbddp.launch.options import parse_cell
 from nbddp.pool.pool import WorkerPool
@@ -78,6 +81,8 @@ def test_the_pool_says_what_they_are(pool: WorkerPool) -> None:
 
 def test_timings_and_memory_are_measured(pool: WorkerPool) -> None:
     pool.run_cell(INIT + TRAIN, show=())
+    for found, words in ((public_timings(pool), TIMED), (public_memory(pool), COUNTED)):
+        assert (found.to_dict()["simulated_gpus"], found.notes) == (True, (words,)), "what nbddp.Pool gives is marked"
     assert len(pool.timings().numbers()) == 3
     held = pool.memory()
     assert [m.rank for m in held] == [0, 1]
