@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from nbddp.output.table import Table
 from nbddp.protocol.deprecation import warn_deprecated
@@ -32,6 +32,7 @@ class Result(Generic[Found]):
     _found: Found
     simulated_gpus: bool = False
     notes: tuple[str, ...] = ()
+    _columns: ClassVar[tuple[str, ...]] = ()  # of a result that may have no rows
 
     def _draw(self) -> Any:
         """What a notebook shows: a figure with its words, or a `Table`."""
@@ -66,7 +67,8 @@ class Result(Generic[Found]):
             pandas = importlib.import_module("pandas")
         except ImportError as e:
             raise ImportError(f"to_frame() needs pandas ({e}); pip install pandas, or use to_dict()") from None
-        frame = pandas.DataFrame([{**row, "simulated_gpus": self.simulated_gpus} for row in self._rows()])
+        rows = [{**row, "simulated_gpus": self.simulated_gpus} for row in self._rows()]
+        frame = pandas.DataFrame(rows, columns=[*self._columns, "simulated_gpus"] if self._columns else None)
         frame.attrs["notes"] = list(self.notes)
         return frame
 

@@ -105,7 +105,7 @@ def test_what_a_method_finds_is_figure_text_and_data(pool: nbddp.Pool, monkeypat
     """Each field of the data is documented, and the data can be written as JSON."""
     frames: list[list[dict[str, Any]]] = []
     frame = types.SimpleNamespace(attrs={})
-    pandas = types.SimpleNamespace(DataFrame=lambda rows: frames.append(rows) or frame)
+    pandas = types.SimpleNamespace(DataFrame=lambda rows, columns: frames.append(rows) or frame)
     monkeypatch.setitem(sys.modules, "pandas", pandas)
     for name, found in results(pool).items():
         data = json.loads(json.dumps(found.to_dict(), allow_nan=False))

@@ -27,6 +27,8 @@ class CompareResult(Result[command.Report]):
     - `largest`: the largest absolute difference; None where it was not measured or is no number.
     """
 
+    _columns = ("name", "path", "type", "why", "classes", "largest")
+
     @property
     def equal(self) -> bool:
         """Whether every name is equal on all ranks."""
