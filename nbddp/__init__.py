@@ -28,12 +28,12 @@ from nbddp.errors import (
     WorkerFailed,
 )
 from nbddp.protocol.capability import load as _load
-from nbddp.protocol.capability import rows as _rows
+from nbddp.protocol.capability import public_names as _names
 
 if TYPE_CHECKING:
     from nbddp.capabilities import *  # noqa: F403  # the names that capabilities add
     from nbddp.execution.values import NotSent, RankValues
-    from nbddp.pool.pool import Pool
+    from nbddp.public import Pool
 
 __version__ = "0.1.0"
 __all__ = [
@@ -54,21 +54,23 @@ __all__ = [
     "SlurmRefused",
     "WorkerFailed",
     "load_ipython_extension",
-    "unload_ipython_extension",
 ]
 
 _LAZY = {
-    "NotSent": "nbddp.execution.values:NotSent", "Pool": "nbddp.pool.pool:Pool",
+    "NotSent": "nbddp.execution.values:NotSent", "Pool": "nbddp.public:Pool",
     "RankValues": "nbddp.execution.values:RankValues",
 }  # fmt: skip
-_LAZY |= {name: target for row in _rows() for name, target in row.names.items()}
-__all__ += [name for row in _rows() for name in row.names]
+_ADDED = _names()
+_LAZY |= _ADDED
+__all__ += _ADDED
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
-    return _load(_LAZY[name])
+if not TYPE_CHECKING:  # a checker has the names above, and refuses others
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
+        return _load(_LAZY[name])
 
 
 def __dir__() -> list[str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-import nbddp
 from nbddp.agent.client import AgentClient
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check
 from tests import needs, warm
 from tests.kernels import Kernel, loaded
@@ -104,10 +104,10 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AgentClient, "launch", classmethod(warm.start_cold))
 
 
-class Pools(dict[int, nbddp.Pool]):
+class Pools(dict[int, WorkerPool]):
     """World size → a pool of so many, made when it is first asked for."""
 
-    def __missing__(self, nproc: int) -> nbddp.Pool:
+    def __missing__(self, nproc: int) -> WorkerPool:
         self[nproc] = warm.begin(nproc)
         self[nproc].start()
         return self[nproc]
@@ -136,7 +136,7 @@ def _others_meet_no_pool_of_the_lessons(request: pytest.FixtureRequest, _lessons
 
 
 @pytest.fixture(scope="module")
-def pool(request: pytest.FixtureRequest, _lessons_pools: Pools) -> Iterator[nbddp.Pool]:
+def pool(request: pytest.FixtureRequest, _lessons_pools: Pools) -> Iterator[WorkerPool]:
     """A pool of the module's own, on which the lessons' checks run: of two workers, or of NPROC where it says so. Files
     of lessons have new workers of the same pool."""
     nproc = getattr(request.module, "NPROC", 2)
@@ -151,7 +151,7 @@ def pool(request: pytest.FixtureRequest, _lessons_pools: Pools) -> Iterator[nbdd
 
 
 @pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, nbddp.Pool]]:
+def pools() -> Iterator[dict[int, WorkerPool]]:
     """A pool of two and one of four, kept for all tests of a file."""
     made = Pools()
     yield made
@@ -159,7 +159,7 @@ def pools() -> Iterator[dict[int, nbddp.Pool]]:
 
 
 @pytest.fixture
-def two(pools: dict[int, nbddp.Pool]) -> nbddp.Pool:
+def two(pools: dict[int, WorkerPool]) -> WorkerPool:
     """The pool of two, whole, with `kept` on each rank: its own rank."""
     pool = pools[2]
     pool.ensure(LaunchSpec())

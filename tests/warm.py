@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import nbddp
 from nbddp.agent.client import AgentClient, Offer, ask
+from nbddp.pool.pool import WorkerPool
 from tests.template import Template
 
 
@@ -44,7 +44,7 @@ def launch(
 
 
 @contextmanager
-def pool(nproc: int | None = None, **options: Any) -> Iterator[nbddp.Pool]:
+def pool(nproc: int | None = None, **options: Any) -> Iterator[WorkerPool]:
     """A pool that has been started, until the block ends."""
     made = begin(nproc, **options)
     try:
@@ -54,9 +54,9 @@ def pool(nproc: int | None = None, **options: Any) -> Iterator[nbddp.Pool]:
         made.close()
 
 
-def begin(nproc: int | None = None, **options: Any) -> nbddp.Pool:
+def begin(nproc: int | None = None, **options: Any) -> WorkerPool:
     """A pool that has not been started."""
-    return nbddp.Pool(nproc=nproc, **options)
+    return WorkerPool(nproc=nproc, **options)
 
 
 def end() -> None:

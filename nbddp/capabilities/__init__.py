@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbddp.protocol.capability import Advice, Capability, Command, Guard, OnAgent, Option, PoolPart, RankPart
+from nbddp.protocol.capability import Advice, Capability, Command, Guard, Method, OnAgent, Option, PoolPart, RankPart
 
 if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is asked of it, for type checkers and editors
     from collections.abc import Mapping
@@ -16,23 +16,30 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
     from typing import TypedDict
 
     import nbddp.capabilities.bench.command
+    import nbddp.capabilities.bench.public
     import nbddp.capabilities.collectives.command
     import nbddp.capabilities.compare.command
+    import nbddp.capabilities.compare.public
     import nbddp.capabilities.forecast.command
+    import nbddp.capabilities.forecast.public
     import nbddp.capabilities.hosts.command
     import nbddp.capabilities.memory.command
+    import nbddp.capabilities.memory.public
     import nbddp.capabilities.prove.command
     import nbddp.capabilities.sanitizer.command
     import nbddp.capabilities.scripts.command
     import nbddp.capabilities.slurm.command
     import nbddp.capabilities.timings.command
+    import nbddp.capabilities.timings.public
+    import nbddp.capabilities.topology.public
     import nbddp.capabilities.trace.command
+    from nbddp import export, teach
     from nbddp.capabilities.panel.command import Panel
     from nbddp.capabilities.sanitizer.options import Sanitize
     from nbddp.capabilities.scripts.logs import LogOptions
     from nbddp.capabilities.slurm.commands import Slurm
 
-    __all__ = ["Panel", "Slurm"]
+    __all__ = ["Panel", "Slurm", "export", "teach"]
 
     class PoolMethods:
         allocations = nbddp.capabilities.memory.command.allocations
@@ -51,6 +58,25 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         sync = nbddp.capabilities.hosts.command.sync
         timings = nbddp.capabilities.timings.command.timings
         trace = nbddp.capabilities.trace.command.trace
+
+    class PublicMethods:
+        allocations = Method(nbddp.capabilities.memory.command.allocations)
+        attach = Method(nbddp.capabilities.slurm.command.attach)
+        bench = Method(nbddp.capabilities.bench.public.bench)
+        checkup = Method(nbddp.capabilities.hosts.command.checkup)
+        collectives = Method(nbddp.capabilities.collectives.command.collectives)
+        compare = Method(nbddp.capabilities.compare.public.compare)
+        findings = Method(nbddp.capabilities.sanitizer.command.findings)
+        forecast = Method(nbddp.capabilities.forecast.public.forecast)
+        memory = Method(nbddp.capabilities.memory.public.memory)
+        prove = Method(nbddp.capabilities.prove.command.prove)
+        run_script = Method(nbddp.capabilities.scripts.command.run_script)
+        scale = Method(nbddp.capabilities.hosts.command.scale)
+        sizes = Method(nbddp.capabilities.memory.command.sizes)
+        sync = Method(nbddp.capabilities.hosts.command.sync)
+        topology = Method(nbddp.capabilities.topology.public.topology)
+        timings = Method(nbddp.capabilities.timings.public.timings)
+        trace = Method(nbddp.capabilities.trace.command.trace)
 
     @dataclass(frozen=True, kw_only=True)
     class PoolFields:
@@ -106,6 +132,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         sanitize: Sanitize | bool
 
 
+PACKAGES = {"export": "nbddp.export", "teach": "nbddp.teach"}  # public names of what lies elsewhere
 SANITIZED = ("cell", "script", "terminal", "torchrun")  # lines that take --sanitize
 
 # fmt: off
@@ -241,6 +268,7 @@ ROWS = (
                 terminal="nbddp.capabilities.topology.command:in_terminal",
             ),
         ),
+        public={"topology": "nbddp.capabilities.topology.public:topology"},
     ),
     Capability(
         name="stale_modules",
@@ -270,6 +298,7 @@ ROWS = (
             ),
         ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
+        public={"timings": "nbddp.capabilities.timings.public:timings"},
         rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
         probes={"DDP's reducer": "nbddp.capabilities.timings.probes:ddps_reducer"},
         requests={
@@ -311,6 +340,7 @@ ROWS = (
             ),
         ),
         methods={"compare": "nbddp.capabilities.compare.command:compare"},
+        public={"compare": "nbddp.capabilities.compare.public:compare"},
         requests={"compare": "nbddp.capabilities.compare.on_rank:compare"},
     ),
     Capability(
@@ -350,6 +380,7 @@ ROWS = (
             "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
             "allocations": "nbddp.capabilities.memory.command:allocations",
         },
+        public={"memory": "nbddp.capabilities.memory.public:memory"},
         rank=(
             RankPart(name="memory", target="nbddp.capabilities.memory.on_rank:part"),
             RankPart(
@@ -374,6 +405,7 @@ ROWS = (
             ),
         ),
         methods={"forecast": "nbddp.capabilities.forecast.command:forecast"},
+        public={"forecast": "nbddp.capabilities.forecast.public:forecast"},
     ),
     Capability(
         name="bench",
@@ -386,6 +418,7 @@ ROWS = (
             ),
         ),
         methods={"bench": "nbddp.capabilities.bench.command:bench"},
+        public={"bench": "nbddp.capabilities.bench.public:bench"},
         requests={"bench": "nbddp.capabilities.bench.on_rank:bench"},
     ),
     Capability(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from nbddp.errors import BadInput
 from nbddp.launch.topology import rank_words
@@ -12,17 +12,26 @@ from nbddp.protocol.pickling import NotSent, describe
 __all__ = ["NotSent", "RankValues"]
 
 
-Value = Any  # what a user's program gives: it may be anything
+Value = TypeVar("Value", covariant=True)  # what a user's program gives: it may be anything
 
 
-class RankValues(Sequence[Any]):
-    """Values indexed by rank. Where only some ranks ran, the others have none: `ranks` says which do."""
+class RankValues(Sequence[Value]):
+    """One value from each rank. `values[2]` is rank 2's, and iteration gives them in order of rank.
+
+    A program gets them from `Pool.run`, `Pool.pull` and `%%ddp -o NAME`, and makes none. Where only some ranks ran, the
+    others have no value: `ranks` says which have one. A value that could not be sent is a `nbddp.NotSent`.
+
+    Example:
+
+        doubled = [2 * value for value in pool.run(abs, -3)]
+    """
 
     def __init__(self, values: Mapping[int, Value]):
         self._values = dict(sorted(values.items()))
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """The ranks that have a value, ascending."""
         return tuple(self._values)
 
     def by_rank(self) -> dict[int, Value]:
@@ -32,13 +41,13 @@ class RankValues(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Value]:
         return iter(self._values.values())
 
     @overload
-    def __getitem__(self, rank: int) -> Any: ...
+    def __getitem__(self, rank: int) -> Value: ...
     @overload
-    def __getitem__(self, rank: slice) -> list[Any]: ...
+    def __getitem__(self, rank: slice) -> list[Value]: ...
     def __getitem__(self, rank: int | slice) -> Any:
         if isinstance(rank, slice):
             return list(self._values.values())[rank]
@@ -48,7 +57,7 @@ class RankValues(Sequence[Any]):
             raise IndexError(f"rank {rank} has no value here; {have}")
         return self._values[found]
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[Value]:
         return reversed(self._values.values())  # Sequence's own counts from len() and stumbles over gaps
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:

@@ -29,7 +29,7 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.lessons.framework import folders, run_check
 from nbddp.lessons.framework.answer import Answer, Exercise, Wrong
 from nbddp.output.screens import NullScreen
-from nbddp.pool.pool import Pool
+from nbddp.pool.pool import WorkerPool
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.state import PoolState
 from nbddp.protocol import json_values
@@ -89,7 +89,7 @@ class _StrangersLife(PoolState):
         super().have_agent(imported, controls_only)
 
 
-class StrangersPool(Pool):
+class StrangersPool(WorkerPool):
     """Ranks on which a learner's code runs: only JSON is taken from them."""
 
     holding, connection, plain = _StrangersLife, StrangersRanks, True
@@ -117,7 +117,7 @@ class ExaminerAnswer(TypedDict, total=False):
 class Examiner:
     """Answers the grader's requests about one learner's files."""
 
-    def __init__(self, pool: Pool):
+    def __init__(self, pool: WorkerPool):
         self.pool = pool
         self._endless: dict[tuple[Cell, ...], str] = {}  # cells whose reading never ends → the line
 
@@ -189,7 +189,7 @@ def main(request: Json) -> int:
     return 0
 
 
-def _serve(lines: Any, pool: Pool) -> None:
+def _serve(lines: Any, pool: WorkerPool) -> None:
     try:
         pool.start()
     except (PoolError, BadInput) as error:

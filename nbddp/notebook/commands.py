@@ -31,7 +31,7 @@ from nbddp.protocol.capability import Command, load, rows
 if TYPE_CHECKING:
     from nbddp.agent.client import AgentClient
     from nbddp.notebook.history import CellHistory
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 __all__ = ["Asked", "CommandLine", "HelpAsked", "Parser", "overview", "parse_command"]
 
@@ -105,7 +105,7 @@ class Asked(Protocol):
     """The notebook that has asked, as a handler sees it."""
 
     shell: Any
-    pool: Pool
+    pool: WorkerPool
     history: CellHistory
 
     def progress(self) -> AbstractContextManager[Callable[[str], None]]:

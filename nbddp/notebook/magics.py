@@ -32,7 +32,7 @@ from nbddp.notebook.interrupts import NotebookInterrupts
 from nbddp.notebook.pool_commands import RESTARTED, start_pool
 from nbddp.output.screens import Screen, for_shell
 from nbddp.pool import snapshot
-from nbddp.pool.pool import Pool
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import Option
 from nbddp.protocol.capability import load as load_target
 
@@ -51,7 +51,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     ).tag(config=True)
 
     def __init__(self, shell: Any, agent: AgentClient | None = None):
-        self.pool = Pool(agent=agent)
+        self.pool = WorkerPool(agent=agent)
         super().__init__(shell)
         self.interrupts = NotebookInterrupts(shell)
         self.history = CellHistory()
@@ -169,7 +169,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _is_automagic(self, word: str) -> bool:
         return bool(self.shell.automagic) and self.shell.find_line_magic(word) is not None
 
-    def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues:
+    def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues[Any]:
         """Have the pool that a line asks for, and run what it runs."""
         stood = self.pool.running
         screen = self.ensure(spec)
@@ -328,7 +328,7 @@ def unload(shell: Any) -> None:
         table.pop("ddp", None)
 
 
-def standing_pool() -> Pool | None:
+def standing_pool() -> WorkerPool | None:
     """The pool of the running shell, started or not; None if `%load_ext nbddp` has not run."""
     magics = _loaded.get(id(get_ipython()))
     return None if magics is None else magics.pool

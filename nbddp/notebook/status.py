@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from nbddp.agent import hardware
 from nbddp.agent.process_id import ProcessId
 from nbddp.errors import RankStatus
+from nbddp.output.result import Result, Row
 from nbddp.output.table import Table
 
 COLUMNS = ("rank", "node", "local rank", "device", "pid", "state", "memory")
@@ -50,8 +53,44 @@ def _without(place: dict[str, Any], info: dict[str, Any]) -> str:
 def megabytes(child: dict[str, Any]) -> str:
     """Proportional set size (resident size where there is no such thing), in MiB; of a process of another host as that
     host's agent has told it."""
-    if "memory" in child:
-        return f"{child['memory'] / 2**20:.0f} MiB" if child["memory"] else "–"
-    process = ProcessId(child["pid"], child["started"]).process()
-    held = hardware.memory_of(process) if process is not None else 0
+    held = held_bytes(child)
     return f"{held / 2**20:.0f} MiB" if held else "–"
+
+
+def held_bytes(child: Row) -> int:
+    """The same in bytes; 0 if it is not known."""
+    if "memory" in child:
+        return int(child["memory"])
+    process = ProcessId(child["pid"], child["started"]).process()
+    return hardware.memory_of(process) if process is not None else 0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StatusResult(Result[dict[str, Any]]):
+    """The processes of a pool.
+
+    `to_dict()` has `workers`, a list of rows, and `to_frame()` has the same rows. The fields of a row:
+
+    - `rank`, `node`, `local_rank`; `host`: empty on this machine; `device`.
+    - `pid`: None if the process has ended; `state` (str), such as `idle`.
+    - `memory_bytes`: proportional set size; None if it is not known.
+    """
+
+    def _draw(self) -> Table:
+        return status_table(self._found)
+
+    def _data(self) -> Row:
+        return {"workers": self._rows()}
+
+    def _rows(self) -> Sequence[Row]:
+        info = self._found["info"]
+        alive = {c["rank"]: c for c in self._found["children"] if c["kind"] == "worker"}
+        return [_row(place, alive.get(place["rank"]), info) for place in info.get("workers", [])]
+
+
+def _row(place: Row, child: Row | None, info: Row) -> Row:
+    return {
+        **{name: place[name] for name in ("rank", "node", "local_rank", "host", "device")},
+        "pid": child and child["pid"], "state": state_words(child) if child else _without(place, info),
+        "memory_bytes": (held_bytes(child) or None) if child else None,
+    }  # fmt: skip

@@ -29,7 +29,7 @@ def call(
     return Request(CALL, {"plain": plain, "argv": list(sys.argv)}, [data], f"running {name}", ranks=ranks, **limits)
 
 
-def answered(ended: Mapping[int, RankExit], read: Callable[[bytes], Any] = pickling.unpack) -> RankValues:
+def answered(ended: Mapping[int, RankExit], read: Callable[[bytes], Any] = pickling.unpack) -> RankValues[Any]:
     """One value from each rank that sent one."""
     return RankValues({r: read(e.buffers[0]) for r, e in ended.items() if e.buffers})
 
@@ -41,7 +41,7 @@ def carried(failed: WorkerFailed, ended: Mapping[int, RankExit]) -> Exception | 
     return error if isinstance(error, Exception) else None
 
 
-def pulled(names: Sequence[str], answers: Mapping[int, Sequence[Any]]) -> dict[str, RankValues]:
+def pulled(names: Sequence[str], answers: Mapping[int, Sequence[Any]]) -> dict[str, RankValues[Any]]:
     """Name → its values. Raises BadInput if a rank has no such name."""
     found = {}
     for i, name in enumerate(names):

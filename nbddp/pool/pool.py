@@ -1,14 +1,14 @@
 """The pool: workers that live on between cells, and what can be done with them.
 
-`Pool` is the face of its parts (`pool.state`). These are the worker group (`pool.worker_group`), the connection of a
-run to its ranks (`pool.rank_channel`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell
+`WorkerPool` holds its parts (`pool.state`): the worker group (`pool.worker_group`), the connection of a run to its
+ranks (`pool.rank_channel`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell
 asks for (start, grow, shrink, replace, nothing), and tells each change in one line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.agent.client import AgentClient
 from nbddp.errors import WorkerFailed
@@ -41,24 +41,17 @@ else:
     PoolMethods = pool_methods()
 
 
-class Pool(PoolMethods):
-    """A worker group, on this machine or on other hosts.
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WorkerPool(PoolMethods):
+    """A worker group, on this machine or on other hosts. The magics have one, and `nbddp.Pool` is a face of one.
 
     The pool starts at once as a context manager or with `start()`, otherwise with the first run. It ends when nobody
     holds it any more.
 
-    The arguments are the options of `%ddp start`:
-
-    - nproc, gpus_per_proc, visible, oversubscribe, device: the workers of a node.
-    - nnodes: number of nodes; (1, 4) for nodes that may come and go.
-    - hosts: `nodea,user@nodeb:2222`, or a file with one host per line. ssh_config, python, setup: ssh's configuration,
-      the Python interpreter there, and a shell line to run there first. via: what starts a process there, if not ssh
-      (`mpiexec`, `kubectl exec -i {host} -- {command}`).
-    - slurm: nodes of Slurm, such as `nbddp.Slurm(nodes=2, time="1:00:00")`; True for this process's own job.
-    - interface: the network interface that connects all hosts. sync: whether to copy the working directory there.
-      keep_alive: how many seconds workers on hosts outlive a lost connection, and Slurm's nodes this process.
-    - cluster: a running ipyparallel cluster, as PROFILE/ID, its id or its connection file.
-    - debug: `off`, `info` or `detail`; env: environment variables of the ranks.
+    The arguments are those of `nbddp.Pool` (`nbddp.public`); agent: the one to take, else a new one.
 
     Raises BadInput for an impossible placement, AgentFailed for a host that does not start.
 
@@ -95,7 +88,7 @@ class Pool(PoolMethods):
 
     # -- life ----------------------------------------------------------------------------
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> WorkerPool:
         self.start()
         return self
 
@@ -226,7 +219,7 @@ class Pool(PoolMethods):
         want_value: bool = False,
         screen: Screen | None = None,
         **options: Unpack[RunArguments],
-    ) -> RankValues:
+    ) -> RankValues[Any]:
         """Run source on the ranks. Returns the values of its last expression if `want_value`.
 
         The other arguments are the options of `%%ddp` (see `nbddp.protocol.request.Request`): `hang_after`, `timeout`
@@ -240,12 +233,12 @@ class Pool(PoolMethods):
         )  # fmt: skip
         return self.carry_out(request, screen)
 
-    def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
+    def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues[Any]:
         """`run_cell` for one `Request`."""
         run = self.runs.carry_out(request, screen or for_shell(shell()))
         return payloads.answered(run.ended) if request.want_value else RankValues({})
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:
+    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> RankValues[T]:
         """Call `function(*args, **kwargs)` on every rank. Returns every rank's value.
 
         Function and arguments are sent by cloudpickle. Raises the first failing rank's own exception, with the
@@ -266,7 +259,7 @@ class Pool(PoolMethods):
 
     def call(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., T],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, object] | None = None,
         *,
@@ -275,7 +268,7 @@ class Pool(PoolMethods):
         hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,
         shutdown_timeout: float = SHUTDOWN,
-    ) -> RankValues:
+    ) -> RankValues[T]:
         """As `run`, on some ranks and with limits in seconds, as in `run_cell`.
 
         Names on the ranks are kept. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
@@ -297,7 +290,7 @@ class Pool(PoolMethods):
         buffers = [payloads.packed(value, name) for name, value in names.items()]
         self.answers("push", chosen, buffers, names=list(names))
 
-    def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
+    def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues[Any]]:
         """Fetch one name or several from the ranks. Raises BadInput if a name is not defined on every rank."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
@@ -337,6 +330,11 @@ class Pool(PoolMethods):
     def snapshot(self) -> PoolSnapshot:
         """The pool's present state, to report later what has changed."""
         return self.life.snapshot()
+
+    def marks(self, name: str) -> tuple[bool, tuple[str, ...]]:
+        """Whether GPUs are simulated, and what is said under what the command `name` shows."""
+        said = tuple(filter(None, [say(name) for say in self.parts.figure_notes]))
+        return self.placed().simulates_gpus, said
 
     # -- what is shown -------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0
 AT_ONCE = 16  # workers that a node starts between two moments at which Stop is heard
-NO_POOL = "there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one"
+NO_POOL = "there is no pool; %ddp start --nproc 4, a %%ddp cell or pool.start() starts one"
 
 
 class EndedStarting(PoolError):

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from inspect import Parameter, Signature, signature
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from nbddp.errors import BadInput
 
@@ -20,6 +20,8 @@ TABLE = "nbddp.capabilities"
 Target = str
 FieldValues = dict[str, Any]  # arguments for a dataclass: each field has a type of its own
 Call = TypeVar("Call", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Option:
     - exported: what is said of a script or job that is exported where a pool or a cell has a value for it.
     - to_ranks: whether the ranks are told if it holds; of a pool's option, its value.
     - shows: (Asked, value) -> what is displayed when the run has ended. of_failed: also if it failed. later: the
-      command that shows the same of the last run. terminal: (Pool, value) -> what `python -m nbddp run` says then.
+      command that shows the same of the last run. terminal: (pool, value) -> what `python -m nbddp run` says then.
     """
 
     name: str
@@ -196,7 +198,8 @@ class Advice:
 class Capability:
     """A row.
 
-    - name: the folder's. names: of the package `nbddp`. methods: of `Pool`, as functions of a pool.
+    - name: the folder's. names: of the package `nbddp`. methods: of every pool, as functions of a `WorkerPool`; public:
+      what `nbddp.Pool` has in the place of such a method, or besides.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
     - guard: who may reach what ranks meet by; one row has it.
     - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
@@ -220,6 +223,7 @@ class Capability:
     options: tuple[Option, ...] = ()
     names: Mapping[str, Target] = field(default_factory=dict)
     methods: Mapping[str, Target] = field(default_factory=dict)
+    public: Mapping[str, Target] = field(default_factory=dict)
     rank: tuple[RankPart, ...] = ()
     requests: Mapping[str, Target] = field(default_factory=dict)
     questions: Mapping[str, Target] = field(default_factory=dict)
@@ -236,9 +240,10 @@ class Capability:
 
 
 def load(target: Target) -> Any:
-    """What a target names."""
+    """What a target names; a module without a name behind it."""
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
 
 
 @functools.cache
@@ -248,6 +253,12 @@ def rows() -> tuple[Capability, ...]:
         return ()
     found: tuple[Capability, ...] = importlib.import_module(TABLE).ROWS
     return found
+
+
+def public_names() -> Mapping[str, Target]:
+    """What rows add to the package `nbddp`, and its public packages."""
+    packages = importlib.import_module(TABLE).PACKAGES if rows() else {}
+    return {**{name: target for row in rows() for name, target in row.names.items()}, **packages}
 
 
 def guard_row() -> Guard | None:
@@ -266,8 +277,27 @@ class _Method:
 
 
 def pool_methods() -> type:
-    """A class with the methods of all rows, for `Pool` to inherit from: no row can replace what `Pool` itself has."""
+    """A class with the methods of all rows, for `WorkerPool` to inherit from: no row can replace what that itself
+    has."""
     return type("PoolMethods", (), {name: _Method(target) for row in rows() for name, target in row.methods.items()})
+
+
+class Method(Generic[P, T]):
+    """A method of `nbddp.Pool` from a function of its `WorkerPool`, imported when somebody first looks at it."""
+
+    def __init__(self, function: Callable[Concatenate[Any, P], T] | Target):
+        self.function = function
+
+    def __get__(self, owner: Any, kind: Any = None) -> Callable[P, T]:
+        function: Any = load(self.function) if isinstance(self.function, Target) else self.function
+        method: Callable[P, T] = function if owner is None else function.__get__(owner._pool)
+        return method
+
+
+def public_methods() -> type:
+    """A class with the methods that `nbddp.Pool` has of all rows, to inherit from."""
+    targets = {name: target for row in rows() for name, target in {**row.methods, **row.public}.items()}
+    return type("PublicMethods", (), {name: Method(target) for name, target in targets.items()})
 
 
 @functools.cache

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import nbddp
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 
 CELL = """
 import time, torch, torch.distributed as dist
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--nproc", type=int, default=2)
     asked = parser.parse_args()
     times: dict[bool, list[float]] = {False: [], True: []}
-    with nbddp.Pool(nproc=asked.nproc) as pool:
+    with WorkerPool(nproc=asked.nproc) as pool:
         for _ in range(asked.rounds):
             for check in times:
                 times[check] += [max(pool.run_cell(CELL, check=check, want_value=True, screen=NullScreen()))]

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import nbddp
 from nbddp.analysis.cause import BACKWARD, FORWARD, OPTIMIZER
 from nbddp.analysis.steps import Recording
 from nbddp.capabilities.timings.analysis import BETWEEN, verdict
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 
 CELL = """
@@ -110,7 +110,7 @@ def record(asked: argparse.Namespace) -> list[Run]:
     return kept
 
 
-def run(pool: nbddp.Pool, dice: random.Random, steps: int, share: float = 0.0, where: str = "", rank: int = -1) -> Run:
+def run(pool: WorkerPool, dice: random.Random, steps: int, share: float = 0.0, where: str = "", rank: int = -1) -> Run:
     width, depth, batch, optimizer = dice.choice(MODELS)
     pool.run_cell(
         CELL.format(width=width, depth=depth, batch=batch, optimizer=f"torch.optim.{optimizer}", steps=steps,
@@ -120,7 +120,7 @@ def run(pool: nbddp.Pool, dice: random.Random, steps: int, share: float = 0.0, w
     return Run(steps, share, where, rank, pool.timings())
 
 
-def equal(pool: nbddp.Pool, dice: random.Random, runs: int) -> list[Run]:
+def equal(pool: WorkerPool, dice: random.Random, runs: int) -> list[Run]:
     kept, late = [], 0
     for _ in range(runs):
         kept.append(run(pool, dice, dice.choice([3, 10, 20, 32, 102])))
@@ -132,7 +132,7 @@ def equal(pool: nbddp.Pool, dice: random.Random, runs: int) -> list[Run]:
     return kept
 
 
-def planted(pool: nbddp.Pool, dice: random.Random, runs: int, share: float, steps: int) -> list[Run]:
+def planted(pool: WorkerPool, dice: random.Random, runs: int, share: float, steps: int) -> list[Run]:
     ranks = pool.placed().world_size
     return [run(pool, dice, steps, share, dice.choice(list(PARTS)), dice.randrange(ranks)) for _ in range(runs)]
 

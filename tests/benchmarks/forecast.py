@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import nbddp
 from nbddp.analysis.quantities import duration, percent
 from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.forecast.cost import LinkFit, better, fit, seconds
@@ -32,6 +31,7 @@ from nbddp.capabilities.forecast.figure import link
 from nbddp.capabilities.forecast.scale import Predicted, Profile, predict
 from nbddp.output.screens import NullScreen
 from nbddp.output.table import Table
+from nbddp.pool.pool import WorkerPool
 
 MUST = 0.25  # of the measured step, on a quiet machine
 CELL = """
@@ -108,7 +108,7 @@ class Validation:
 
 
 def validate(
-    pool: nbddp.Pool, *, width: int = 2048, layers: int = 4, batch: int = 2, rounds: int = 12, largest: int = 25
+    pool: WorkerPool, *, width: int = 2048, layers: int = 4, batch: int = 2, rounds: int = 12, largest: int = 25
 ) -> Validation:
     """Measure on a pool of four; all-reduces of 16 KiB to 2**largest bytes."""
     code = CELL.format(width=width, layers=layers, batch=batch, rounds=rounds, largest=largest)
@@ -164,7 +164,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     asked = parser.parse_args()
-    with nbddp.Pool(nproc=4) as pool:
+    with WorkerPool(nproc=4) as pool:
         found = validate(pool, rounds=asked.rounds)
     print(
         f"fitted on 2 ranks: {link(found.chosen.link)} by {found.chosen.algorithm}, error {percent(found.chosen.error)}"

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import nbddp
 from nbddp.capabilities.private import sock_owner
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.versions import hidden
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ small, big
 """
 
 
-def values(pool: nbddp.Pool, code: str, ranks: list[int] | None = None) -> list[Any]:
+def values(pool: WorkerPool, code: str, ranks: list[int] | None = None) -> list[Any]:
     return list(pool.run_cell(SET_UP + code, want_value=True, ranks=ranks, hang_after=None, screen=NullScreen()))
 
 
@@ -79,7 +79,7 @@ def each(work: Callable[[], object], times: int = 1000) -> float:
     return statistics.median(series)
 
 
-def questions(pool: nbddp.Pool) -> None:
+def questions(pool: WorkerPool) -> None:
     """How long the kernel takes to say whose a connection is, and /proc to say which process's."""
     assert pool.agent is not None
     with ExitStack() as stack:
@@ -103,12 +103,12 @@ def main() -> None:
     options.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 64])
     asked = options.parse_args()
     with ExitStack() as stack:
-        guarded = stack.enter_context(nbddp.Pool(nproc=asked.ranks[0], oversubscribe=True))
+        guarded = stack.enter_context(WorkerPool(nproc=asked.ranks[0], oversubscribe=True))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         hidden.in_agents(Path(folder), hidden.gate)
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join([folder, str(ROOT)])
-        bare = stack.enter_context(nbddp.Pool(nproc=asked.ranks[0], oversubscribe=True))
+        bare = stack.enter_context(WorkerPool(nproc=asked.ranks[0], oversubscribe=True))
         os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
         for name, pool in (("through the gate", guarded), ("to torch's own server", bare)):
             small, big = values(pool, STORE, [0])[0]

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.pool.faults import StopWhenReady
 from tests.processes import still_running
 
@@ -292,7 +293,7 @@ class Names:
         self.counts: dict[int, int] = {}
         self.lost = self.reported = 0
 
-    def ran(self, pool: nbddp.Pool, world: int, error: nbddp.RunFailed | None) -> None:
+    def ran(self, pool: WorkerPool, world: int, error: nbddp.RunFailed | None) -> None:
         self.counts = {r: self.counts.get(r, 0) + 1 for r in range(world)}
         assert pool.last_run is not None
         gone = {r for r, ended in pool.last_run.ended.items() if ended.status in GONE}
@@ -300,7 +301,7 @@ class Names:
         self.reported += len(gone)
         self.counts.update(dict.fromkeys(gone, 0))
 
-    def compare(self, pool: nbddp.Pool) -> str:
+    def compare(self, pool: WorkerPool) -> str:
         pool.ensure(LaunchSpec())
         try:
             found = dict(enumerate(pool.run_cell("globals().get('kept', 0)", want_value=True, screen=NullScreen())))
@@ -324,7 +325,7 @@ def attempt(call: Callable[[], object]) -> tuple[nbddp.RunFailed | None, float]:
     return None, time.monotonic() - began
 
 
-def descriptors(pool: nbddp.Pool) -> int:
+def descriptors(pool: WorkerPool) -> int:
     """The most that a rank has open."""
     count = "import os, gc; gc.collect(); len(os.listdir('/proc/self/fd'))"
     return max(pool.run_cell(count, want_value=True, screen=NullScreen()))
@@ -339,7 +340,7 @@ def main() -> int:
     dice = random.Random(asked.seed)
     tally: dict[str, int] = {}
     failures, slowest, names = 0, 0.0, Names()
-    with nbddp.Pool(nproc=4) as pool:
+    with WorkerPool(nproc=4) as pool:
         assert pool.agent is not None
         agent = psutil.Process(pool.agent.hello.pid)
         open_before = descriptors(pool)

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import nbddp
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 
 CELL = """
 import itertools, statistics, time, torch, torch.distributed as dist
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=100)
     parser.add_argument("--cells", type=int, default=30, help="whole cells of each kind")
     asked = parser.parse_args()
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         cell = CELL.format(rounds=asked.rounds, steps=asked.steps, width=asked.width)
         values = pool.run_cell(cell, want_value=True, screen=NullScreen())
         for rank, (found, step, seen) in enumerate(values):

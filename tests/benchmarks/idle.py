@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import psutil
 
-import nbddp
+from nbddp.pool.pool import WorkerPool
 
 
 def processes() -> dict[str, list[psutil.Process]]:
@@ -35,7 +35,7 @@ def cpu(process: psutil.Process) -> float:
 
 def measure(workers: int, seconds: float) -> None:
     before = memory(psutil.Process())
-    with nbddp.Pool(nproc=workers, oversubscribe=True) as pool:
+    with WorkerPool(nproc=workers, oversubscribe=True) as pool:
         pool.start()
         pool.run_cell("import torch")
         time.sleep(3)

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.capabilities.warm import client
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.benchmarks.launch import STEP, cell, seconds, torchrun
 from tests.kernels import Kernel
 
@@ -151,7 +152,7 @@ def main() -> None:
         of_kernels(asked.kernels)
         return
     dice, good, began = random.Random(1), 0, time.monotonic()
-    with nbddp.Pool(nproc=asked.nproc) as pool:
+    with WorkerPool(nproc=asked.nproc) as pool:
         for _ in range(asked.times):
             cell = CELL.format(culprit=dice.randrange(asked.nproc))
             try:

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import nbddp
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.benchmarks.timings import RUN
 
 CELL = """
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10, help="whole runs of each kind")
     parser.add_argument("--nproc", type=int, default=2)
     asked = parser.parse_args()
-    with nbddp.Pool(nproc=asked.nproc) as pool:
+    with WorkerPool(nproc=asked.nproc) as pool:
         cell = CELL.format(rounds=asked.rounds, steps=asked.steps)
         values = pool.run_cell(cell, sanitize=True, want_value=True, screen=NullScreen())
         for rank, (found, same, step) in enumerate(values):

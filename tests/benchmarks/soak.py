@@ -27,6 +27,7 @@ from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.pool.faults import CALLS, SET_UP, StopWhenReady, cases
 from tests.processes import still_running
 
@@ -65,7 +66,7 @@ def main() -> None:
     lost_output = lost_names = reported = 0
     slowest = 0.0
     kept: list[DescribedFigure] = []
-    with nbddp.Pool(nproc=asked.nproc) as pool:
+    with WorkerPool(nproc=asked.nproc) as pool:
         expected = [0] * asked.nproc
         in_use: list[tuple[float, float]] = []
         assert pool.agent is not None
@@ -108,7 +109,7 @@ def main() -> None:
     )
 
 
-def figures(pool: nbddp.Pool) -> list[DescribedFigure]:
+def figures(pool: WorkerPool) -> list[DescribedFigure]:
     """As `%ddp draw_timings`, `%ddp draw_memory` and `%ddp draw_topology` show them."""
     pool.run_cell(TRAIN, screen=NullScreen())
     recording = pool.timings()
@@ -119,7 +120,7 @@ def figures(pool: nbddp.Pool) -> list[DescribedFigure]:
     return drawn
 
 
-def run(pool: nbddp.Pool, code: str) -> tuple[str, float]:
+def run(pool: WorkerPool, code: str) -> tuple[str, float]:
     began = time.monotonic()
     try:
         pool.run_cell(code, screen=StopWhenReady(), hang_after=0.3)
@@ -128,7 +129,7 @@ def run(pool: nbddp.Pool, code: str) -> tuple[str, float]:
     return "ok", time.monotonic() - began
 
 
-def printed(pool: nbddp.Pool, rank: int) -> str:
+def printed(pool: WorkerPool, rank: int) -> str:
     run: Any = pool.last_run
     log = run.outputs[rank].log
     return log.read_text() if os.path.exists(log) else ""

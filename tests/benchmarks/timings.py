@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import nbddp
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.pool.test_timings import recording
 
 CELL = """
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=30, help="whole runs of each kind")
     parser.add_argument("--nproc", type=int, default=2)
     asked = parser.parse_args()
-    with nbddp.Pool(nproc=asked.nproc) as pool:
+    with WorkerPool(nproc=asked.nproc) as pool:
         for width, steps in ((1000, asked.steps), (100, 5 * asked.steps)):
             cell = CELL.format(width=width, steps=steps, rounds=asked.rounds)
             tell(width, list(pool.run_cell(cell, want_value=True, screen=NullScreen())))
@@ -115,7 +115,7 @@ def tell(width: int, found: list[Any]) -> None:
         print(f"  {name}: {mean}; of the rounds' ratios the median {middle:+.1f}, {spread}")
 
 
-def runs(pool: nbddp.Pool, count: int) -> dict[str, list[float]]:
+def runs(pool: WorkerPool, count: int) -> dict[str, list[float]]:
     """Seconds of a step in whole runs."""
     found: dict[str, list[float]] = {"recorded": [], "plain": [], "plain too": []}
     drawn = random.Random(0)

@@ -32,6 +32,7 @@ import nbddp
 from nbddp.agent.client import AgentClient
 from nbddp.notebook.status import status_table
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 
 ROOT = Path(__file__).parents[2]
 STUB, LATE = ROOT / "tests/benchmarks/stub", ROOT / "tests/benchmarks/late.py"
@@ -52,13 +53,13 @@ def via(folder: Path, delay: float) -> str:
 
 
 @contextmanager
-def many(agents: int, workers: int, delay: float, here: AgentClient | None = None) -> Iterator[nbddp.Pool]:
+def many(agents: int, workers: int, delay: float, here: AgentClient | None = None) -> Iterator[WorkerPool]:
     """A pool that is not started yet, of so many agents with so many workers each."""
     with tempfile.TemporaryDirectory(prefix="w", dir="/tmp") as folder:
         names = [f"node{i}" for i in range(agents)]
         for name in names:
             Path(folder, name).mkdir(mode=0o700)
-        pool = nbddp.Pool(nproc=workers, hosts=",".join(names), via=via(Path(folder), delay), agent=here)
+        pool = WorkerPool(nproc=workers, hosts=",".join(names), via=via(Path(folder), delay), agent=here)
         try:
             yield pool
         finally:
@@ -145,7 +146,7 @@ def of(agents: int, workers: int, delay: float, rounds: int) -> Measured:
     return found
 
 
-def held(pool: nbddp.Pool, here: AgentClient) -> Measured:
+def held(pool: WorkerPool, here: AgentClient) -> Measured:
     """Memory (proportional share, MiB), descriptors and threads."""
     hub = controller(here)[0]
     far = [psutil.Process(node.agent.hello.pid) for node in pool.group.added]

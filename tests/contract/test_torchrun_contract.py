@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.contract.begun import PROGRAM
 from tests.kernels import Kernel
 from tests.ports import held_port
@@ -249,7 +249,7 @@ def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp
 def test_spawned_ranks_hash_strings_each_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
     monkeypatch.setenv("BEGUN", str(tmp_path))
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         pool.run_cell(PROGRAM, screen=NullScreen())
     one, other = begun(tmp_path)
     assert not [name for name in one["drawn"] if one["drawn"][name] == other["drawn"][name]]

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp.errors import NbddpError
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.contract import torchs_own
 
 NPROC = torchs_own.RANKS
 SOURCE = Path(torchs_own.__file__)
 
 
-def in_a_cell(pool: nbddp.Pool, name: str, folder: str) -> list[str]:
+def in_a_cell(pool: WorkerPool, name: str, folder: str) -> list[str]:
     """How a test ended on each rank; or how its cell did, where that is another way."""
     try:
         return list(pool.run_cell(f"outcome({name!r}, {folder!r})", want_value=True, screen=NullScreen()))
@@ -26,7 +26,7 @@ def in_a_cell(pool: nbddp.Pool, name: str, folder: str) -> list[str]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("nth", [9, pytest.param(1, marks=pytest.mark.torchrun)])
-def test_torchs_own_tests_end_as_under_torchrun(pool: nbddp.Pool, tmp_path: Path, nth: int) -> None:
+def test_torchs_own_tests_end_as_under_torchrun(pool: WorkerPool, tmp_path: Path, nth: int) -> None:
     """Each ninth one always, all by -m torchrun."""
     known = json.loads(SOURCE.with_suffix(".json").read_text()).get(torchs_own.facts())
     (tmp_path / "torchrun").mkdir()

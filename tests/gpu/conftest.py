@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-import nbddp
 from nbddp.agent import devices
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 
 REPORT = Path(__file__).with_name("report.md")
 ROW = "gpu row"
@@ -64,14 +64,14 @@ def row(record_property: Callable[[str, object], None], request: pytest.FixtureR
 
 
 @pytest.fixture(scope="module")
-def one() -> Iterator[nbddp.Pool]:
+def one() -> Iterator[WorkerPool]:
     """One rank on a GPU of its own."""
-    with nbddp.Pool(nproc=1) as made:
+    with WorkerPool(nproc=1) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def two(one: nbddp.Pool, cards: list[dict[str, Any]]) -> Iterator[nbddp.Pool]:
+def two(one: WorkerPool, cards: list[dict[str, Any]]) -> Iterator[WorkerPool]:
     """Two ranks over NCCL: on a GPU each, or on one, where NCCL takes two ranks."""
     version = tuple(one.run_cell(VERSION, want_value=True, screen=NullScreen())[0])
     alone = len(cards) == 1
@@ -80,12 +80,12 @@ def two(one: nbddp.Pool, cards: list[dict[str, Any]]) -> Iterator[nbddp.Pool]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SHARED.items() if alone else ():
             patch.setenv(name, value)
-        with nbddp.Pool(nproc=2, oversubscribe=alone, visible="all") as made:
+        with WorkerPool(nproc=2, oversubscribe=alone, visible="all") as made:
             yield made
 
 
 @pytest.fixture
-def pair(two: nbddp.Pool) -> nbddp.Pool:
+def pair(two: WorkerPool) -> WorkerPool:
     """The two ranks, whole, with `kept` on each: its own rank."""
     two.ensure(LaunchSpec())
     two.run_cell("import os; kept = int(os.environ['RANK'])", screen=NullScreen())

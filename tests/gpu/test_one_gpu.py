@@ -13,6 +13,7 @@ import pytest
 import nbddp
 from nbddp.agent import devices
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
@@ -31,7 +32,7 @@ t = torch.ones(512, 512, device="cuda")
 """
 
 
-def test_the_agent_touches_no_gpu_and_a_forked_rank_uses_one(one: nbddp.Pool, row: Row) -> None:
+def test_the_agent_touches_no_gpu_and_a_forked_rank_uses_one(one: WorkerPool, row: Row) -> None:
     assert one.agent is not None
     found = one.run_cell(MATMUL, want_value=True, screen=NullScreen())[0]
     assert found == (512.0**3, False)
@@ -49,7 +50,7 @@ torch.cuda.device_count(), str(p.uuid), bus, p.total_memory
 """
 
 
-def test_what_nvml_tells_is_what_cuda_has(one: nbddp.Pool, cards: list[dict[str, Any]], row: Row) -> None:
+def test_what_nvml_tells_is_what_cuda_has(one: WorkerPool, cards: list[dict[str, Any]], row: Row) -> None:
     count, uuid, bus, memory = one.run_cell(PROPERTIES, want_value=True, screen=NullScreen())[0]
     assert count == len(cards)
     assert cards[0]["uuid"].removeprefix("GPU-") == uuid
@@ -71,7 +72,7 @@ dist.destroy_process_group()
 """
 
 
-def test_nccls_recorder_is_read(one: nbddp.Pool, row: Row) -> None:
+def test_nccls_recorder_is_read(one: WorkerPool, row: Row) -> None:
     found = one.run_cell(EIGHT, want_value=True, screen=NullScreen())[0]
     assert found == ["nccl"] * 8
     row("8 of 8 all_reduces, all of NCCL's recorder")
@@ -100,7 +101,7 @@ class Ready(Hearing):
             self.ready.set()
 
 
-def test_a_rank_that_waits_for_the_gpu_says_where_it_is(one: nbddp.Pool, row: Row) -> None:
+def test_a_rank_that_waits_for_the_gpu_says_where_it_is(one: WorkerPool, row: Row) -> None:
     shown = Ready()
     running = threading.Thread(target=one.run_cell, args=(BUSY,), kwargs={"screen": shown})
     running.start()
@@ -126,7 +127,7 @@ torch.zeros(4, device="cuda")[index].sum().item()
 """
 
 
-def test_a_rank_whose_context_a_device_side_assert_has_broken_is_replaced(one: nbddp.Pool, row: Row) -> None:
+def test_a_rank_whose_context_a_device_side_assert_has_broken_is_replaced(one: WorkerPool, row: Row) -> None:
     before = one.workers[0].pid
     with pytest.raises(nbddp.WorkerFailed) as failed:
         one.run_cell(ASSERT, screen=NullScreen())
@@ -147,7 +148,7 @@ hold()
 """
 
 
-def test_after_running_out_of_memory_the_next_cell_has_it_again(one: nbddp.Pool, row: Row) -> None:
+def test_after_running_out_of_memory_the_next_cell_has_it_again(one: WorkerPool, row: Row) -> None:
     one.run_cell("import torch; torch.ones(1, device='cuda')", screen=NullScreen())
     before = one.run_cell("torch.cuda.mem_get_info()[0]", want_value=True, screen=NullScreen())[0]
     pid = one.workers[0].pid
@@ -178,7 +179,7 @@ begin.elapsed_time(end) / 20
 """
 
 
-def test_steps_take_as_long_as_the_gpu_takes(one: nbddp.Pool, row: Row) -> None:
+def test_steps_take_as_long_as_the_gpu_takes(one: WorkerPool, row: Row) -> None:
     """The host is through with a step long before the GPU is: its own clock would tell another time."""
     of_events = one.run_cell(TRAIN.format(steps=100), want_value=True, screen=NullScreen())[0]
     steps = one.timings().steps[0][-20:]
@@ -215,14 +216,14 @@ os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
 """
 
 
-def test_a_step_that_is_captured_in_a_cuda_graph_is_left_alone(one: nbddp.Pool, row: Row) -> None:
+def test_a_step_that_is_captured_in_a_cuda_graph_is_left_alone(one: WorkerPool, row: Row) -> None:
     one.run_cell(GRAPH, screen=NullScreen())
     found = one.timings()
     assert len(found.steps[0]) == 11, "the steps before the capture"
     row("11 steps before the capture are recorded, 1 captured and 5 replayed are not")
 
 
-def test_a_trace_has_the_gpus_kernels(one: nbddp.Pool, row: Row) -> None:
+def test_a_trace_has_the_gpus_kernels(one: WorkerPool, row: Row) -> None:
     one.run_cell(MATMUL, trace=True, screen=NullScreen())
     merged = one.trace()
     kernels = [e for e in merged.data["traceEvents"] if e.get("cat") == "kernel"]
@@ -230,7 +231,7 @@ def test_a_trace_has_the_gpus_kernels(one: nbddp.Pool, row: Row) -> None:
     row(f"{len(kernels)} kernels in the trace of a rank that was forked")
 
 
-def test_memory_is_that_of_the_allocator(one: nbddp.Pool, row: Row) -> None:
+def test_memory_is_that_of_the_allocator(one: WorkerPool, row: Row) -> None:
     one.run_cell(TRAIN.format(steps=3), screen=NullScreen())
     found = one.memory()[0]
     parameters = 8 * (2048 * 2048 + 2048) * 4
@@ -240,7 +241,7 @@ def test_memory_is_that_of_the_allocator(one: nbddp.Pool, row: Row) -> None:
     row(f"peak {found.peak / 2**20:.0f} MiB, allocated between steps {allocated / 2**20:.0f} MiB")
 
 
-def test_a_value_of_the_gpu_comes_as_a_copy_on_the_cpu(one: nbddp.Pool, row: Row) -> None:
+def test_a_value_of_the_gpu_comes_as_a_copy_on_the_cpu(one: WorkerPool, row: Row) -> None:
     one.run_cell("import torch; t = torch.arange(4, device='cuda')", screen=NullScreen())
     found = one.pull(["t"])["t"][0]
     assert (found.device.type, found.tolist()) == ("cpu", [0, 1, 2, 3])

@@ -12,6 +12,7 @@ import nbddp
 from nbddp.analysis.wait_time import transfers
 from nbddp.capabilities.trace.merge import RankTrace
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol import pickling
 
 Row = Callable[[str], None]
@@ -28,7 +29,7 @@ LEAVES = {"finishes": "pass", "raises": "raise ValueError('bad batch')"}
 ROUNDS = 5
 
 
-def ended(pool: nbddp.Pool, code: str, **options: Any) -> tuple[nbddp.RunFailed, float]:
+def ended(pool: WorkerPool, code: str, **options: Any) -> tuple[nbddp.RunFailed, float]:
     began = time.monotonic()
     with pytest.raises(nbddp.RunFailed) as caught:
         pool.run_cell(code, screen=NullScreen(), **options)
@@ -36,7 +37,7 @@ def ended(pool: nbddp.Pool, code: str, **options: Any) -> tuple[nbddp.RunFailed,
 
 
 @pytest.mark.parametrize("leaves", LEAVES)
-def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_freed(pair: nbddp.Pool, leaves: str, row: Row) -> None:
+def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_freed(pair: WorkerPool, leaves: str, row: Row) -> None:
     code = f"{WARM}if rank == 1:\n    {LEAVES[leaves]}\nelse:\n    dist.all_reduce(t); t.sum().item()"
     took = []
     for _ in range(ROUNDS):
@@ -57,7 +58,7 @@ def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_freed(pair: nbddp.Po
     row(f"{ROUNDS} of {ROUNDS} named, freed with names kept and the next group works; at most {max(took):.1f} s")
 
 
-def test_the_first_collective_of_a_communicator_is_named_or_its_rank_is_replaced(pair: nbddp.Pool, row: Row) -> None:
+def test_the_first_collective_of_a_communicator_is_named_or_its_rank_is_replaced(pair: WorkerPool, row: Row) -> None:
     error, seconds = ended(pair, f"{INIT}if rank == 0:\n    dist.all_reduce(t); t.sum().item()", timeout=8)
     fate = "replaced" if "replaced" in error.report else "freed"
     pair.run_cell("kept = int(__import__('os').environ['RANK'])", screen=NullScreen())
@@ -75,14 +76,14 @@ SLOW = {
 
 
 @pytest.mark.parametrize("call", SLOW)
-def test_what_is_slow_is_no_deadlock(pair: nbddp.Pool, call: str, row: Row) -> None:
+def test_what_is_slow_is_no_deadlock(pair: WorkerPool, call: str, row: Row) -> None:
     began = time.monotonic()
     pair.run_cell(f"{WARM}{SLOW[call]}\ntorch.cuda.synchronize()\ndist.destroy_process_group()", hang_after=1.0,
                   screen=NullScreen())  # fmt: skip
     row(f"{time.monotonic() - began:.1f} s at --hang-after 1, no deadlock")
 
 
-def test_stop_frees_a_rank_in_a_collective_and_names_stay(pair: nbddp.Pool, row: Row) -> None:
+def test_stop_frees_a_rank_in_a_collective_and_names_stay(pair: WorkerPool, row: Row) -> None:
     code = f"{WARM}if rank == 1: time.sleep(600)\ndist.all_reduce(t); t.sum().item()"
     error, seconds = ended(pair, code, timeout=3, hang_after=None)
     assert isinstance(error, nbddp.RunTimedOut)
@@ -109,7 +110,7 @@ def kernels_of(trace: RankTrace) -> list[tuple[float, float]]:
     return sorted((t, t + e["dur"] * 1000) for t, e in zip(at, rows, strict=True))
 
 
-def test_a_buckets_end_is_that_of_nccls_kernel(pair: nbddp.Pool, cards: list[dict[str, Any]], row: Row) -> None:
+def test_a_buckets_end_is_that_of_nccls_kernel(pair: WorkerPool, cards: list[dict[str, Any]], row: Row) -> None:
     """On a card that two ranks share, a rank's event may wait for its turn on the card: 0.154 ms on an H100."""
     most_apart = 0.1 if len(cards) > 1 else 0.25
     pair.run_cell(TRAIN.format(steps=100), trace=True, screen=NullScreen())
@@ -145,7 +146,7 @@ dist.get_backend_config()
 
 def test_ranks_that_share_a_gpu_over_gloo_train_alike(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0")
-    with nbddp.Pool(nproc=2, oversubscribe=True) as pool:
+    with WorkerPool(nproc=2, oversubscribe=True) as pool:
         configs = list(pool.run_cell(GLOO, want_value=True, screen=NullScreen()))
         assert all("nccl" not in config for config in configs)
         assert pool.compare("weight").equal
@@ -161,13 +162,13 @@ def test_an_older_nccl_is_refused_by_name(
     row: Row, cards: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0")
-    with nbddp.Pool(nproc=len(cards) + 1, oversubscribe=True) as pool:
+    with WorkerPool(nproc=len(cards) + 1, oversubscribe=True) as pool:
         error, _ = ended(pool, "import torch.distributed as dist\ndist.init_process_group('nccl')")
     assert "ranks share a GPU here (--oversubscribe)" in str(error)
     row(str(error).splitlines()[0])
 
 
-def test_nccl_bench_is_right(pair: nbddp.Pool, cards: list[dict[str, Any]], row: Row) -> None:
+def test_nccl_bench_is_right(pair: WorkerPool, cards: list[dict[str, Any]], row: Row) -> None:
     if len(cards) < 2:
         pytest.skip("one GPU: ranks that share it measure on CPU")
     found = pair.bench(["all_reduce", "all_gather", "reduce_scatter", "broadcast"], [1 << 10, 16 << 20])
@@ -180,9 +181,9 @@ def test_each_rank_has_the_gpu_that_the_topology_draws(cards: list[dict[str, Any
         pytest.skip("one GPU")
     ask = "import torch; str(torch.cuda.get_device_properties({}).uuid)"
     drawn = [card["uuid"].removeprefix("GPU-") for card in cards]
-    with nbddp.Pool(visible="own") as pool:
+    with WorkerPool(visible="own") as pool:
         assert list(pool.run_cell(ask.format(0), want_value=True, screen=NullScreen())) == drawn
-    with nbddp.Pool() as pool:
+    with WorkerPool() as pool:
         local = 'int(__import__("os").environ["LOCAL_RANK"])'
         assert list(pool.run_cell(ask.format(local), want_value=True, screen=NullScreen())) == drawn
     row(f"{len(cards)} GPUs, by --visible own and by LOCAL_RANK")

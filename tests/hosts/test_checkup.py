@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import nbddp
 from nbddp.capabilities.hosts import facts
 from nbddp.capabilities.hosts.reachability import SILENCE
 from nbddp.capabilities.hosts.report import HostsReport
+from nbddp.pool.pool import WorkerPool
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.unit.test_checkup import ETH, FACTS, IB, one
@@ -50,7 +50,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.mark.skipif(not HERE, reason=MISSING)
 def test_a_pool_on_hosts_is_asked(hosts: Hosts) -> None:
     path = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={hosts.folder}; ulimit -Sn 1000"
-    with nbddp.Pool(nproc=1, hosts="nodea,nodeb", ssh_config=str(hosts.config), setup=path) as pool:
+    with WorkerPool(nproc=1, hosts="nodea,nodeb", ssh_config=str(hosts.config), setup=path) as pool:
         began = time.monotonic()
         found = pool.checkup()
         assert time.monotonic() - began < 20
@@ -65,7 +65,7 @@ def test_a_pool_on_hosts_is_asked(hosts: Hosts) -> None:
         assert [h.facts["limits"]["nofile"][0] for h in found.hosts.values()] == [1000, 1000]
         left = [p for node in pool.group.added for p in node.agent.far_home.glob("facts*")]
         assert left == []
-    with nbddp.Pool(nproc=1) as here:
+    with WorkerPool(nproc=1) as here:
         assert here.checkup() is None
 
 

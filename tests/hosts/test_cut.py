@@ -20,6 +20,7 @@ import nbddp
 from nbddp.errors import PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.hosts.netns_hosts import Network, network, why_not
 from tests.kernels import loaded
 from tests.pool.faults import needs_recorder
@@ -62,12 +63,12 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         yield made
 
 
-def pool_on(net: Network) -> nbddp.Pool:
-    return nbddp.Pool(hosts="nodea,nodeb", nproc=1, ssh_config=str(net.config), setup=net.setup())
+def pool_on(net: Network) -> WorkerPool:
+    return WorkerPool(hosts="nodea,nodeb", nproc=1, ssh_config=str(net.config), setup=net.setup())
 
 
 @pytest.fixture(scope="module")
-def lasting(net: Network) -> Iterator[nbddp.Pool]:
+def lasting(net: Network) -> Iterator[WorkerPool]:
     """For tests in their order; the last one cuts its cable."""
     with pool_on(net) as pool:
         yield pool
@@ -75,7 +76,7 @@ def lasting(net: Network) -> Iterator[nbddp.Pool]:
 
 
 @pytest.fixture
-def pool(net: Network) -> Iterator[nbddp.Pool]:
+def pool(net: Network) -> Iterator[WorkerPool]:
     net.mend()
     with pool_on(net) as made:
         made.run_cell("kept = 7", screen=NullScreen())
@@ -88,7 +89,7 @@ def nothing_left(net: Network, *names: str) -> Callable[[], bool]:
 
 
 def check_lost(
-    pool: nbddp.Pool, error: nbddp.RunFailed, took: float, rank_0: tuple[str, ...] = ("interrupted",)
+    pool: WorkerPool, error: nbddp.RunFailed, took: float, rank_0: tuple[str, ...] = ("interrupted",)
 ) -> None:
     """Rank 1's host is named in time, and rank 0 is free and has its names, or is otherwise as `rank_0` has it."""
     assert took < TOLD
@@ -101,7 +102,7 @@ def check_lost(
 
 
 @pytest.mark.cuts
-def test_a_stall_of_two_seconds_harms_nothing(net: Network, lasting: nbddp.Pool) -> None:
+def test_a_stall_of_two_seconds_harms_nothing(net: Network, lasting: WorkerPool) -> None:
     lasting.run_cell(f"{INIT}kept = 7", screen=NullScreen())
     code = (
         f"t, slowest = torch.ones(1), 0.0\n{READY}for _ in range(150):\n"
@@ -115,7 +116,7 @@ def test_a_stall_of_two_seconds_harms_nothing(net: Network, lasting: nbddp.Pool)
 
 
 @pytest.mark.cuts
-def test_ranks_whose_hosts_do_not_reach_each_other_any_more_are_freed(net: Network, lasting: nbddp.Pool) -> None:
+def test_ranks_whose_hosts_do_not_reach_each_other_any_more_are_freed(net: Network, lasting: WorkerPool) -> None:
     """The notebook reaches both: each rank has to see for itself that the other is silent, long before any timeout."""
     screen = Then(lambda: net.set("nodeb", apart=["nodea"]))
     lasting.run_cell(f"{INIT}kept = 7", screen=NullScreen())
@@ -129,7 +130,7 @@ def test_ranks_whose_hosts_do_not_reach_each_other_any_more_are_freed(net: Netwo
 
 @pytest.mark.cuts
 @needs_recorder
-def test_a_cut_cable_is_told_and_nothing_is_left_beyond_it(net: Network, lasting: nbddp.Pool) -> None:
+def test_a_cut_cable_is_told_and_nothing_is_left_beyond_it(net: Network, lasting: WorkerPool) -> None:
     screen = Then(lambda: net.cut("nodeb"))
     with pytest.raises(nbddp.WorkerFailed) as caught:
         lasting.run_cell(LOOP, hang_after=None, screen=screen, timeout=30)
@@ -143,7 +144,7 @@ def test_a_cut_cable_is_told_and_nothing_is_left_beyond_it(net: Network, lasting
 
 @pytest.mark.cuts
 @pytest.mark.parametrize("after", [0.0, 0.1, 0.2, 0.4, 0.8])
-def test_cut_during_init(net: Network, pool: nbddp.Pool, after: float) -> None:
+def test_cut_during_init(net: Network, pool: WorkerPool, after: float) -> None:
     """Over a slow cable, so that each step of it is met. In one of them rank 0 waits for a connection that never comes
     (gloo's `waitUntilConnected`), which nothing ends: there it is replaced."""
     net.set("nodeb", delay=0.02)
@@ -155,7 +156,7 @@ def test_cut_during_init(net: Network, pool: nbddp.Pool, after: float) -> None:
 
 
 @pytest.mark.cuts
-def test_cut_between_cells(net: Network, pool: nbddp.Pool) -> None:
+def test_cut_between_cells(net: Network, pool: WorkerPool) -> None:
     began = time.monotonic()
     net.cut("nodeb")
     until(lambda: not pool.running, TOLD)
@@ -165,7 +166,7 @@ def test_cut_between_cells(net: Network, pool: nbddp.Pool) -> None:
 
 
 @pytest.mark.cuts
-def test_a_cell_that_begins_after_the_cut_is_told_so(net: Network, pool: nbddp.Pool) -> None:
+def test_a_cell_that_begins_after_the_cut_is_told_so(net: Network, pool: WorkerPool) -> None:
     pool.run_cell(INIT, screen=NullScreen())
     began = time.monotonic()
     net.cut("nodeb")
@@ -175,7 +176,7 @@ def test_a_cell_that_begins_after_the_cut_is_told_so(net: Network, pool: nbddp.P
 
 
 @pytest.mark.cuts
-def test_a_cut_that_heals_late_leaves_nothing(net: Network, pool: nbddp.Pool) -> None:
+def test_a_cut_that_heals_late_leaves_nothing(net: Network, pool: WorkerPool) -> None:
     screen = Then(lambda: net.cut("nodeb"))
     with pytest.raises(nbddp.WorkerFailed):
         pool.run_cell(LOOP, hang_after=None, screen=screen)
@@ -186,7 +187,7 @@ def test_a_cut_that_heals_late_leaves_nothing(net: Network, pool: nbddp.Pool) ->
 @pytest.mark.cuts
 @pytest.mark.parametrize("seconds", [8.0])
 def test_a_rank_that_is_stopped_for_a_while_amid_a_large_message_goes_on(
-    net: Network, pool: nbddp.Pool, seconds: float
+    net: Network, pool: WorkerPool, seconds: float
 ) -> None:
     """Its kernel answers that there is no room: it is not silent."""
     net.set("nodeb", rate=50e6)
@@ -205,7 +206,7 @@ def test_a_rank_that_is_stopped_for_a_while_amid_a_large_message_goes_on(
 
 
 @pytest.mark.cuts
-def test_an_agent_that_is_stopped_counts_as_gone_and_ends_when_it_goes_on(net: Network, pool: nbddp.Pool) -> None:
+def test_an_agent_that_is_stopped_counts_as_gone_and_ends_when_it_goes_on(net: Network, pool: WorkerPool) -> None:
     agent = net.hosts["nodeb"].here(pool.group.added[1].agent.hello.pid)
     screen = Then(agent.suspend)
     try:
@@ -219,7 +220,7 @@ def test_an_agent_that_is_stopped_counts_as_gone_and_ends_when_it_goes_on(net: N
 
 
 @pytest.mark.cuts
-def test_ssh_is_killed(net: Network, pool: nbddp.Pool) -> None:
+def test_ssh_is_killed(net: Network, pool: WorkerPool) -> None:
     ssh = pool.group.added[1].agent.process
     assert ssh is not None
     screen = Then(ssh.kill)

@@ -16,6 +16,7 @@ import pytest
 import nbddp
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import places, warm
 from tests.hosts import slurm_hosts, ssh_hosts
 from tests.hosts.ssh_hosts import Hosts
@@ -67,10 +68,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield made
 
 
-def on(hosts: Hosts, names: str, nnodes: tuple[int, int], **more: object) -> nbddp.Pool:
+def on(hosts: Hosts, names: str, nnodes: tuple[int, int], **more: object) -> WorkerPool:
     setup = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
     asked: dict[str, object] = {"nproc": 1, "ssh_config": str(hosts.config), "setup": setup, "nnodes": nnodes, **more}
-    return nbddp.Pool(hosts=names, **asked)  # type: ignore[arg-type]
+    return WorkerPool(hosts=names, **asked)  # type: ignore[arg-type]
 
 
 def training(path: Path, steps: int, hold: dict[int, int]) -> str:
@@ -163,7 +164,7 @@ def test_between_cells_a_lost_host_is_told_and_the_pool_goes_on(hosts: Hosts) ->
 
 def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
     """From a terminal, while a cell runs; what does not fit is refused."""
-    with nbddp.Pool(nproc=1, nnodes=(1, 3)) as pool:
+    with WorkerPool(nproc=1, nnodes=(1, 3)) as pool:
         assert pool.world_size == 1
         assert pool.scale(2) == ["the pool has 2 nodes, world size 2; names on all workers are gone"]
         with pytest.raises(nbddp.BadInput, match="the pool cannot have 4 nodes: it was started with --nnodes 1:3"):
@@ -201,7 +202,7 @@ def test_slurm_is_asked_for_a_second_job(tmp_path_factory: pytest.TempPathFactor
         slurm_hosts.slurm(tmp_path_factory.mktemp("slurm")) as conf,
     ):
         patch.setenv("SLURM_CONF", str(conf))
-        with nbddp.Pool(nproc=1, nnodes=(1, 2), slurm=nbddp.Slurm(nodes=1)) as pool:
+        with WorkerPool(nproc=1, nnodes=(1, 2), slurm=nbddp.Slurm(nodes=1)) as pool:
             assert pool.world_size == 1
             assert pool.scale(2)[0].startswith("the pool has 2 nodes (n")
             assert len(pool.parts.of("slurm").allocations) == 2

@@ -30,6 +30,7 @@ from nbddp.errors import PoolError, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.notebook.status import status_table
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.run_spec import Question
 from tests.pool.faults import needs_recorder
 from tests.processes import still_running
@@ -46,7 +47,7 @@ class Stock:
     def __init__(self) -> None:
         self.cluster: ipyparallel.Cluster | None = None
         self.client: ipyparallel.Client
-        self.pool = nbddp.Pool(cluster="stock")
+        self.pool = WorkerPool(cluster="stock")
         self.notes: list[str] = []  # what the pool's start said
 
     def begin(self) -> None:
@@ -97,7 +98,7 @@ def client(stock: Stock, cluster: ipyparallel.Cluster) -> ipyparallel.Client:
 
 
 @pytest.fixture
-def taken(stock: Stock) -> nbddp.Pool:
+def taken(stock: Stock) -> WorkerPool:
     """The pool, which has the engines."""
     if stock.cluster is None:
         stock.begin()
@@ -110,11 +111,11 @@ def found() -> clusters.Cluster:
     return clusters.find("stock", Path(os.environ["IPYTHONDIR"]))
 
 
-def value(pool: nbddp.Pool, code: str) -> list[Any]:
+def value(pool: WorkerPool, code: str) -> list[Any]:
     return list(pool.run_cell(code, want_value=True, screen=NullScreen()))
 
 
-def test_engines_are_ranks_and_meet(taken: nbddp.Pool, stock: Stock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_are_ranks_and_meet(taken: WorkerPool, stock: Stock, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "OMP_NUM_THREADS"]
     where = value(taken, f"{INIT}[int(os.environ[n]) for n in {names!r}], os.getcwd(), torch.get_num_threads()")
     assert where == [([r, r, ENGINES, ENGINES, 1, 1], os.getcwd(), 1) for r in range(ENGINES)]
@@ -137,14 +138,14 @@ def test_engines_are_ranks_and_meet(taken: nbddp.Pool, stock: Stock, capsys: pyt
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has mapped")
-def test_torch_is_imported_before_the_store_of_the_ranks_is_needed(taken: nbddp.Pool) -> None:
+def test_torch_is_imported_before_the_store_of_the_ranks_is_needed(taken: WorkerPool) -> None:
     """The store is on this machine, and its process is forked from the agent's: it would import torch by itself."""
     assert taken.agent is not None
     assert "libtorch" in Path(f"/proc/{taken.agent.hello.pid}/maps").read_text()
 
 
 @needs_recorder
-def test_a_failure_frees_the_others_and_a_deadlock_is_told(taken: nbddp.Pool) -> None:
+def test_a_failure_frees_the_others_and_a_deadlock_is_told(taken: WorkerPool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: mine") as caught:
         taken.run_cell(
             f"{INIT}kept = 7\nif dist.get_rank() == 1: raise ValueError('mine')\ndist.barrier()", screen=NullScreen()
@@ -160,7 +161,7 @@ def test_a_failure_frees_the_others_and_a_deadlock_is_told(taken: nbddp.Pool) ->
     assert value(taken, "kept") == [7] * ENGINES
 
 
-def test_what_is_asked_of_ranks_between_cells(taken: nbddp.Pool) -> None:
+def test_what_is_asked_of_ranks_between_cells(taken: WorkerPool) -> None:
     taken.push({"given": [1, 2]})
     assert list(taken.pull(["given"])["given"]) == [[1, 2]] * ENGINES
     assert list(taken.run(lambda x: x * 2, 21)) == [42] * ENGINES
@@ -178,7 +179,7 @@ def test_what_is_asked_of_ranks_between_cells(taken: nbddp.Pool) -> None:
     assert [row[5] for row in seen.rows] == ["an engine of cluster stock"] * ENGINES, "asked from a terminal"
 
 
-def test_what_cannot_be_done_says_what_is_true_and_what_to_type(taken: nbddp.Pool) -> None:
+def test_what_cannot_be_done_says_what_is_true_and_what_to_type(taken: WorkerPool) -> None:
     with pytest.raises(nbddp.BadInput, match=r"--fresh replaces processes.* %reset -f in a %%ddp cell"):
         taken.ensure(LaunchSpec(fresh=True))
     with pytest.raises(nbddp.BadInput, match=r"%ddp restart replaces the ranks' processes, .* restart the cluster"):
@@ -194,7 +195,7 @@ def test_what_cannot_be_done_says_what_is_true_and_what_to_type(taken: nbddp.Poo
     assert taken.ensure(LaunchSpec()) == []
 
 
-def test_only_ranks_and_what_they_start_reach_the_store(taken: nbddp.Pool) -> None:
+def test_only_ranks_and_what_they_start_reach_the_store(taken: WorkerPool) -> None:
     """The engines are no children of the agent's; the gate knows them all the same, and nobody else."""
     probe = (  # who is not let in is told so, at once or late
         "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
@@ -217,7 +218,7 @@ def test_only_ranks_and_what_they_start_reach_the_store(taken: nbddp.Pool) -> No
     assert "let in" not in stranger.stdout + mine.stdout
 
 
-def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_pool_is_told_who_has_the_engines(taken: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     other = AttachedCluster(found(), "another")
     words = f"the pool of process {os.getpid()} on {socket.gethostname()} .* is using engine 0 of cluster stock"
     try:
@@ -251,7 +252,7 @@ t = torch.ones(1); dist.all_reduce(t); dist.destroy_process_group(); total = t.i
 
 
 def test_stop_leaves_engines_that_can_be_taken_again(
-    taken: nbddp.Pool, stock: Stock, monkeypatch: pytest.MonkeyPatch
+    taken: WorkerPool, stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here as if they were of another container: one of them starts the gate through which they reach the store."""
     taken.run_cell(f"{SUM}\nkept = 'still here'", screen=NullScreen())
@@ -278,7 +279,7 @@ def test_stop_leaves_engines_that_can_be_taken_again(
         view.execute("raise ValueError('mine')", block=True)
 
     monkeypatch.setattr(Engine, "here", False)
-    with nbddp.Pool(cluster="default/stock", nproc=2) as again:
+    with WorkerPool(cluster="default/stock", nproc=2) as again:
         assert again.world_size == 2
         assert value(again, SUM) == [2.0, 2.0]
         assert value(again, "kept") == ["still here"] * 2
@@ -291,7 +292,7 @@ def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> No
     """Those that had become ranks already, too; the pool may start again, here or on the cluster."""
     last, module = client[2], f"m = {TAKEN}; "
     last.apply_sync(exec, f"{module}m.able = m.take; m.take = lambda asked: 1 / 0")
-    pool = nbddp.Pool(cluster="stock")
+    pool = WorkerPool(cluster="stock")
     able = f"{module}m.take = m.able"
     try:
         with pytest.raises(PoolError, match="engine 2 of cluster stock did not become a worker: ZeroDivisionError"):
@@ -312,9 +313,10 @@ def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> No
 
 
 ENDS = """
-import os, sys, nbddp
+import os, sys
 from nbddp.output.screens import NullScreen
-pool = nbddp.Pool(cluster="stock")
+from nbddp.pool.pool import WorkerPool
+pool = WorkerPool(cluster="stock")
 pool.start()
 pool.run_cell("kept = 1", screen=NullScreen())
 print("ready", flush=True)
@@ -350,7 +352,7 @@ def test_engines_outlive_the_pools_process(client: ipyparallel.Client, killed: b
 
 def test_engines_outlive_the_pools_agent(client: ipyparallel.Client) -> None:
     pids = client[:].apply_sync(os.getpid)
-    with nbddp.Pool(cluster="stock") as pool:
+    with WorkerPool(cluster="stock") as pool:
         assert pool.agent is not None
         agent = psutil.Process(pool.agent.hello.pid)
         home = pool.agent.home
@@ -363,7 +365,7 @@ def test_engines_outlive_the_pools_agent(client: ipyparallel.Client) -> None:
 
 
 def test_a_task_of_an_engine_that_is_one_again_is_interrupted(client: ipyparallel.Client, tmp_path: Path) -> None:
-    with nbddp.Pool(cluster="stock") as pool:
+    with WorkerPool(cluster="stock") as pool:
         pool.run_cell("1", screen=NullScreen())
     begun = tmp_path / "begun"
     code = f"(__import__('pathlib').Path({str(begun)!r}).touch(), __import__('time').sleep(60))"
@@ -388,7 +390,7 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(
         clear_up = AttachedNode._clear_up
         monkeypatch.setattr(AttachedNode, "_clear_up", lambda node: stopped.wait(30) and clear_up(node))
     code = f"import pathlib, time\nkept = 3\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)"
-    with nbddp.Pool(cluster="stock") as pool:
+    with WorkerPool(cluster="stock") as pool:
         assert pool.agent is not None
         agent = psutil.Process(pool.agent.hello.pid)
 
@@ -408,7 +410,7 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(
 
 @pytest.mark.usefixtures("ends")
 def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipyparallel.Client) -> None:
-    with nbddp.Pool(cluster="stock") as pool:
+    with WorkerPool(cluster="stock") as pool:
         began = time.monotonic()
         with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: its engine has ended, or the cluster") as caught:
             pool.run_cell("import os, time\nif os.environ['RANK'] == '2': os.kill(os.getpid(), 9)\ntime.sleep(30)",
@@ -426,7 +428,7 @@ def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipypa
 @pytest.mark.more
 @pytest.mark.usefixtures("ends")
 def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> None:
-    with nbddp.Pool(cluster="stock") as pool:
+    with WorkerPool(cluster="stock") as pool:
         code = "import ctypes, os\nif os.environ['RANK'] == '1': ctypes.PyDLL(None).sleep(60)"
         with pytest.raises(nbddp.RunTimedOut) as caught:
             pool.run_cell(code, timeout=0.5, screen=NullScreen())
@@ -440,7 +442,7 @@ def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> 
 def test_a_controller_that_dies_is_told(cluster: ipyparallel.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "SILENT", 2)
     below = psutil.Process(cluster.controller.pid).children(recursive=True)
-    with nbddp.Pool(cluster=str(cluster.controller.connection_files["client"])) as pool:
+    with WorkerPool(cluster=str(cluster.controller.connection_files["client"])) as pool:
         threading.Timer(0.5, psutil.Process(cluster.controller.pid).kill).start()
         with pytest.raises(
             PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; names stay on its"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import nbddp
 from nbddp.launch.options import LaunchSpec
+from nbddp.pool.pool import WorkerPool
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, ssh_hosts
 from tests.pool.faults import CALLS, FAULTS, MORE_FAULTS, WITH_SHAPES, check_case, needs_recorder
@@ -18,10 +18,10 @@ ROOT = places.ROOT
 
 
 @pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     with ssh_hosts(tmp_path_factory.mktemp("ssh")) as hosts:
         setup = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
-        with nbddp.Pool(hosts="nodea,nodeb", nproc=2, ssh_config=str(hosts.config), setup=setup) as pool:
+        with WorkerPool(hosts="nodea,nodeb", nproc=2, ssh_config=str(hosts.config), setup=setup) as pool:
             yield pool
 
 
@@ -34,6 +34,6 @@ def cases() -> Iterator[object]:
 
 @pytest.mark.cuts
 @pytest.mark.parametrize(("call", "fault"), list(cases()))
-def test_fault_matrix_on_two_hosts(far: nbddp.Pool, call: str, fault: str, fault_matrix: Callable[[str], None]) -> None:
+def test_fault_matrix_on_two_hosts(far: WorkerPool, call: str, fault: str, fault_matrix: Callable[[str], None]) -> None:
     far.ensure(LaunchSpec())
     fault_matrix(f"2 hosts  {check_case(far, call, fault)}")

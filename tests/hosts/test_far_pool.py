@@ -30,6 +30,7 @@ from nbddp.notebook.status import status_table
 from nbddp.output.progress import StageText
 from nbddp.output.screens import NullScreen
 from nbddp.pool.node import ClusterFiles
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.agent import KEY_BYTES, PROTOCOL
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
@@ -50,10 +51,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield made
 
 
-def on(hosts: Hosts, names: str = "nodea,nodeb", **more: object) -> nbddp.Pool:
+def on(hosts: Hosts, names: str = "nodea,nodeb", **more: object) -> WorkerPool:
     setup = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
     asked: dict[str, object] = {"nproc": 2, "ssh_config": str(hosts.config), "setup": setup, **more}
-    return nbddp.Pool(hosts=names, **asked)  # type: ignore[arg-type]
+    return WorkerPool(hosts=names, **asked)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +64,18 @@ def said() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def far(hosts: Hosts, said: list[str]) -> Iterator[nbddp.Pool]:
+def far(hosts: Hosts, said: list[str]) -> Iterator[WorkerPool]:
     pool = on(hosts)
     pool.ensure(pool.spec, said.append)
     with pool:
         yield pool
 
 
-def agents(pool: nbddp.Pool) -> list[RemoteAgentClient]:
+def agents(pool: WorkerPool) -> list[RemoteAgentClient]:
     return [node.agent for node in pool.group.added]
 
 
-def test_ranks_are_placed_on_hosts_and_meet(far: nbddp.Pool) -> None:
+def test_ranks_are_placed_on_hosts_and_meet(far: WorkerPool) -> None:
     code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\n[os.environ[n] for n in {PLACE!r}], t.item()"
     found = far.run_cell(code, want_value=True, screen=NullScreen())
     assert [[int(v) for v in place] for place, _ in found] == [
@@ -86,7 +87,7 @@ def test_ranks_are_placed_on_hosts_and_meet(far: nbddp.Pool) -> None:
     assert all(str(row["memory"]).endswith("MiB") and row["state"] == "idle" for row in rows), rows
 
 
-def test_names_stay_values_travel_and_functions_run_there(far: nbddp.Pool) -> None:
+def test_names_stay_values_travel_and_functions_run_there(far: WorkerPool) -> None:
     far.run_cell("kept = int(os.environ['RANK'])", screen=NullScreen())
     far.push({"given": [1, 2]})
     assert list(far.run_cell("kept + given[1]", want_value=True, screen=NullScreen())) == [2, 3, 4, 5]
@@ -96,7 +97,7 @@ def test_names_stay_values_travel_and_functions_run_there(far: nbddp.Pool) -> No
 
 
 @needs_recorder
-def test_a_failure_frees_the_others_and_is_named(far: nbddp.Pool) -> None:
+def test_a_failure_frees_the_others_and_is_named(far: WorkerPool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="rank 3 raised ValueError: mine") as caught:
         far.run_cell(
             f"{INIT}kept = 7\nif dist.get_rank() == 3: raise ValueError('mine')\ndist.barrier()", screen=NullScreen()
@@ -107,12 +108,12 @@ def test_a_failure_frees_the_others_and_is_named(far: nbddp.Pool) -> None:
 
 
 @needs_recorder
-def test_a_deadlock_over_hosts_is_told(far: nbddp.Pool) -> None:
+def test_a_deadlock_over_hosts_is_told(far: WorkerPool) -> None:
     with pytest.raises(nbddp.RunHung, match=r"rank 0 waits in barrier #\d+ \(line 3\); ranks 1–3 have finished"):
         far.run_cell(f"{INIT}if dist.get_rank() == 0: dist.barrier()", hang_after=0.5, screen=NullScreen())
 
 
-def test_a_rank_that_dies_there_is_told_with_its_last_words_and_replaced(far: nbddp.Pool) -> None:
+def test_a_rank_that_dies_there_is_told_with_its_last_words_and_replaced(far: WorkerPool) -> None:
     far.run_cell("kept = 7", screen=NullScreen())
     with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: killed by SIGABRT") as caught:
         far.run_cell("import os\nif os.environ['RANK'] == '2': os.abort()", screen=NullScreen())
@@ -124,7 +125,7 @@ def test_a_rank_that_dies_there_is_told_with_its_last_words_and_replaced(far: nb
 
 
 def test_what_a_rank_prints_just_before_its_end_comes_from_there(
-    far: nbddp.Pool, capsys: pytest.CaptureFixture[str]
+    far: WorkerPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = (
         "import os\nprint('said', os.environ['RANK'], flush=True)\n"
@@ -136,7 +137,7 @@ def test_what_a_rank_prints_just_before_its_end_comes_from_there(
     far.ensure(LaunchSpec())
 
 
-def test_steps_are_recorded_and_a_programs_own_store_serves_all_hosts(far: nbddp.Pool) -> None:
+def test_steps_are_recorded_and_a_programs_own_store_serves_all_hosts(far: WorkerPool) -> None:
     code = (
         f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
         "for _ in range(3):\n    model.zero_grad(); model(torch.randn(8, 64)).sum().backward()\n"
@@ -150,7 +151,7 @@ def test_steps_are_recorded_and_a_programs_own_store_serves_all_hosts(far: nbddp
     assert [m.rank for m in far.memory()] == [0, 1, 2, 3]
 
 
-def test_a_client_of_the_pools_store_reaches_it_from_every_host(far: nbddp.Pool) -> None:
+def test_a_client_of_the_pools_store_reaches_it_from_every_host(far: WorkerPool) -> None:
     """Also one that a program makes itself, of MASTER_ADDR and MASTER_PORT."""
     code = (
         "import os, torch.distributed as dist\nrank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
@@ -161,7 +162,7 @@ def test_a_client_of_the_pools_store_reaches_it_from_every_host(far: nbddp.Pool)
 
 
 @pytest.mark.more
-def test_traces_of_two_hosts_are_one_file_and_a_step_is_carried_on_to_more(far: nbddp.Pool) -> None:
+def test_traces_of_two_hosts_are_one_file_and_a_step_is_carried_on_to_more(far: WorkerPool) -> None:
     code = (
         f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
         "for _ in range(4):\n    model.zero_grad(); model(torch.randn(8, 64)).sum().backward()"
@@ -193,7 +194,7 @@ print(json.dumps(list(filter(None, ThreadPoolExecutor(8).map(tried, json.loads(s
 """
 
 
-def test_only_the_pools_processes_reach_the_store(far: nbddp.Pool) -> None:
+def test_only_the_pools_processes_reach_the_store(far: WorkerPool) -> None:
     """Neither at the gates, nor, without a signature, at the port for gates of other hosts."""
     far.run_cell(INIT, screen=NullScreen())
     keepers = [c["pid"] for a in agents(far) for c in a.request("status")["children"] if c["kind"] == "store"]
@@ -229,14 +230,14 @@ def test_a_gate_on_another_host_needs_the_key(tmp_path: Path) -> None:
             served.close()
 
 
-def test_no_secret_is_on_a_command_line(far: nbddp.Pool) -> None:
+def test_no_secret_is_on_a_command_line(far: WorkerPool) -> None:
     secrets = {far.group.stores._key if far.group.stores else "none"}
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or ())
         assert not any(secret in line for secret in secrets)
 
 
-def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Pool) -> None:
+def test_a_worker_there_gets_nothing_of_this_machines_environment(far: WorkerPool) -> None:
     placed, node = far.placed(), far.group.added[0]
     asked = node.request(placed.workers[0], placed, "all", ClusterFiles("", far.group.files[-1]))
     assert "TORCHINDUCTOR_CACHE_DIR" not in asked.env
@@ -244,7 +245,7 @@ def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Poo
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has mapped")
-def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: nbddp.Pool) -> None:
+def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: WorkerPool) -> None:
     """So three imports of torch do not share the cores of a machine that has two hosts and the notebook."""
     home = far.group.nodes[0].agent
     assert home.process is not None
@@ -255,7 +256,7 @@ def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: 
     assert home.wait_warm().more["unkept"] == "the pool's workers are on other hosts"
 
 
-def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) -> None:
+def test_a_start_reports_its_stages_as_values(far: WorkerPool, said: list[str]) -> None:
     stage = {str(text): text.stage for text in said if isinstance(text, StageText)}
     assert stage["connecting to nodea, nodeb"] == stage["importing torch on nodea, once"] == "agent"
     assert stage.get("waiting for the node agent", "agent") == "agent", "it may be there already"
@@ -296,7 +297,7 @@ def test_a_pool_that_grows_has_its_ranks_on_the_right_hosts(hosts: Hosts) -> Non
         assert list(pool.run_cell(code, want_value=True, timeout=20, screen=NullScreen())) == [4.0] * 4
 
 
-def test_other_hosts_than_those_it_runs_on_are_refused(far: nbddp.Pool) -> None:
+def test_other_hosts_than_those_it_runs_on_are_refused(far: WorkerPool) -> None:
     with pytest.raises(nbddp.BadInput, match="the pool runs on nodea,nodeb; %ddp stop ends it"):
         far.ensure(LaunchSpec(hosts="nodea"))
     assert far.world_size == 4
@@ -355,7 +356,7 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
     until(lambda: not still_running(mine))
 
 
-def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_otherwise_on_a_host_is_told(far: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = agents(far)[0]
     here = dict(agent.hello.versions)
     assert agent.differences(here) == []
@@ -373,7 +374,7 @@ def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytes
         agent.differences(here)
 
 
-def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_path: Path) -> None:
+def test_a_script_runs_there_and_its_log_files_are_here(far: WorkerPool, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(
         "import os\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
         "print('rank', os.environ['RANK'], flush=True)\n"

@@ -24,6 +24,7 @@ from nbddp.capabilities.hosts.transports import TemplateTransport
 from nbddp.errors import PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.jsonl import encode
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
@@ -58,10 +59,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield made
 
 
-def on(hosts: Hosts, keep_alive: float) -> nbddp.Pool:
+def on(hosts: Hosts, keep_alive: float) -> WorkerPool:
     setup = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
     alive = keep_alive or None
-    pool = nbddp.Pool(1, hosts="nodea,nodeb", ssh_config=str(hosts.config), setup=setup, keep_alive=alive)
+    pool = WorkerPool(1, hosts="nodea,nodeb", ssh_config=str(hosts.config), setup=setup, keep_alive=alive)
     pool.start()
     return pool
 

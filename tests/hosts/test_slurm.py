@@ -20,6 +20,7 @@ from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import AgentFailed, PoolNotRunning
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.hosts.slurm_hosts import HERE, MISSING
 from tests.hosts.slurm_hosts import slurm as running_slurm
 from tests.waiting import until
@@ -138,8 +139,8 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def far(conf: Path) -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=2, slurm=Slurm(nodes=2, time="60")) as pool:
+def far(conf: Path) -> Iterator[WorkerPool]:
+    with WorkerPool(nproc=2, slurm=Slurm(nodes=2, time="60")) as pool:
         yield pool
 
 
@@ -151,7 +152,7 @@ def queue() -> dict[int, str]:
 
 
 @real
-def test_ranks_are_on_the_nodes_that_slurm_gives(far: nbddp.Pool) -> None:
+def test_ranks_are_on_the_nodes_that_slurm_gives(far: WorkerPool) -> None:
     assert queue() == {far.parts.of("slurm").allocations[0].job: "RUNNING"}
     code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nos.environ['SLURMD_NODENAME'], t.item()"
     found = far.run_cell(code, want_value=True, screen=NullScreen())
@@ -163,7 +164,7 @@ def test_ranks_are_on_the_nodes_that_slurm_gives(far: nbddp.Pool) -> None:
 
 
 @real
-def test_new_workers_and_failures_keep_the_allocation(far: nbddp.Pool) -> None:
+def test_new_workers_and_failures_keep_the_allocation(far: WorkerPool) -> None:
     held = queue()
     with pytest.raises(nbddp.WorkerFailed, match="rank 3 died: killed by SIGKILL"):
         far.run_cell("import os\nif os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=NullScreen())
@@ -175,7 +176,7 @@ def test_new_workers_and_failures_keep_the_allocation(far: nbddp.Pool) -> None:
 
 
 @real
-def test_the_queue_is_shown_and_stop_takes_the_job_out_of_it(far: nbddp.Pool, tmp_path: Path) -> None:
+def test_the_queue_is_shown_and_stop_takes_the_job_out_of_it(far: WorkerPool, tmp_path: Path) -> None:
     held, shown = queue(), list[str]()
 
     def progress(text: str) -> None:
@@ -216,7 +217,7 @@ def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: 
         monkeypatch.setenv("SLURM_JOB_ID", str(job))
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
         assert held_jobs.offers()[0].startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
-        with nbddp.Pool(nproc=1, slurm=True) as pool:
+        with WorkerPool(nproc=1, slurm=True) as pool:
             assert pool.parts.of("slurm").allocations[0].job == job
             assert list(pool.run_cell("1 + 1", want_value=True, screen=NullScreen())) == [2]
         assert queue()[job] == "RUNNING"
@@ -234,7 +235,7 @@ def job_name(job: int) -> str:
 @real
 @pytest.mark.more
 def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Path) -> None:
-    pool = nbddp.Pool(nproc=1, slurm=Slurm(nodes=1), python="/no/such/python")
+    pool = WorkerPool(nproc=1, slurm=Slurm(nodes=1), python="/no/such/python")
     with pytest.raises(
         AgentFailed, match=r"n\d has no /no/such/python: .*; Slurm job \d+ is still allocated: the next"
     ):
@@ -251,7 +252,7 @@ def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Pat
 @pytest.mark.every(2)
 @pytest.mark.parametrize("how", ["cancelled", "preempted"])
 def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None:
-    with nbddp.Pool(nproc=1, slurm=Slurm(nodes=1)) as pool:
+    with WorkerPool(nproc=1, slurm=Slurm(nodes=1)) as pool:
         (held,) = pool.parts.of("slurm").allocations
         node = held.hosts[0].name
         take = {
@@ -273,10 +274,11 @@ def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None
 
 
 KERNEL = """
-import sys, nbddp
+import sys
 from nbddp.launch.options import LaunchSpec
+from nbddp.pool.pool import WorkerPool
 from nbddp.capabilities.slurm.commands import Slurm
-pool = nbddp.Pool()
+pool = WorkerPool()
 pool.ensure(LaunchSpec(nproc=1, slurm=Slurm(nodes=1), keep_alive=float(sys.argv[1]) or None))
 print(pool.parts.of("slurm").allocations[0].job, flush=True)
 sys.stdin.read()
@@ -306,9 +308,9 @@ def test_nodes_that_are_kept_are_taken_by_the_next_kernel(conf: Path) -> None:
     job = killed_kernel(600)
     until(lambda: [kept.job for kept in allocation.kept()] == [job])
     assert queue()[job] == "RUNNING"
-    with nbddp.Pool() as other, pytest.raises(nbddp.BadInput, match="this pool runs on this machine; %ddp stop ends"):
+    with WorkerPool() as other, pytest.raises(nbddp.BadInput, match="this pool runs on this machine; %ddp stop ends"):
         other.attach()
-    pool = nbddp.Pool()
+    pool = WorkerPool()
     pool.attach()
     assert pool.world_size == 1
     assert pool.parts.of("slurm").allocations[0].job == job
@@ -358,7 +360,7 @@ def test_the_end_of_a_job_is_told_before_it_comes(conf: Path, capsys: pytest.Cap
 
 
 def test_what_a_run_is_told_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         pool.runs.ranks  # noqa: B018
         said = threading.Timer(0.3, lambda: pool.current.tell("a word") if pool.current else None)
         said.start()

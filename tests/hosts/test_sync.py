@@ -24,6 +24,7 @@ from nbddp.capabilities.hosts.sync import Listing, listing
 from nbddp.capabilities.hosts.sync_remote import FolderCopy
 from nbddp.capabilities.hosts.sync_rules import FileEntry
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
@@ -255,7 +256,7 @@ def test_workers_begin_in_the_copy_and_a_running_pool_gets_what_changed(
     (project / "out/big.bin").write_bytes(os.urandom(700_000))
     path, cache = shlex.quote(str(ROOT)), tmp_path / "cache"
     setup = f"export PYTHONPATH={path} NBDDP_RUNTIME_DIR={hosts.folder} NBDDP_CACHE_DIR={cache}"
-    with nbddp.Pool(
+    with WorkerPool(
         nproc=1, hosts="nodea,nodeb", ssh_config=str(hosts.config), setup=setup, python=str(hides), sync=True
     ) as pool:
         lines = pool.sync()
@@ -283,4 +284,4 @@ def test_workers_begin_in_the_copy_and_a_running_pool_gets_what_changed(
         look = "import importlib, os; importlib.reload(helper).value, os.path.exists('made'), sorted(os.listdir('src'))"
         assert list(pool.run_cell(look, want_value=True, screen=NullScreen())) == [(4200, True, ["link"])] * 2
     with pytest.raises(nbddp.BadInput, match="--sync is for other hosts; add --hosts"):
-        nbddp.Pool(nproc=1, sync=True).start()
+        WorkerPool(nproc=1, sync=True).start()

@@ -17,6 +17,7 @@ from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.via import filled, via_of
 from nbddp.errors import AgentFailed
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import places
 from tests.hosts import ssh_hosts
 from tests.hosts.ssh_hosts import Hosts
@@ -53,7 +54,7 @@ def test_what_starts_nothing_is_refused(text: str, words: str) -> None:
 
 
 def test_a_user_or_a_port_that_a_command_has_no_place_for_is_refused() -> None:
-    pool = nbddp.Pool(nproc=1, hosts="pod-0,me@pod-1", via="kubectl exec -i {host} -- {command}")
+    pool = WorkerPool(nproc=1, hosts="pod-0,me@pod-1", via="kubectl exec -i {host} -- {command}")
     with pytest.raises(nbddp.BadInput, match="host names only, but me@pod-1 has a user; name it as pod-1, and put"):
         pool.start()
     pool.close()
@@ -72,7 +73,7 @@ def set_up(hosts: Hosts) -> str:
 @ssh
 def test_a_command_starts_the_agents(hosts: Hosts) -> None:
     via = f"ssh -F {hosts.config} {{host}} env NBDDP_RUNTIME_DIR={hosts.folder} PYTHONPATH={ROOT} '{{command}}'"
-    with nbddp.Pool(nproc=1, hosts="nodea,nodeb", via=via) as pool:
+    with WorkerPool(nproc=1, hosts="nodea,nodeb", via=via) as pool:
         assert list(pool.run_cell(SUM, want_value=True, screen=NullScreen())) == [2.0, 2.0]
 
 
@@ -84,7 +85,7 @@ def test_mpiexec_starts_the_agents(hosts: Hosts, monkeypatch: pytest.MonkeyPatch
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", f"ssh -F {hosts.config}")
-    with nbddp.Pool(nproc=2, hosts="nodea,nodeb", via="mpiexec", setup=set_up(hosts)) as pool:
+    with WorkerPool(nproc=2, hosts="nodea,nodeb", via="mpiexec", setup=set_up(hosts)) as pool:
         assert list(pool.run_cell(SUM, want_value=True, screen=NullScreen())) == [4.0] * 4
         found = pool.run_cell(
             "[k for k in os.environ if k.startswith(('OMPI', 'PMIX'))], len(os.sched_getaffinity(0))",
@@ -109,7 +110,7 @@ def test_what_went_wrong_is_found_among_the_words_of_mpiexec(hosts: Hosts, monke
         ("no-such-host.invalid", sys.executable, "with exit code 255: ssh: Could not resolve hostname no-such-host"),
         ("nodea", "/no/python", "nodea has no /no/python: mpiexec was unable to launch the specified application"),
     ):
-        pool = nbddp.Pool(nproc=1, hosts=host, via="mpiexec", python=python)
+        pool = WorkerPool(nproc=1, hosts=host, via="mpiexec", python=python)
         with pytest.raises(AgentFailed, match=words):
             pool.start()
         pool.close()
@@ -117,10 +118,10 @@ def test_what_went_wrong_is_found_among_the_words_of_mpiexec(hosts: Hosts, monke
 
 @ssh
 def test_a_command_that_does_not_work_is_named_with_its_words(hosts: Hosts) -> None:
-    pool = nbddp.Pool(nproc=1, hosts="nodea", via="sh -c 'echo no such pod >&2; exit 4' {host} {command}")
+    pool = WorkerPool(nproc=1, hosts="nodea", via="sh -c 'echo no such pod >&2; exit 4' {host} {command}")
     with pytest.raises(AgentFailed, match="agent on nodea ended with exit code 4: no such pod; it was started by"):
         pool.start()
-    nowhere = nbddp.Pool(nproc=1, hosts="nodea", via="/no/such/program {host} {command}")
+    nowhere = WorkerPool(nproc=1, hosts="nodea", via="/no/such/program {host} {command}")
     with pytest.raises(AgentFailed, match="nodea cannot be reached: /no/such/program could not be started here"):
         nowhere.start()
     pool.close()

@@ -19,6 +19,7 @@ from nbddp.capabilities.hosts.reachability import ANOTHER, SILENCE, Endpoint, ch
 from nbddp.errors import PoolError
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import places
 from tests.hosts.cabled_hosts import CABLE, NET, cabled_hosts
 from tests.hosts.cabled_hosts import why_not as no_cables
@@ -145,10 +146,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield made
 
 
-def on(hosts: Hosts, setup: str = "", **more: object) -> nbddp.Pool:
+def on(hosts: Hosts, setup: str = "", **more: object) -> WorkerPool:
     path = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}; {setup}"
     asked: dict[str, object] = {"nproc": 1, "ssh_config": str(hosts.config), "setup": path, **more}
-    return nbddp.Pool(hosts=",".join(hosts.names), python=sys.executable, **asked)  # type: ignore[arg-type]
+    return WorkerPool(hosts=",".join(hosts.names), python=sys.executable, **asked)  # type: ignore[arg-type]
 
 
 SUM = (

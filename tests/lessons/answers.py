@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import nbddp
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check
 from tests import places, warm
 
@@ -88,7 +88,7 @@ def defined(source: str, name: str) -> Any:
 
 
 @contextmanager
-def pool_of(nproc: int, **options: Any) -> Iterator[nbddp.Pool]:
+def pool_of(nproc: int, **options: Any) -> Iterator[WorkerPool]:
     """A real pool on which all checks inside the block run."""
     with warm.pool(nproc, **options) as pool, check.on(pool):
         yield pool

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-import nbddp
 from nbddp.lessons.framework import run_check
 from nbddp.lessons.l05_averaging_gradients.figure import draw_averaging
 from nbddp.lessons.l05_averaging_gradients.simulation import MEAN, NOTHING, OWN, SAME, SUM, shards, simulate_averaging
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check, explore
 from tests.lessons.answers import defined, solution
 from tests.lessons.tables.l05_averaging_gradients import after
@@ -71,7 +71,7 @@ def test_what_the_lessons_questions_about_the_explorer_say() -> None:
 # -- the checks ------------------------------------------------------------------------------
 
 
-def test_the_line_does_not_depend_on_who_is_first(pool: nbddp.Pool) -> None:
+def test_the_line_does_not_depend_on_who_is_first(pool: WorkerPool) -> None:
     """Where all ranks fail, which is first is by chance; one that is done early breaks no connection."""
     lines = {
         check.average_gradients(defined(after("dist.init_process_group()"), "average_gradients")).line for _ in range(4)
@@ -82,7 +82,7 @@ def test_the_line_does_not_depend_on_who_is_first(pool: nbddp.Pool) -> None:
 
 
 def test_an_endless_answer_in_a_group_is_ended_and_spoils_no_later_one(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(run_check, "DEADLINE", 1.0)

@@ -7,7 +7,6 @@ from statistics import median
 import pytest
 from matplotlib.colors import to_rgba
 
-import nbddp
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.figures.palette import FILLS
 from nbddp.lessons.l08_buckets_and_overlap import figure as buckets_and_overlap_figure
@@ -25,6 +24,7 @@ from nbddp.lessons.l08_buckets_and_overlap.simulation import (
     packed,
 )
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import explore
 from tests.lessons.answers import cells
 
@@ -97,7 +97,7 @@ for _ in range(3):
         (9, 1024, DEFAULT),
     ],
 )
-def test_the_packers_buckets_are_ddps(pool: nbddp.Pool, layers: int, width: int, cap: float | str) -> None:
+def test_the_packers_buckets_are_ddps(pool: WorkerPool, layers: int, width: int, cap: float | str) -> None:
     options = "" if cap == DEFAULT else f"bucket_cap_mb={cap}"
     code = TRAIN.format(layers=layers, width=width, options=options)
     found = pool.run_cell(code, want_value=True, screen=NullScreen())
@@ -113,7 +113,7 @@ def test_the_packers_buckets_are_ddps(pool: nbddp.Pool, layers: int, width: int,
     assert "DDP's buckets differ." in other.describe()
 
 
-def test_the_limits_are_torchs_own(pool: nbddp.Pool) -> None:
+def test_the_limits_are_torchs_own(pool: WorkerPool) -> None:
     code = "import torch.distributed as dist\ndist._DEFAULT_FIRST_BUCKET_BYTES"
     assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [FIRST] * 2
     assert limits() == (FIRST, CAP)
@@ -141,7 +141,7 @@ def test_the_examples_in_the_lesson_are_right() -> None:
     assert EXPOSED.right(*EXPOSED_CASES[0]) == 6
 
 
-def test_the_last_bucket_is_sent_at_the_end_of_backward_and_the_optimizer_starts_after_it(pool: nbddp.Pool) -> None:
+def test_the_last_bucket_is_sent_at_the_end_of_backward_and_the_optimizer_starts_after_it(pool: WorkerPool) -> None:
     (trains,) = [c.text for c in cells("08") if c.text.startswith("%%ddp --nproc 2")]
     pool.run_cell(trains.partition("\n")[2], screen=NullScreen())
     recording = pool.timings()

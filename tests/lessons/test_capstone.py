@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp.lessons.framework.rubric import lines_of
 from nbddp.lessons.l18_capstone.exercise import ASKS
 from nbddp.lessons.l18_capstone.figure import draw_training
@@ -28,6 +27,7 @@ from nbddp.lessons.l18_capstone.simulation import (
     rows_of,
     simulate_training,
 )
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check, explore, grade
 from tests.lessons.answers import defined
 from tests.lessons.tables.l18_capstone import CLIP, SHARE, SOLUTION, changed
@@ -37,7 +37,7 @@ NPROC = 4  # of the module's pool
 
 
 def test_one_missing_part_costs_its_own_points_alone_and_each_mark_has_a_line(
-    pool: nbddp.Pool, capsys: pytest.CaptureFixture[str]
+    pool: WorkerPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = check.capstone(defined(changed(("print(f", "str(f")), "capstone"), hint=True)
     shown = capsys.readouterr().out.splitlines()
@@ -94,7 +94,7 @@ ASKED = {  # a line of the check → of the explorer; those in between are not d
 
 @pytest.mark.mutants
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_the_check_finds_a_mistake_by_the_lines_by_which_the_explorer_does(pool: nbddp.Pool, mistake: str) -> None:
+def test_the_check_finds_a_mistake_by_the_lines_by_which_the_explorer_does(pool: WorkerPool, mistake: str) -> None:
     said = check.capstone(defined(changed(*REAL[mistake]), "capstone")).line
     found = [name for asks, name in ASKED.items() if f" {asks}: " in said]
     assert found == unmet(all_of(mistake))

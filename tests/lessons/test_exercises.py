@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import nbddp
 from nbddp.launch.options import LaunchSpec
 from nbddp.lessons.framework.answer import Answer
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check
 from tests.lessons.answers import defined, exercise, solution
 from tests.lessons.tables import Table, tables
@@ -34,14 +34,14 @@ RIGHT = [
 
 
 @pytest.fixture(scope="module")
-def both(_lessons_pools: dict[int, nbddp.Pool]) -> dict[int, nbddp.Pool]:
+def both(_lessons_pools: dict[int, WorkerPool]) -> dict[int, WorkerPool]:
     for nproc in (2, 4):
         _lessons_pools[nproc].ensure(LaunchSpec(nproc=nproc, fresh=True))
     return _lessons_pools
 
 
 @pytest.fixture
-def pool(request: pytest.FixtureRequest, both: dict[int, nbddp.Pool]) -> Iterator[nbddp.Pool]:
+def pool(request: pytest.FixtureRequest, both: dict[int, WorkerPool]) -> Iterator[WorkerPool]:
     """The pool of as many ranks as the parameter says."""
     with check.on(both[request.param]) as made:
         yield made
@@ -53,7 +53,7 @@ def checked(table: Table, handed_in: Any) -> Answer:
 
 
 @pytest.mark.parametrize(("pool", "table", "row"), WRONG, indirect=["pool"])
-def test_a_wrong_answer_gets_its_line(pool: nbddp.Pool, table: Table, row: str) -> None:
+def test_a_wrong_answer_gets_its_line(pool: WorkerPool, table: Table, row: str) -> None:
     answer = checked(table, defined(table.source(row), table.name))
     assert not answer.ok
     for says in table.says(row):
@@ -62,7 +62,7 @@ def test_a_wrong_answer_gets_its_line(pool: nbddp.Pool, table: Table, row: str) 
 
 
 @pytest.mark.parametrize(("pool", "table", "row"), RIGHT, indirect=["pool"])
-def test_a_right_answer_passes_however_it_is_written(pool: nbddp.Pool, table: Table, row: str) -> None:
+def test_a_right_answer_passes_however_it_is_written(pool: WorkerPool, table: Table, row: str) -> None:
     answer = checked(table, defined(table.source(row), table.name))
     assert answer.ok, answer.line
 
@@ -72,7 +72,7 @@ def test_a_right_answer_passes_however_it_is_written(pool: nbddp.Pool, table: Ta
     [pytest.param(table.nproc, lesson, table, id=table.name) for lesson, table in TABLES],
     indirect=["pool"],
 )
-def test_the_lessons_solution_passes_and_its_exercise_does_not(pool: nbddp.Pool, lesson: str, table: Table) -> None:
+def test_the_lessons_solution_passes_and_its_exercise_does_not(pool: WorkerPool, lesson: str, table: Table) -> None:
     pool.push({"kept": 41})
     answer = checked(table, solution(lesson, table.name))
     assert answer.ok, answer.line
@@ -88,13 +88,13 @@ def test_the_lessons_solution_passes_and_its_exercise_does_not(pool: nbddp.Pool,
     ("lesson", "name"),
     [("13", "accumulate"), ("13", "token_weighted_backward"), ("14", "clip_global_norm"), ("14", "step_together")],
 )
-def test_two_ranks_are_enough(pool: nbddp.Pool, lesson: str, name: str) -> None:
+def test_two_ranks_are_enough(pool: WorkerPool, lesson: str, name: str) -> None:
     assert getattr(check, name)(solution(lesson, name))
 
 
 @pytest.mark.parametrize("pool", [2], indirect=True)
 @pytest.mark.parametrize(("lesson", "name"), [("03", "by_rank"), ("04", "ring_all_reduce"), ("17", "run_stage")])
-def test_a_pool_with_too_few_ranks_is_told_what_to_start(pool: nbddp.Pool, lesson: str, name: str) -> None:
+def test_a_pool_with_too_few_ranks_is_told_what_to_start(pool: WorkerPool, lesson: str, name: str) -> None:
     line = getattr(check, name)(solution(lesson, name)).line
     assert line == "this check needs 4 ranks and the pool has 2; %ddp start --nproc 4 makes them"
 

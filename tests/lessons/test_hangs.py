@@ -9,6 +9,7 @@ from nbddp.lessons.l09_hangs.exercise import missing
 from nbddp.lessons.l09_hangs.figure import draw_collectives
 from nbddp.lessons.l09_hangs.simulation import Action, log, play
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check, explore
 from tests.kernels import Kernel
 from tests.lessons.answers import cells, solution
@@ -35,7 +36,7 @@ t = torch.ones(4)
     ids=["alone", "another", "crossed"],
 )  # fmt: skip
 def test_the_played_deadlock_is_worded_as_the_real_one(
-    pool: nbddp.Pool, code: str, programs: list[list[Action]]
+    pool: WorkerPool, code: str, programs: list[list[Action]]
 ) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
         pool.run_cell(REAL + code, hang_after=0.5, screen=NullScreen())
@@ -69,7 +70,7 @@ said
     ],
     ids=["operation", "type", "shape", "collective"],
 )
-def test_what_torchs_debug_mode_tells_and_what_not(pool: nbddp.Pool, call: str, told: bool) -> None:
+def test_what_torchs_debug_mode_tells_and_what_not(pool: WorkerPool, call: str, told: bool) -> None:
     """The lesson's table."""
     said = pool.run_cell(REAL + UNDER_DETAIL.format(call), want_value=True, screen=NullScreen())
     assert ["Detected mismatch between collectives" in text for text in said] == [told, told]
@@ -106,7 +107,7 @@ def test_the_example_in_the_lesson_is_right() -> None:
     assert missing({0: ["broadcast", "all_reduce"], 1: ["broadcast"]}) == [2, [1]]
 
 
-def test_the_check_leaves_the_process_group_as_it_was(pool: nbddp.Pool) -> None:
+def test_the_check_leaves_the_process_group_as_it_was(pool: WorkerPool) -> None:
     is_there = "import torch.distributed as dist\ndist.is_initialized()"
     pool.run_cell("import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()",
                   screen=NullScreen())  # fmt: skip

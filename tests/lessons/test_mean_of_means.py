@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nbddp
 from nbddp.lessons.l13_mean_of_means.figure import draw_weights
 from nbddp.lessons.l13_mean_of_means.simulation import ALL, MEANS, RANK, RULES, Weighed, weighed
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import predict
 
 # -- what a token counts ---------------------------------------------------------------------
@@ -68,7 +68,7 @@ def on_ddp(tokens: tuple[tuple[int, ...], ...], rule: str) -> list[float]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_weights_are_those_of_ddp(pool: nbddp.Pool, rule: str) -> None:
+def test_weights_are_those_of_ddp(pool: WorkerPool, rule: str) -> None:
     made = Weighed(((12, 4), (2, 6)), rule)
     for found in pool.run(on_ddp, made.tokens, rule):
         assert found == pytest.approx([b.weight for b in made.blocks])

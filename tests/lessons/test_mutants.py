@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-import nbddp
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check
 from tests.lessons.answers import defined
 from tests.mutants.generate import mutants
@@ -21,7 +21,7 @@ EXERCISES = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.mu
 
 @pytest.mark.timeout(1200)  # the capstone's 233 train a model each
 @pytest.mark.parametrize("name", EXERCISES)
-def test_only_mutants_with_a_reason_pass(pool: nbddp.Pool, name: str) -> None:
+def test_only_mutants_with_a_reason_pass(pool: WorkerPool, name: str) -> None:
     assert sorted(passing(name, made(name))) == sorted(known()[name])
 
 
@@ -83,7 +83,7 @@ ONCE_PASSED = [
 
 
 @pytest.mark.parametrize(("name", "source", "says"), ONCE_PASSED, ids=[name for name, _, _ in ONCE_PASSED])
-def test_wrong_answers_that_once_passed_fail(pool: nbddp.Pool, name: str, source: str, says: str) -> None:
+def test_wrong_answers_that_once_passed_fail(pool: WorkerPool, name: str, source: str, says: str) -> None:
     found = getattr(check, name)(defined(source, name))
     assert not found.ok
     assert says in found.line, found.line

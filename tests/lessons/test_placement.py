@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import nbddp
 from nbddp.errors import BadInput
 from nbddp.lessons.framework import run_check
 from nbddp.lessons.l02_ranks_and_devices.figure import draw_placement
 from nbddp.lessons.l02_ranks_and_devices.simulation import GLOBAL, simulate_layout
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check
 from tests.lessons.answers import defined
 from tests.lessons.tables.l02_ranks_and_devices import GPUS
@@ -44,7 +44,7 @@ def place_of(rank, n):
 """
 
 
-def test_a_name_that_cannot_be_sent_is_reported(pool: nbddp.Pool) -> None:
+def test_a_name_that_cannot_be_sent_is_reported(pool: WorkerPool) -> None:
     line = check.place_of(defined(LOCKED, "place_of")).line
     assert line.startswith("place_of uses guard, which cannot be sent to the ranks (TypeError: cannot pickle"), line
     assert line.endswith("create it inside place_of")
@@ -53,7 +53,7 @@ def test_a_name_that_cannot_be_sent_is_reported(pool: nbddp.Pool) -> None:
 # -- nothing can hang, nothing is lost ---------------------------------------------------------
 
 
-def test_an_endless_answer_is_ended_and_names_stay(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_ended_and_names_stay(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_check, "DEADLINE", 1.0)
     pool.push({"kept": 41})
     answer = check.gpus_of(defined(GPUS + "while True: pass", "gpus_of"))
@@ -61,7 +61,7 @@ def test_an_endless_answer_is_ended_and_names_stay(pool: nbddp.Pool, monkeypatch
     assert list(pool.pull(["kept"])["kept"]) == [41, 41]
 
 
-def test_a_deadlock_is_named(pool: nbddp.Pool) -> None:
+def test_a_deadlock_is_named(pool: WorkerPool) -> None:
     waits = """
     def gpus_of(rank, n, g):
         import torch, torch.distributed as dist

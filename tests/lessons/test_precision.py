@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nbddp
 from nbddp.lessons.l14_precision.figure import draw_loss_scale
 from nbddp.lessons.l14_precision.plan import SHARDED, groups, shard
 from nbddp.lessons.l14_precision.simulation import ALONE, AVERAGED, RANKS, STEPS, WHERE, gradient, scaled
+from nbddp.pool.pool import WorkerPool
 
 NPROC = 4
 
@@ -80,7 +80,7 @@ def on_dtensors() -> dict[str, Any]:
 
 
 @pytest.mark.more
-def test_a_gradscaler_that_meets_dtensors_asks_all_ranks(pool: nbddp.Pool) -> None:
+def test_a_gradscaler_that_meets_dtensors_asks_all_ranks(pool: WorkerPool) -> None:
     assert list(pool.run(on_dtensors)) == [{"skipped": True, "scale": 512.0}] * 4
 
 

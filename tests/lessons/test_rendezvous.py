@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-import nbddp
 from nbddp.agent.controller import quiet_ports
 from nbddp.lessons.framework.on_rank import meet
 from nbddp.lessons.l03_finding_each_other import simulation
 from nbddp.lessons.l03_finding_each_other.exercise import reachable
 from nbddp.lessons.l03_finding_each_other.figure import arrivals
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check, explore
 from tests.lessons.answers import exercise, solution
 
@@ -50,7 +50,7 @@ def test_the_figure_has_a_place_for_every_rank() -> None:
 
 
 @pytest.mark.parametrize("fault", simulation.FAULTS)
-def test_real_processes_meet_exactly_if_they_do_on_paper(pool: nbddp.Pool, fault: str) -> None:
+def test_real_processes_meet_exactly_if_they_do_on_paper(pool: WorkerPool, fault: str) -> None:
     made = simulation.faulty(2, 2, fault)
     patience = 15.0 if simulation.meeting(made).met else 1.0
     claim, ports = quiet_ports(4)
@@ -60,7 +60,7 @@ def test_real_processes_meet_exactly_if_they_do_on_paper(pool: nbddp.Pool, fault
     assert met == [place.state == simulation.MEETS for place in simulation.meeting(made).places]
 
 
-def test_looking_for_each_other_leaves_the_ranks_as_they_were(pool: nbddp.Pool) -> None:
+def test_looking_for_each_other_leaves_the_ranks_as_they_were(pool: WorkerPool) -> None:
     pool.push({"kept": 41})
     before = list(pool.call(environment))
     check.by_size(exercise("03", "by_size"))
@@ -79,7 +79,7 @@ def environment() -> dict[str, str]:
 # -- the checks ------------------------------------------------------------------------------
 
 
-def test_a_group_that_still_stands_is_told(pool: nbddp.Pool) -> None:
+def test_a_group_that_still_stands_is_told(pool: WorkerPool) -> None:
     pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=NullScreen())
     answer = check.by_rank(solution("03", "by_rank"))
     assert "an earlier cell left a process group" in answer.line

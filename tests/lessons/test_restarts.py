@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp.lessons.l10_restarts.figure import draw_restarts
 from nbddp.lessons.l10_restarts.simulation import LOST, simulate_restarts, training
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import predict
 from tests.lessons.answers import cells
 
@@ -55,7 +55,7 @@ def test_a_killed_run_equals_the_undisturbed_one(tmp_path: Path) -> None:
     program = program.partition("\n")[2].replace("dist.destroy_process_group()", "dist.destroy_process_group()\nsame")
     forgetful = program.replace('        optimizer.load_state_dict(state["optimizer"])\n', "")
     assert forgetful != program
-    with nbddp.Pool(nproc=4) as pool:
+    with WorkerPool(nproc=4) as pool:
         for name, source, wanted in (("whole", program, True), ("forgetful", forgetful, False)):
             (tmp_path / name).mkdir()
             found = pool.run_cell(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import nbddp
 from nbddp.lessons.l04_collectives.collectives import (
     ALL_REDUCE,
     COLLECTIVES,
@@ -16,6 +15,7 @@ from nbddp.lessons.l04_collectives.collectives import (
 from nbddp.lessons.l04_collectives.figure import COLOURS, draw_ring
 from nbddp.lessons.l04_collectives.figure_collectives import draw_before_after
 from nbddp.lessons.l04_collectives.simulation import ADDING, complete, simulate_ring
+from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check, explore
 from tests.colours import contrast
 from tests.lessons.answers import defined, solution
@@ -71,7 +71,7 @@ def left_by():
 """
 
 
-def test_collectives_on_symbols_are_torchs(pool: nbddp.Pool) -> None:
+def test_collectives_on_symbols_are_torchs(pool: WorkerPool) -> None:
     real = list(pool.call(defined(REAL, "left_by")))
     for name in COLLECTIVES:
         after = collective(name, 4).after
@@ -115,7 +115,7 @@ def test_words_and_picture_of_a_collective() -> None:
 
 
 @pytest.mark.parametrize("call", ["init_process_group", "destroy_process_group"])
-def test_a_group_that_is_made_or_ended_behind_the_check_spoils_no_later_answer(pool: nbddp.Pool, call: str) -> None:
+def test_a_group_that_is_made_or_ended_behind_the_check_spoils_no_later_answer(pool: WorkerPool, call: str) -> None:
     imported = f"from torch.distributed import {call} as made_or_ended\n" + changed(
         ("    return", "    made_or_ended()\n    return")
     )
@@ -123,7 +123,7 @@ def test_a_group_that_is_made_or_ended_behind_the_check_spoils_no_later_answer(p
     assert check.ring_all_reduce(solution("04", "ring_all_reduce"))
 
 
-def test_a_group_that_a_cell_has_left_stays(pool: nbddp.Pool) -> None:
+def test_a_group_that_a_cell_has_left_stays(pool: WorkerPool) -> None:
     pool.call(_join)
     assert check.ring_all_reduce(solution("04", "ring_all_reduce"))
     assert list(pool.call(_size)) == [4, 4, 4, 4]

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nbddp
 from nbddp.errors import BadInput
 from nbddp.lessons.l16_tensor_parallel.figure import draw_mesh
 from nbddp.lessons.l16_tensor_parallel.groups import right_groups
 from nbddp.lessons.l16_tensor_parallel.layers import judge_layers
 from nbddp.lessons.l16_tensor_parallel.on_rank import Computed, Expected
 from nbddp.lessons.l16_tensor_parallel.simulation import BETWEEN, DATA, NONE, TENSOR, WITHIN, build_mesh
+from nbddp.pool.pool import WorkerPool
 
 NPROC = 4
 
@@ -51,7 +51,7 @@ def test_ranks_that_do_not_divide_are_refused() -> None:
         build_mesh(1, 2, 8)
 
 
-def test_the_groups_are_those_of_a_device_mesh(pool: nbddp.Pool) -> None:
+def test_the_groups_are_those_of_a_device_mesh(pool: WorkerPool) -> None:
     def groups() -> list[list[int]]:
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh

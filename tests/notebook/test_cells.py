@@ -340,7 +340,7 @@ def test_completion_knows_what_the_package_has(four: Kernel, jedi: bool) -> None
     argument = four.ask(four.client.complete, "nbddp.Pool(ssh", 14)["matches"]
     four.run(f"%config Completer.use_jedi = {before}")
     assert argument == ["ssh_config="], "an option of a capability"
-    assert offered == {*nbddp.__all__}, "also what is imported when it is first used, and none of its rooms"
+    assert offered == {*nbddp.__all__}, "also what is imported when it is first used, and no other module"
 
 
 def test_every_error_can_be_caught_by_a_name_of_the_package() -> None:
@@ -352,12 +352,12 @@ def test_every_error_can_be_caught_by_a_name_of_the_package() -> None:
 
 def test_a_pool_shows_itself_wherever_it_was_imported_from() -> None:
     lines = (
-        "from nbddp.pool.pool import Pool",
+        "from nbddp import Pool",
         "import nbddp.capabilities.panel.panel as drawn",
         "drawn.shown = lambda pool: type(pool).__name__",
         "print(Pool()._repr_mimebundle_())",
     )
-    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, stdout=-1).stdout == b"Pool\n"
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, stdout=-1).stdout == b"WorkerPool\n"
 
 
 def test_tooltips_know_the_objects_of_rank_0(four: Kernel) -> None:

@@ -26,7 +26,7 @@ from nbddp.capabilities.warm import fingerprint, server
 from nbddp.capabilities.warm.client import WaitingProcess
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.launch import options
-from nbddp.pool.pool import Pool
+from nbddp.pool.pool import WorkerPool
 from tests import places
 from tests.kernels import Kernel
 from tests.notebook.test_orphans import AGENT, until
@@ -483,7 +483,7 @@ def test_it_is_completed() -> None:
 
 def test_where_nothing_can_be_kept_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
-    pool = Pool()
+    pool = WorkerPool()
     with pytest.raises(BadInput, match="--keep-warm 1m: NBDDP_START_METHOD=spawn; leave it out"):
         pool.ensure(options.LaunchSpec(nproc=1, keep_warm=60))
     pool.close()

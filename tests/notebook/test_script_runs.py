@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-import nbddp
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput, WorkerFailed
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.kernels import Kernel, loaded
 from tests.processes import still_running
@@ -200,7 +200,7 @@ def test_restarted_cells_have_a_folder_for_each_attempt_and_nodes_have_their_own
         "import os, sys\nprint(os.environ['GROUP_RANK'], os.environ['LOCAL_RANK'])\n"
         "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
     )
-    with nbddp.Pool(nproc=1, nnodes=2) as pool:
+    with WorkerPool(nproc=1, nnodes=2) as pool:
         pool.run_script(str(tmp_path / "again.py"), logs=logs, max_restarts=1, screen=NullScreen())
     roots = sorted(p for p in tmp_path.iterdir() if p.is_dir())
     assert len(roots) == 2
@@ -272,7 +272,7 @@ def test_what_is_not_there_is_said_before_anything_starts(shared: Kernel) -> Non
 def test_a_pool_runs_scripts(tmp_path: Path) -> None:
     script = tmp_path / "args.py"
     script.write_text("import sys\nassert sys.argv[1:] == ['a'], sys.argv\n")
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         pool.run_script(str(script), "a", screen=NullScreen())
         with pytest.raises(WorkerFailed, match=r"rank 0 raised AssertionError.*args.py line 2"):
             pool.run_script(str(script), "b", screen=NullScreen())

@@ -18,11 +18,11 @@ from typing import Any
 import pexpect
 import pytest
 
-import nbddp
 from nbddp.errors import RunTimedOut
 from nbddp.output import screens
 from nbddp.output.live_region import Region, fit
 from nbddp.output.screens import can_draw, size_of
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.kernels import FROM_BREAKPOINT
 
@@ -283,7 +283,7 @@ def test_without_a_terminal_bars_are_lines_and_nothing_is_drawn(tmp_path: Path) 
 
 
 def test_without_a_terminal_a_long_silence_is_told(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(screens, "TELL_AFTER", 0.5)
     with pytest.raises(RunTimedOut):

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-import nbddp
+from nbddp.pool.pool import WorkerPool
 from tests.unit.test_output import Shown
 
 
 @pytest.fixture
-def shows(pool: nbddp.Pool) -> Callable[..., list[str]]:
+def shows(pool: WorkerPool) -> Callable[..., list[str]]:
     """Runs a cell; the rows of its block, and what is said after it."""
 
     def run(code: str, cell: int = 1) -> list[str]:

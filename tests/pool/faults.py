@@ -20,6 +20,7 @@ import nbddp
 from nbddp.compat import system
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 
 RECORDS = hasattr(_distributed_c10d, "_dump_fr_trace_json")
 NO_RECORDER = "torch before 2.8 has no flight recorder for gloo"
@@ -174,7 +175,7 @@ class Outcome:
     lost: tuple[int, ...]
 
 
-def run_faulty(pool: nbddp.Pool, call: str, fault: str) -> Outcome:
+def run_faulty(pool: WorkerPool, call: str, fault: str) -> Outcome:
     """Run a call with a fault on a pool whose ranks hold `kept`, their own rank."""
     pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=NullScreen())
     began = time.monotonic()
@@ -188,7 +189,7 @@ def run_faulty(pool: nbddp.Pool, call: str, fault: str) -> Outcome:
     return Outcome(error, seconds, lost)
 
 
-def check_case(pool: nbddp.Pool, call: str, fault: str) -> str:
+def check_case(pool: WorkerPool, call: str, fault: str) -> str:
     """A call with a fault on the last rank of a pool: the right rank is named, the others are freed, and all goes on.
     Returns a line of the fault matrix."""
     world = pool.world_size
@@ -222,13 +223,13 @@ def check_case(pool: nbddp.Pool, call: str, fault: str) -> str:
     return f"{call:14} {fault:9} {ended.seconds:5.2f} s  {what}"
 
 
-def replaced(pool: nbddp.Pool) -> set[int]:
+def replaced(pool: WorkerPool) -> set[int]:
     """Ranks of the last run that were replaced, as its report says."""
     error = pool.last_run.error() if pool.last_run is not None else None
     return {s.rank for s in error.states if s.status == "replaced"} if isinstance(error, nbddp.RunFailed) else set()
 
 
-def check_after(pool: nbddp.Pool, lost: tuple[int, ...]) -> None:
+def check_after(pool: WorkerPool, lost: tuple[int, ...]) -> None:
     """Every name on every other rank is there, and a DDP step gives the right gradient. Where no rank is freed, those
     that the last run has blocked have lost theirs."""
     lost = lost if FREES else (*lost, *replaced(pool))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import nbddp
 from nbddp.capabilities.sanitizer.findings import SanitizerFindings
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.places import ROOT
 
 HELPERS = """
@@ -69,13 +70,13 @@ def programs() -> list[Program]:
 PROGRAMS = {each.name: each for each in programs()}
 
 
-def define(pool: nbddp.Pool, body: str = "", name: str = "") -> None:
+def define(pool: WorkerPool, body: str = "", name: str = "") -> None:
     """Define the helpers on the ranks, or a program."""
     source = f"def {name}(r, w, bad):\n{body}\n" if body else HELPERS
     pool.run_cell(source, cell=2 if body else 1, screen=NullScreen())
 
 
-def found_in(pool: nbddp.Pool, name: str, bad: bool) -> SanitizerFindings:
+def found_in(pool: WorkerPool, name: str, bad: bool) -> SanitizerFindings:
     """What the sanitizer says of a program. One that fails loudly has findings until then."""
     try:
         pool.run_cell(RUN.format(name=name, bad=bad), cell=3, sanitize=True, screen=NullScreen())

@@ -32,6 +32,7 @@ from nbddp.capabilities.memory.timeline import Allocations, sentences
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import torch as torch_compat
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.kernels import Kernel
 
 MIB = 1 << 20
@@ -180,7 +181,7 @@ work(1)
 """
 
 
-def test_on_a_cpu_samples_tell_true_sizes_and_lines(two: nbddp.Pool) -> None:
+def test_on_a_cpu_samples_tell_true_sizes_and_lines(two: WorkerPool) -> None:
     two.run_cell(HOLDS, memory=True, screen=NullScreen())
     found = two.allocations()
     assert (found.step, found.steps, found.sampled) == (None, [], True)
@@ -213,7 +214,7 @@ for step in range(4):
 """
 
 
-def test_the_step_with_the_highest_peak_is_shown_and_any_other_can_be(two: nbddp.Pool) -> None:
+def test_the_step_with_the_highest_peak_is_shown_and_any_other_can_be(two: WorkerPool) -> None:
     two.run_cell(TRAINS.format(after=""), memory=True, screen=NullScreen())
     found = two.allocations()
     assert (found.step, list(found.steps), found.model) == (2, [0, 1, 2, 3], "Sequential")
@@ -227,7 +228,7 @@ def test_the_step_with_the_highest_peak_is_shown_and_any_other_can_be(two: nbddp
         two.allocations(step=9)
 
 
-def test_without_a_recording_what_to_type_is_said(two: nbddp.Pool) -> None:
+def test_without_a_recording_what_to_type_is_said(two: WorkerPool) -> None:
     two.restart()
     with pytest.raises(nbddp.BadInput, match="no allocations have been recorded on these workers; %%ddp --memory"):
         two.allocations()
@@ -237,7 +238,7 @@ def test_without_a_recording_what_to_type_is_said(two: nbddp.Pool) -> None:
     assert "nothing was recorded on rank 0: it took no part" in str(draw_allocations(found))
 
 
-def test_a_cell_that_fails_keeps_its_recording_and_a_deadlock_is_found_in_spite_of_the_samples(two: nbddp.Pool) -> None:
+def test_a_cell_that_fails_keeps_its_recording_and_a_deadlock_is_found_in_spite_of_the_samples(two: WorkerPool) -> None:
     with pytest.raises(nbddp.WorkerFailed):
         two.run_cell(HOLDS + "raise ValueError(1)", memory=True, screen=NullScreen())
     assert two.allocations().ranks[0].window.peak > 80 * MIB
@@ -273,7 +274,7 @@ same = torch.from_numpy(array)
 """
 
 
-def test_names_are_told_with_what_they_share(two: nbddp.Pool) -> None:
+def test_names_are_told_with_what_they_share(two: WorkerPool) -> None:
     two.run_cell(NAMES, screen=NullScreen())
     found = two.sizes("net", "twice", "view", "array", "kept_in")
     assert [(n, of[1].total) for n, of in found.held.items()] == [
@@ -287,7 +288,7 @@ def test_names_are_told_with_what_they_share(two: nbddp.Pool) -> None:
     assert found.columns[-1] == "each rank holds"
 
 
-def test_of_a_sharded_module_the_shard_and_the_whole_are_told(two: nbddp.Pool) -> None:
+def test_of_a_sharded_module_the_shard_and_the_whole_are_told(two: WorkerPool) -> None:
     code = "import torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
     code += "from torch.distributed.fsdp import fully_shard\n"
     two.run_cell(code + "part = fully_shard(torch.nn.Linear(3, 5, bias=False))", screen=NullScreen())
@@ -298,7 +299,7 @@ def test_of_a_sharded_module_the_shard_and_the_whole_are_told(two: nbddp.Pool) -
     assert list(found.columns[-2:]) == ["each rank holds", "unsharded"]
 
 
-def test_a_name_that_holds_nothing_is_an_error_that_says_so(two: nbddp.Pool) -> None:
+def test_a_name_that_holds_nothing_is_an_error_that_says_so(two: WorkerPool) -> None:
     with pytest.raises(nbddp.BadInput, match="'nope' is not defined on ranks 0–1; assign it in a %%ddp cell"):
         two.sizes("nope")
     with pytest.raises(nbddp.BadInput, match="'kept' holds a value of type int, without tensors; name a tensor"):

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import nbddp
 from nbddp.execution.execution import Execution
 from nbddp.notebook import commands, pool_commands
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.waiting import until
 
 
-def whole(pool: nbddp.Pool, run: Execution, rank: int) -> str:
+def whole(pool: WorkerPool, run: Execution, rank: int) -> str:
     """As `%ddp log --rank` prints it."""
     log = run.outputs[rank].log
     text: str = pool.parts.of("background").log_text(run, rank, log.read_text() if log.exists() else "")
@@ -49,7 +49,7 @@ LATE = {
 @pytest.mark.parametrize("who", LATE)
 @pytest.mark.parametrize("when", ["between cells", "in the next cell"])
 def test_what_a_cell_has_started_is_heard_when_it_has_ended(
-    pool: nbddp.Pool, shows: Callable[..., list[str]], tmp_path: Path, who: str, when: str
+    pool: WorkerPool, shows: Callable[..., list[str]], tmp_path: Path, who: str, when: str
 ) -> None:
     assert shows(GO.format(go=str(tmp_path / "go")) + LATE[who] + "\nprint('started')", cell=7) == [
         "ranks 0–1 │ started"
@@ -73,7 +73,7 @@ def test_what_a_cell_has_started_is_heard_when_it_has_ended(
 
 
 def test_processes_of_several_cells_are_told_apart(
-    pool: nbddp.Pool, shows: Callable[..., list[str]], tmp_path: Path
+    pool: WorkerPool, shows: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     speaks = """import subprocess
 if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out @; echo err @ >&2"])"""
@@ -93,7 +93,7 @@ if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out 
     assert sorted(rows[4:6]) == ["rank 0        │ out 4", "rank 0 stderr │ err 4"]
 
 
-def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_closed(pool: nbddp.Pool) -> None:
+def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_closed(pool: WorkerPool) -> None:
     def value(code: str) -> list[object]:
         return list(pool.run_cell(f"import os, subprocess, time\n{code}", want_value=True, screen=NullScreen()))
 
@@ -113,7 +113,7 @@ def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_
 
 
 def test_what_is_printed_while_names_are_fetched_is_heard(
-    pool: nbddp.Pool, shows: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+    pool: WorkerPool, shows: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shows("class Slow:\n    def __reduce__(self): print('fetched'); return int, (3,)\nslow = Slow()", cell=2)
     assert list(pool.pull(["slow"])["slow"]) == [3, 3]

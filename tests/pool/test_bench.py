@@ -12,13 +12,14 @@ from nbddp.capabilities.bench.command import sizes_between
 from nbddp.capabilities.bench.figure import draw_bench
 from nbddp.notebook.commands import parse_command
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.kernels import Kernel
 
 NPROC = 3  # of the module's pool
 
 
-def test_every_collective_is_measured_and_right(pool: nbddp.Pool) -> None:
+def test_every_collective_is_measured_and_right(pool: WorkerPool) -> None:
     said: list[str] = []
     found = pool.bench(list(BUS_FACTOR), [1, 5000, 1 << 16], repeat=2, progress=said.append)
     assert [m.collective for m in found] == [c for c in BUS_FACTOR for _ in range(3)]
@@ -32,7 +33,7 @@ def test_every_collective_is_measured_and_right(pool: nbddp.Pool) -> None:
     assert pool.measured[-len(found) :] == found
 
 
-def test_measured_again_takes_the_place_of_what_was(pool: nbddp.Pool) -> None:
+def test_measured_again_takes_the_place_of_what_was(pool: WorkerPool) -> None:
     before = [m for m in pool.measured if m.collective != "reduce"]
     pool.bench("reduce", [5000], repeat=1)
     pool.bench("reduce", [5000], repeat=1)
@@ -40,7 +41,7 @@ def test_measured_again_takes_the_place_of_what_was(pool: nbddp.Pool) -> None:
     assert [m for m in pool.measured if m.collective != "reduce"] == before
 
 
-def test_wrong_results_are_counted(pool: nbddp.Pool) -> None:
+def test_wrong_results_are_counted(pool: WorkerPool) -> None:
     spoil = """
         import torch.distributed as dist
         import os
@@ -63,7 +64,7 @@ def test_wrong_results_are_counted(pool: nbddp.Pool) -> None:
 
 
 @pytest.mark.more
-def test_the_programs_own_group_counts_on_as_if_nothing_had_been_measured(pool: nbddp.Pool) -> None:
+def test_the_programs_own_group_counts_on_as_if_nothing_had_been_measured(pool: WorkerPool) -> None:
     """Lesson 09 matches collectives by their numbers, and a deadlock is proved by them. A measurement calls more
     collectives than torch's recorder holds."""
     begin = "import torch, torch.distributed as dist\ndist.init_process_group()\nmine = dist.group.WORLD\n"
@@ -79,7 +80,7 @@ def test_the_programs_own_group_counts_on_as_if_nothing_had_been_measured(pool: 
     assert "deadlock: " in str(failed.value)
 
 
-def test_a_measurement_leaves_the_programs_group_and_no_other(pool: nbddp.Pool) -> None:
+def test_a_measurement_leaves_the_programs_group_and_no_other(pool: WorkerPool) -> None:
     count = "len([t for t in __import__('os').listdir('/proc/self/task')])"
     pool.bench("all_reduce", [1000], repeat=1)
     assert list(pool.run(lambda: __import__("torch").distributed.is_initialized())) == [False] * 3
@@ -95,7 +96,7 @@ def test_a_measurement_leaves_the_programs_group_and_no_other(pool: nbddp.Pool) 
     pool.run_cell("dist.destroy_process_group()", screen=NullScreen())
 
 
-def test_what_cannot_be_measured_is_said(pool: nbddp.Pool) -> None:
+def test_what_cannot_be_measured_is_said(pool: WorkerPool) -> None:
     with pytest.raises(nbddp.BadInput, match="there is no collective 'allreduce'; use all_reduce, "):
         pool.bench("allreduce")
     with pytest.raises(nbddp.BadInput, match=r"there are no sizes from 10 to 5 bytes; give the smaller one first"):

@@ -26,6 +26,7 @@ from nbddp.output.buffer import RankOutput
 from nbddp.output.log_file import LogFile
 from nbddp.output.screens import NullScreen
 from nbddp.pool.node import RUNS_KEPT
+from nbddp.pool.pool import WorkerPool
 
 
 def until(done: Callable[[], bool], what: str) -> None:
@@ -71,7 +72,7 @@ def test_the_limit_is_settable(text: str, found: int) -> None:
 
 @pytest.mark.parametrize(("text", "words"), [("much", "'much' is not a size"), ("10", "set 4096 bytes or more")])
 def test_a_limit_that_is_none_is_refused_before_anything_runs(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
     monkeypatch.setenv(log_file.SETTING, text)
     with pytest.raises(nbddp.BadInput, match=words):
@@ -85,7 +86,7 @@ def size_of(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
-def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megabytes_of_output_leave_a_few_on_disk(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(log_file.SETTING, "1MiB")
     assert pool.agent is not None
     before = size_of(pool.agent.home)  # logs that other tests have filled
@@ -101,7 +102,7 @@ def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: 
     assert size_of(pool.agent.home) < before + (1 << 20), "the folder of pools is often in memory"
 
 
-def test_runs_of_some_time_ago_are_gone(pool: nbddp.Pool) -> None:
+def test_runs_of_some_time_ago_are_gone(pool: WorkerPool) -> None:
     assert pool.agent is not None
     for _ in range(RUNS_KEPT + 5):
         pool.run_cell("print(1)", screen=NullScreen())
@@ -130,7 +131,7 @@ def test_a_log_that_grows_is_cut_and_its_writer_goes_on(tmp_path: Path) -> None:
     assert not child_logs.cut_log(str(tmp_path / "none.log"))
 
 
-def test_the_agent_cuts_the_logs_of_its_processes(pool: nbddp.Pool) -> None:
+def test_the_agent_cuts_the_logs_of_its_processes(pool: WorkerPool) -> None:
     log = Path(pool.log_of(0))
     with open(log, "ab") as file:
         file.write(b"x" * (child_logs.MOST + 1))
@@ -215,12 +216,12 @@ def test_without_a_cache_folder_output_lies_in_the_pools_own(base: Path, monkeyp
 
 
 @pytest.mark.usefixtures("cold")
-def test_a_pool_that_nobody_holds_ends(pool: nbddp.Pool) -> None:
+def test_a_pool_that_nobody_holds_ends(pool: WorkerPool) -> None:
     """Beside another, which has made what a process makes once."""
     me = psutil.Process()
     gc.collect()
     before, descriptors, threads = me.children(recursive=True), me.num_fds(), threading.active_count()
-    dropped = nbddp.Pool(nproc=1)
+    dropped = WorkerPool(nproc=1)
     assert list(dropped.run(os.getpid))
     with pytest.raises(nbddp.WorkerFailed):
         dropped.run_cell("1 / 0", screen=NullScreen())
@@ -234,8 +235,8 @@ def test_a_pool_that_nobody_holds_ends(pool: nbddp.Pool) -> None:
 
 @pytest.mark.more
 @pytest.mark.usefixtures("cold")
-def test_a_pool_that_is_at_work_is_held(pool: nbddp.Pool) -> None:
-    made = nbddp.Pool(nproc=1)
+def test_a_pool_that_is_at_work_is_held(pool: WorkerPool) -> None:
+    made = WorkerPool(nproc=1)
     made.start()
     assert list(made.run_cell("import time; time.sleep(0.5); 3", want_value=True, screen=NullScreen())) == [3]
     agent = made.agent
@@ -279,7 +280,7 @@ def test_a_process_that_has_left_its_rank_ends_with_the_pool_and_nothing_stays_i
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
         patch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it where a test of before has compiled
-        with nbddp.Pool(nproc=2) as pool:
+        with WorkerPool(nproc=2) as pool:
             orphans = [psutil.Process(pid) for pid in pool.run_cell(ORPHAN, want_value=True, screen=NullScreen())]
             assert all(p.is_running() for p in orphans)
             in_child, in_rank = zip(*pool.run_cell(TORCHS, want_value=True, screen=NullScreen()), strict=True)

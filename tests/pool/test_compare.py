@@ -16,6 +16,7 @@ from nbddp.capabilities.compare import on_rank as compare_on_rank
 from nbddp.capabilities.compare.command import Wanted, pieces, within
 from nbddp.capabilities.compare.replicas import Compared, HeldValue, Leaf
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.kernels import Kernel
 
@@ -40,17 +41,17 @@ train()
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
+def pool() -> Iterator[WorkerPool]:
     with warm.pool(4) as pool:
         pool.run_cell(MODEL, screen=NullScreen())
         yield pool
 
 
-def cell(pool: nbddp.Pool, code: str) -> list[object]:
+def cell(pool: WorkerPool, code: str) -> list[object]:
     return list(pool.run_cell(textwrap.dedent(code), want_value=True, screen=NullScreen()))
 
 
-def test_ddp_keeps_replicas_equal(pool: nbddp.Pool) -> None:
+def test_ddp_keeps_replicas_equal(pool: WorkerPool) -> None:
     pool.run_cell(MODEL, screen=NullScreen())
     report = pool.compare("model", "optimizer")
     assert report.equal
@@ -61,7 +62,7 @@ def test_ddp_keeps_replicas_equal(pool: nbddp.Pool) -> None:
     assert "<table" not in report._repr_html_()
 
 
-def test_a_missing_broadcast_is_seen(pool: nbddp.Pool) -> None:
+def test_a_missing_broadcast_is_seen(pool: WorkerPool) -> None:
     cell(pool, "torch.manual_seed(rank)\ndrift = network()")
     mine = cell(pool, "[p.detach().double().numpy() for p in drift.parameters()]")
     report = pool.compare("drift")
@@ -74,7 +75,7 @@ def test_a_missing_broadcast_is_seen(pool: nbddp.Pool) -> None:
         assert d.classes == ((0,), (1,), (2,), (3,))
 
 
-def test_an_unseeded_buffer_is_seen_and_ddps_own_way_with_buffers_told(pool: nbddp.Pool) -> None:
+def test_an_unseeded_buffer_is_seen_and_ddps_own_way_with_buffers_told(pool: WorkerPool) -> None:
     cell(
         pool,
         """
@@ -95,7 +96,7 @@ def test_an_unseeded_buffer_is_seen_and_ddps_own_way_with_buffers_told(pool: nbd
     assert "only buffers" not in words
 
 
-def test_a_skipped_all_reduce_is_seen_in_model_and_optimizer(pool: nbddp.Pool) -> None:
+def test_a_skipped_all_reduce_is_seen_in_model_and_optimizer(pool: WorkerPool) -> None:
     cell(
         pool,
         """
@@ -126,7 +127,7 @@ def test_a_skipped_all_reduce_is_seen_in_model_and_optimizer(pool: nbddp.Pool) -
     assert "sgd.0.weight.momentum_buffer" in rows
 
 
-def test_numbers_texts_and_containers(pool: nbddp.Pool) -> None:
+def test_numbers_texts_and_containers(pool: WorkerPool) -> None:
     cell(
         pool,
         """
@@ -151,7 +152,7 @@ def test_numbers_texts_and_containers(pool: nbddp.Pool) -> None:
         pool.compare("function")
 
 
-def test_every_dtype_shape_and_layout(pool: nbddp.Pool) -> None:
+def test_every_dtype_shape_and_layout(pool: WorkerPool) -> None:
     cell(
         pool,
         """
@@ -193,7 +194,7 @@ def test_every_dtype_shape_and_layout(pool: nbddp.Pool) -> None:
     assert repr(pool.compare("tied")) == "tied: 4 parameters equal on 4 ranks (232 bytes each)"
 
 
-def test_what_has_no_bytes_is_named_and_passed_over(pool: nbddp.Pool) -> None:
+def test_what_has_no_bytes_is_named_and_passed_over(pool: WorkerPool) -> None:
     cell(
         pool,
         """
@@ -211,7 +212,7 @@ def test_what_has_no_bytes_is_named_and_passed_over(pool: nbddp.Pool) -> None:
     assert repr(pool.compare("nothing")) == "nothing: nothing to compare on 4 ranks: it is empty"
 
 
-def test_what_is_differently_built_is_named(pool: nbddp.Pool) -> None:
+def test_what_is_differently_built_is_named(pool: WorkerPool) -> None:
     cell(
         pool,
         """
@@ -234,7 +235,7 @@ def test_what_is_differently_built_is_named(pool: nbddp.Pool) -> None:
         pool.compare("nowhere")
 
 
-def test_only_some_ranks(pool: nbddp.Pool) -> None:
+def test_only_some_ranks(pool: WorkerPool) -> None:
     cell(pool, "pair = torch.tensor([float(rank // 2)])")
     assert pool.compare("pair", ranks=[2, 3]).equal
     assert not pool.compare("pair", ranks=[1, 2]).equal
@@ -243,7 +244,7 @@ def test_only_some_ranks(pool: nbddp.Pool) -> None:
         pool.compare("pair", ranks=[])
 
 
-def test_group_is_as_before_and_training_goes_on(pool: nbddp.Pool) -> None:
+def test_group_is_as_before_and_training_goes_on(pool: WorkerPool) -> None:
     sequence = "group = dist.group.WORLD; id(group), group._get_sequence_number_for_group(), dist.get_world_size()"
     cell(pool, "torch.manual_seed(rank)\ndrift = network()")
     before = cell(pool, sequence)
@@ -254,7 +255,7 @@ def test_group_is_as_before_and_training_goes_on(pool: nbddp.Pool) -> None:
     assert pool.compare("model", "optimizer").equal
 
 
-def test_sharded_tensors_are_compared_where_they_are_replicated(pool: nbddp.Pool) -> None:
+def test_sharded_tensors_are_compared_where_they_are_replicated(pool: WorkerPool) -> None:
     cell(
         pool,
         """
@@ -284,7 +285,7 @@ def test_sharded_tensors_are_compared_where_they_are_replicated(pool: nbddp.Pool
 
 
 def test_long_reports_are_cut_and_large_tensors_travel_in_pieces(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell(
         pool,

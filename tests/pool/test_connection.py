@@ -20,6 +20,7 @@ from nbddp.compat import ipyparallel
 from nbddp.execution.execution import Execution
 from nbddp.output.screens import NullScreen
 from nbddp.pool import connection
+from nbddp.pool.pool import WorkerPool
 from nbddp.pool.rpc import RankRpc
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.run_spec import Question
@@ -31,13 +32,13 @@ STREAMS = ("iopub", "notification", "query", "control", "mux")
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
+def pool() -> Iterator[WorkerPool]:
     with pool_of(2) as made:
         made.push({"kept": 7})
         yield made
 
 
-def kept(pool: nbddp.Pool) -> None:
+def kept(pool: WorkerPool) -> None:
     """A cell runs, and the names are there. The limit is a day's work for it: a hang fails here, not in the runner."""
     found = pool.run_cell("kept", want_value=True, screen=NullScreen(), timeout=60)
     assert list(found) == [7, 7]
@@ -150,7 +151,7 @@ def malformed(session: Any) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool, stream: str) -> None:
+def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: WorkerPool, stream: str) -> None:
     """A stranger takes part in the client's own socket and sends a burst; what comes behind it is read."""
     link = pool.group.wire.connection
     client, before = link.client, link.dropped[stream]
@@ -180,7 +181,7 @@ def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool,
     assert link.client is client, "it was not lost"
 
 
-def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(pool: nbddp.Pool) -> None:
+def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(pool: WorkerPool) -> None:
     """It comes the way of the ranks' own messages, which are queued behind it: unguarded, no cell ever ended again. Who
     sends it has the keys, as the ranks have."""
     link = pool.group.wire.connection
@@ -201,7 +202,7 @@ def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(poo
     assert "DELIM" in link.last_dropped
 
 
-def test_a_cell_is_one_message_to_each_rank_and_one_back(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_one_message_to_each_rank_and_one_back(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither replies nor states, which nobody would read; and the hub is told of none of them."""
     link, heard = pool.group.wire.connection, []
     monkeypatch.setattr(link, "_hear", lambda message: heard.append(message) or pool.group.wire._heard(message))
@@ -252,7 +253,7 @@ LOSSES: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_names(
-    pool: nbddp.Pool, loss: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, loss: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "BEAT_TIME", 0.1)
     pids = {w.pid for w in pool.workers.values()}
@@ -263,7 +264,7 @@ def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_na
     kept(pool)
 
 
-def test_cell_goes_on_while_its_client_is_lost(pool: nbddp.Pool) -> None:
+def test_cell_goes_on_while_its_client_is_lost(pool: WorkerPool) -> None:
     """Ranks end one before and one after the other client is there: neither outcome is lost."""
     lost = threading.Timer(0.5, lambda: stop_loop(pool.group.wire.client))
     lost.start()
@@ -274,7 +275,7 @@ def test_cell_goes_on_while_its_client_is_lost(pool: nbddp.Pool) -> None:
     assert pool.group.wire.connection.renewed == renewed + 1
 
 
-def test_outcome_that_did_not_arrive_is_sent_again(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcome_that_did_not_arrive_is_sent_again(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     hear, lost = Execution.hear, []
 
     def lossy(run: Execution, rank: int, message: dict[str, Any]) -> None:
@@ -289,7 +290,7 @@ def test_outcome_that_did_not_arrive_is_sent_again(pool: nbddp.Pool, monkeypatch
 
 
 def test_outcome_too_large_to_be_kept_is_an_error_and_no_hang(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hear, lost = Execution.hear, []
 
@@ -307,7 +308,7 @@ def test_outcome_too_large_to_be_kept_is_an_error_and_no_hang(
 
 
 def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was given to it to send is lost; that ends the cell with an error of the rank that was not reached."""
     free, link = threading.Event(), pool.group.wire.connection
@@ -346,7 +347,7 @@ def test_controller_that_does_not_answer_is_told() -> None:
     assert calls[1] == {"session": made.session.session}
 
 
-def test_a_controller_that_is_late_is_waited_for(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_is_late_is_waited_for(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine where 64 workers start, its hub may need longer than ipyparallel's 10 s."""
     cluster, tries = pool.group.cluster, list[dict[str, Any]]()
     controller = psutil.Process(cluster.controller.pid)

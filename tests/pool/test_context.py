@@ -17,6 +17,7 @@ from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.outcome import Outcome, RankExit
 from nbddp.worker import gpus
 from tests.gpu import conftest as gpu_conftest
@@ -78,7 +79,7 @@ def test_cudas_error_is_found_behind_the_programs_own(monkeypatch: pytest.Monkey
     assert gpus.broken_context(mine)
 
 
-def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: nbddp.Pool) -> None:
+def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: WorkerPool) -> None:
     pool.run_cell("import torch, torch.distributed as dist, numpy as np; model = 1", screen=NullScreen())
     before = [pool.workers[r].pid for r in (0, 1)]
     fails = f"{STAND_IN}torch.cuda.synchronize = fails\ndist.init_process_group('gloo')\n"
@@ -100,7 +101,7 @@ def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: nbddp.Pool) 
     assert "rank 1 is new and empty" in "\n".join(shown.said)
 
 
-def test_a_rank_whose_context_is_well_is_kept(pool: nbddp.Pool) -> None:
+def test_a_rank_whose_context_is_well_is_kept(pool: WorkerPool) -> None:
     before = [w.pid for _, w in sorted(pool.workers.items())]
     with pytest.raises(nbddp.WorkerFailed, match="device-side assert"):
         pool.run_cell(f"{STAND_IN}torch.cuda.synchronize = well\nfails()", screen=NullScreen())
@@ -122,7 +123,7 @@ def test_nccls_watchdog_leaves_processes_alone_unless_the_user_says_otherwise() 
 
 
 @pytest.mark.parametrize(("value", "told"), [("3", True), ("1", True), ("2", False), ("0", False), (None, False)])
-def test_a_program_that_has_nccl_end_its_process_is_told(pool: nbddp.Pool, value: str | None, told: bool) -> None:
+def test_a_program_that_has_nccl_end_its_process_is_told(pool: WorkerPool, value: str | None, told: bool) -> None:
     pool.ensure(LaunchSpec())
     setting = f"os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = {value!r}" if value else "pass"
     code = (

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp.capabilities.env import options as env_options
 from nbddp.errors import BadInput, RunHung, WorkerFailed
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 
 HERE = [
@@ -63,12 +63,12 @@ json.dumps([os.getpid(), str(dist.get_debug_level()).split(".")[-1], level, *map
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
+def pool() -> Iterator[WorkerPool]:
     with warm.pool(3, debug="detail") as made:
         yield made
 
 
-def seen(pool: nbddp.Pool) -> list[object]:
+def seen(pool: WorkerPool) -> list[object]:
     found: list[object] = json.loads(pool.run_cell(LOOK, want_value=True, screen=NullScreen())[1])
     return found
 
@@ -94,7 +94,7 @@ def test_a_line_that_is_refused_ends_nothing_that_a_script_has_left(
         assert {w.pid for w in pool.workers.values()} == left != set()
 
 
-def test_ranks_have_what_was_set_and_are_new_only_where_it_is_read_once(pool: nbddp.Pool) -> None:
+def test_ranks_have_what_was_set_and_are_new_only_where_it_is_read_once(pool: WorkerPool) -> None:
     pid, *first = seen(pool)
     assert first == ["DETAIL", 0, "DETAIL", "INFO", None, None]
     assert pool.ensure(parse_cell("--env LR=3")) == []
@@ -128,7 +128,7 @@ dist.all_reduce(x)
 
 
 @pytest.fixture
-def detail(pool: nbddp.Pool) -> nbddp.Pool:
+def detail(pool: WorkerPool) -> WorkerPool:
     pool.ensure(LaunchSpec(debug="detail"))
     return pool
 
@@ -149,7 +149,7 @@ def detail(pool: nbddp.Pool) -> nbddp.Pool:
     ],
     ids=["missing", "rank 0 missing", "crossed", "subgroup", "uneven DDP"],
 )  # fmt: skip
-def test_a_deadlock_under_detail_is_named(detail: nbddp.Pool, program: str, words: str) -> None:
+def test_a_deadlock_under_detail_is_named(detail: WorkerPool, program: str, words: str) -> None:
     with pytest.raises(RunHung) as e:
         detail.run_cell(INIT + program, hang_after=0.3, screen=NullScreen())
     assert words in re.sub(r"collective #\d+", "collective #N", str(e.value))
@@ -157,17 +157,17 @@ def test_a_deadlock_under_detail_is_named(detail: nbddp.Pool, program: str, word
     assert "freed, names are kept" in e.value.report
 
 
-def test_under_detail_a_rank_that_is_late_is_waited_for(detail: nbddp.Pool) -> None:
+def test_under_detail_a_rank_that_is_late_is_waited_for(detail: WorkerPool) -> None:
     late = INIT + "time.sleep(2 * (rank == 0))\nfor _ in range(20): dist.all_reduce(x)\nint(x[0]) > 0"
     assert list(detail.run_cell(late, hang_after=0.3, want_value=True, screen=NullScreen())) == [True] * 3
 
 
-def test_under_detail_torchs_own_word_on_a_mismatch_is_reported(detail: nbddp.Pool) -> None:
+def test_under_detail_torchs_own_word_on_a_mismatch_is_reported(detail: WorkerPool) -> None:
     with pytest.raises(WorkerFailed, match="Detected mismatch between collectives on ranks"):
         detail.run_cell(INIT + "dist.all_reduce(x) if rank else dist.broadcast(x, 0)", screen=NullScreen())
 
 
-def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: nbddp.Pool) -> None:
+def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: WorkerPool) -> None:
     """Those that Python calls are noted as they are called; of others torch's recorder does not say the group."""
     detail.restart()
     init, missing = (
@@ -188,7 +188,7 @@ def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: 
         assert any(missing in note for note in found.notes) is not complete, program
 
 
-def test_under_detail_all_reduces_of_ddp_are_shown(detail: nbddp.Pool) -> None:
+def test_under_detail_all_reduces_of_ddp_are_shown(detail: WorkerPool) -> None:
     model = "model = DDP(torch.nn.Linear(4, 4))\n"
     detail.run_cell(INIT + model, screen=NullScreen())
     detail.run_cell("for _ in range(3): model(torch.ones(2, 4)).sum().backward()", screen=NullScreen())

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-import nbddp
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.ports import connections
 
 NOBODY = 65534
@@ -56,14 +56,14 @@ print("done", flush=True)
 """
 
 
-def processes(pool: nbddp.Pool) -> list[psutil.Process]:
+def processes(pool: WorkerPool) -> list[psutil.Process]:
     """The agent and all that it has started."""
     assert pool.agent is not None
     agent = psutil.Process(pool.agent.hello.pid)  # this process has started it, or taken one that waited
     return [agent, *agent.children(recursive=True)]
 
 
-def listeners(pool: nbddp.Pool) -> dict[int, tuple[str, str]]:
+def listeners(pool: WorkerPool) -> dict[int, tuple[str, str]]:
     """Port → address and kind of the process, of all that listens in the pool."""
     found = {}
     for process in processes(pool):
@@ -75,7 +75,7 @@ def listeners(pool: nbddp.Pool) -> dict[int, tuple[str, str]]:
     return found
 
 
-def cluster(pool: nbddp.Pool) -> list[int]:
+def cluster(pool: WorkerPool) -> list[int]:
     return [port for port, (_, kind) in listeners(pool).items() if kind in ("controller", "below")]
 
 
@@ -88,7 +88,7 @@ def stranger(code: str, seconds: float, ports: list[int]) -> subprocess.Popen[st
     return process
 
 
-def test_every_socket_of_the_cluster_speaks_curve_alone(pool: nbddp.Pool) -> None:
+def test_every_socket_of_the_cluster_speaks_curve_alone(pool: WorkerPool) -> None:
     ports = cluster(pool)
     assert len(ports) >= 10
     for port in ports:
@@ -100,11 +100,11 @@ def test_every_socket_of_the_cluster_speaks_curve_alone(pool: nbddp.Pool) -> Non
         assert told[12:32].rstrip(b"\0") == b"CURVE", f"port {port} takes {told[12:32]!r}"
 
 
-def test_everything_listens_on_loopback_alone(pool: nbddp.Pool) -> None:
+def test_everything_listens_on_loopback_alone(pool: WorkerPool) -> None:
     assert all(ipaddress.ip_address(ip).is_loopback for ip, _ in listeners(pool).values())
 
 
-def test_the_keys_are_their_owners_alone(pool: nbddp.Pool) -> None:
+def test_the_keys_are_their_owners_alone(pool: WorkerPool) -> None:
     for path in map(Path, pool.group.files):
         facts = path.stat()
         secret = any(json.loads(path.read_text()).get(k) for k in ("curve_serverkey", "curve_secretkey", "key"))
@@ -119,7 +119,7 @@ def test_the_keys_are_their_owners_alone(pool: nbddp.Pool) -> None:
     assert not any(key in line for line in lines)
 
 
-def test_a_stranger_hears_nothing(pool: nbddp.Pool) -> None:
+def test_a_stranger_hears_nothing(pool: WorkerPool) -> None:
     process = stranger(LISTEN, 2.0, cluster(pool))
     while process.poll() is None:
         pool.run_cell("print('a secret')\n{'key': 'a secret'}", want_value=True, screen=NullScreen())
@@ -127,7 +127,7 @@ def test_a_stranger_hears_nothing(pool: nbddp.Pool) -> None:
 
 
 @pytest.fixture
-def loud(pool: nbddp.Pool) -> Iterator[None]:
+def loud(pool: WorkerPool) -> Iterator[None]:
     """A stranger who sends junk to every port of the pool, all the while."""
     with stranger(SPEAK, 3.0, cluster(pool)) as process:
         yield
@@ -135,7 +135,7 @@ def loud(pool: nbddp.Pool) -> Iterator[None]:
 
 
 @pytest.mark.more
-def test_junk_of_a_stranger_reaches_nobody(pool: nbddp.Pool, loud: None) -> None:
+def test_junk_of_a_stranger_reaches_nobody(pool: WorkerPool, loud: None) -> None:
     for n in range(20):
         assert list(pool.run_cell(f"{n}", want_value=True, screen=NullScreen())) == [n] * pool.world_size
     assert pool.troubles() == ""

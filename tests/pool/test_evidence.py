@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp.deadlock.on_rank import call_log, flight
 from nbddp.errors import RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen, Screen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.pool.faults import INIT, SET_UP, Impatient, Watching, needs_recorder
 from tests.ports import quiet_port
@@ -22,13 +22,13 @@ PREPARE = SET_UP.format(fault="") + INIT
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[nbddp.Pool]:
+def two() -> Iterator[WorkerPool]:
     with warm.pool(2) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
-def one() -> Iterator[nbddp.Pool]:
+def one() -> Iterator[WorkerPool]:
     with warm.pool(1) as pool:
         yield pool
 
@@ -89,18 +89,18 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_what_can_end_is_not_ended(two: nbddp.Pool, name: str) -> None:
+def test_what_can_end_is_not_ended(two: WorkerPool, name: str) -> None:
     two.run_cell(PREPARE + HEALTHY[name], hang_after=0.3, timeout=60, screen=NullScreen())
 
 
-def test_a_work_of_an_earlier_cell_is_waited_for(two: nbddp.Pool) -> None:
+def test_a_work_of_an_earlier_cell_is_waited_for(two: WorkerPool) -> None:
     """Rank 1 has called its part two cells ago, and has finished."""
     two.run_cell(PREPARE + "tensor = torch.ones(60_000_000)", screen=NullScreen())
     two.run_cell("work = [dist.all_reduce(tensor, async_op=True) for _ in range(8)]", screen=NullScreen())
     two.run_cell("if rank == 0: [w.wait() for w in work]", hang_after=0.1, timeout=60, screen=NullScreen())
 
 
-def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: nbddp.Pool, tmp_path: Path) -> None:
+def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: WorkerPool, tmp_path: Path) -> None:
     """Its main thread is still at work for nobody: it hears of the next cell late."""
     sleeps = tmp_path / "sleeps"
     busy = f"import asyncio, pathlib, time\ndef busy(): pathlib.Path({str(sleeps)!r}).touch(); time.sleep(1.5)\n"
@@ -113,7 +113,7 @@ def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: nbddp.Pool,
 
 
 @needs_recorder
-def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool, tmp_path: Path) -> None:
+def test_a_question_that_failed_is_told_as_that(two: WorkerPool, tmp_path: Path) -> None:
     told, words = tmp_path / "told", "rank 1 (could not say where it is: KeyError: 'profiling_name')"
 
     class Telling(Watching):
@@ -183,14 +183,14 @@ NAMED = {
 
 @needs_recorder
 @pytest.mark.parametrize("name", NAMED)
-def test_waits_of_other_kinds_are_named(two: nbddp.Pool, name: str) -> None:
+def test_waits_of_other_kinds_are_named(two: WorkerPool, name: str) -> None:
     code, words = NAMED[name]
     with pytest.raises(RunHung, match=words):
         two.run_cell(PREPARE + code, hang_after=0.3, timeout=20, screen=NullScreen())
     two.ensure(LaunchSpec(nproc=2))
 
 
-def test_a_child_of_multiprocessings_server_counts_and_the_server_does_not(two: nbddp.Pool) -> None:
+def test_a_child_of_multiprocessings_server_counts_and_the_server_does_not(two: WorkerPool) -> None:
     code = (
         "import time\nfrom multiprocessing import get_context\nfrom nbddp.deadlock.on_rank import threads\n"
         "child = get_context('forkserver').Process(target=time.sleep, args=(30,))\nchild.start()\n"
@@ -239,7 +239,7 @@ SEEMS = {  # what cannot be proven: the words of the live view, after `hang_afte
 
 @needs_recorder
 @pytest.mark.parametrize("name", SEEMS)
-def test_what_only_seems_to_wait_is_said_and_not_ended(two: nbddp.Pool, name: str) -> None:
+def test_what_only_seems_to_wait_is_said_and_not_ended(two: WorkerPool, name: str) -> None:
     code, words = SEEMS[name]
     screen, began = Impatient(words), time.monotonic()
     with pytest.raises((RunStopped, RunTimedOut)):
@@ -277,7 +277,7 @@ STARTED = {
 }
 
 
-def spawning(pool: nbddp.Pool, by: str, folder: Path, how: dict[str, object], screen: Screen) -> None:
+def spawning(pool: WorkerPool, by: str, folder: Path, how: dict[str, object], screen: Screen) -> None:
     """Run the program that starts processes, as a cell or as a script."""
     program = SPAWNS.format(port=quiet_port(), **how)
     if by == "cell":
@@ -293,7 +293,7 @@ BY = [(name, by) for name in STARTED for by in ("cell", "script")[:: -1 if "serv
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "by"), BY)
-def test_where_started_processes_wait_is_said(one: nbddp.Pool, name: str, by: str, tmp_path: Path) -> None:
+def test_where_started_processes_wait_is_said(one: WorkerPool, name: str, by: str, tmp_path: Path) -> None:
     how, words = STARTED[name]
     screen = Impatient(words)
     with pytest.raises((RunStopped, RunTimedOut)):
@@ -304,11 +304,11 @@ def test_where_started_processes_wait_is_said(one: nbddp.Pool, name: str, by: st
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("by", ["script", "cell"])
-def test_the_advice_for_started_processes_helps(one: nbddp.Pool, by: str, tmp_path: Path) -> None:
+def test_the_advice_for_started_processes_helps(one: WorkerPool, by: str, tmp_path: Path) -> None:
     spawning(one, by, tmp_path, {**STARTED["a server that is alone"][0], "nprocs": 2}, NullScreen())
 
 
-def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:
+def test_a_wait_for_a_key_names_the_rank_that_has_left(two: WorkerPool) -> None:
     """It has a time limit of its own, so nothing ends it before; the live view says who waits, and who has left."""
     watching = Watching()
     code = "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
@@ -322,7 +322,7 @@ def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:
     assert told in caught.value.report.splitlines()
 
 
-def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
+def test_notes_keep_nothing_alive(two: WorkerPool) -> None:
     code = (
         "import gc, weakref\nfrom nbddp.deadlock.on_rank.call_log import CALLS\ngc.collect()\nbefore = CALLS.forget()\n"
         "tensor = torch.ones(4)\nfor _ in range(50):\n"
@@ -354,7 +354,7 @@ def test_the_end_of_a_work_runs_nothing_that_an_interrupt_could_be_lost_in() -> 
 
 
 @needs_recorder
-def test_workers_record_and_their_environment_does_not_show_it(two: nbddp.Pool) -> None:
+def test_workers_record_and_their_environment_does_not_show_it(two: WorkerPool) -> None:
     code = "from nbddp.deadlock.on_rank import flight\ndist.barrier()\n"
     code += "[e.op for e in flight.entries(flight.dumps(False))][-1:]"
     assert list(two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())) == [["barrier"]] * 2
@@ -366,7 +366,7 @@ def test_workers_record_and_their_environment_does_not_show_it(two: nbddp.Pool) 
 def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A healthy loop goes on; a real hang is shown for what it seems, until Stop or a time limit ends it."""
     monkeypatch.setenv(flight.SIZES[0], "0")
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         loop = "end = time.monotonic() + 2\ngo = torch.ones(1)\nwhile go.item():\n"
         loop += "    go.fill_(float(time.monotonic() < end)); dist.all_reduce(go, dist.ReduceOp.MIN)"
         pool.run_cell(PREPARE + loop, hang_after=0.3, screen=NullScreen())
@@ -383,7 +383,7 @@ def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) 
             pool.run_cell(PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, screen=NullScreen())
 
 
-def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.Pool) -> None:
+def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: WorkerPool) -> None:
     for nproc in (3, 2):
         two.ensure(LaunchSpec(nproc=nproc))
         with pytest.raises(RunHung, match=r"rank 0 waits in recv from rank 1 .*; rank 1 has finished the cell"):
@@ -393,7 +393,7 @@ def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.
 
 
 @needs_recorder
-def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
+def test_a_deadlock_is_named_after_many_groups(two: WorkerPool) -> None:
     """torch's recorder still holds the collectives of groups that nothing else remembers."""
     two.ensure(LaunchSpec(nproc=2))
     for _ in range(call_log.EPOCHS + 3):
@@ -405,7 +405,7 @@ def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
 
 
 @needs_recorder
-def test_what_a_recorder_said_holds_until_something_more_is_called(two: nbddp.Pool) -> None:
+def test_what_a_recorder_said_holds_until_something_more_is_called(two: WorkerPool) -> None:
     """So a rank that is freed need not ask it again for the call that it was freed from."""
     code = "from nbddp.deadlock.on_rank import position, flight\ndist.all_reduce(torch.ones(1))\n"
     code += "known = position.KnownEntries(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"

@@ -18,6 +18,7 @@ import pytest
 import nbddp
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.pool import faults
 from tests.pool.faults import (
     CALLS,
@@ -49,7 +50,7 @@ assert PREPARE.count("\n") == 23
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.cuts), 4])
 @pytest.mark.parametrize(("call", "fault"), list(cases()))
 def test_fault_matrix(
-    pools: dict[int, nbddp.Pool], world: int, call: str, fault: str, fault_matrix: Callable[[str], None]
+    pools: dict[int, WorkerPool], world: int, call: str, fault: str, fault_matrix: Callable[[str], None]
 ) -> None:
     if not RECORDS and fault in ("skip", "mismatch") and call not in SEEN_WITHOUT:
         pytest.skip(NO_RECORDER)
@@ -178,7 +179,7 @@ HANGS = {
 
 
 @pytest.mark.parametrize("name", HANGS)
-def test_deadlock_is_named_and_freed(two: nbddp.Pool, name: str) -> None:
+def test_deadlock_is_named_and_freed(two: WorkerPool, name: str) -> None:
     if not RECORDS and name not in ("crossed recv", "crossed send", "a new group"):
         pytest.skip(NO_RECORDER)
     code, words, advice = HANGS[name]
@@ -226,7 +227,7 @@ BLOCKED = "print('ready', flush=True)\nif rank == 0: dist.barrier()\nelse: time.
 
 
 @pytest.mark.parametrize("where", ["refresh", "finish"])
-def test_a_front_end_that_fails_leaves_no_rank_at_work(two: nbddp.Pool, where: str) -> None:
+def test_a_front_end_that_fails_leaves_no_rank_at_work(two: WorkerPool, where: str) -> None:
     code = PREPARE + (BLOCKED if where == "refresh" else "kept = kept")
     with pytest.raises(BrokenPipeError, match="the front end is gone"):
         two.run_cell(code, screen=Fails(where, 9))
@@ -234,7 +235,7 @@ def test_a_front_end_that_fails_leaves_no_rank_at_work(two: nbddp.Pool, where: s
 
 
 @pytest.mark.parametrize("times", [1, 2, 9])
-def test_another_signals_exception_amid_a_cell_leaves_no_rank_at_work(two: nbddp.Pool, times: int) -> None:
+def test_another_signals_exception_amid_a_cell_leaves_no_rank_at_work(two: WorkerPool, times: int) -> None:
     """A time limit of the caller's own; it may expire again while the ranks are freed, as Stop may be pressed twice."""
     left = list(range(times))
 
@@ -261,7 +262,7 @@ def test_another_signals_exception_amid_a_cell_leaves_no_rank_at_work(two: nbddp
 
 @needs_recorder
 @pytest.mark.parametrize("how", SLOW)
-def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: nbddp.Pool, how: str) -> None:
+def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: WorkerPool, how: str) -> None:
     watching = Watching()
     body = "\n    ".join(SLOW[how].split("\n"))
     code = f"{PREPARE}if rank == 1:\n    {body}\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
@@ -274,7 +275,7 @@ def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: nbddp.Pool, how: st
 
 
 @needs_recorder
-def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Pool) -> None:
+def test_report_names_the_first_failure_and_where_the_others_were(two: WorkerPool) -> None:
     with pytest.raises(nbddp.WorkerFailed) as caught:
         two.run_cell(
             PREPARE + "if rank == 0: dist.all_reduce(torch.ones(1))\nelse: raise ValueError('bad')", screen=NullScreen()
@@ -289,7 +290,7 @@ def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Poo
 
 
 @needs_recorder
-def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: nbddp.Pool) -> None:
+def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: WorkerPool) -> None:
     two.run_cell(PREPARE, screen=NullScreen())
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell("dist.all_reduce(torch.ones(1))", ranks=[0], hang_after=0.3, screen=NullScreen())
@@ -297,14 +298,14 @@ def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: nbddp.Pool) -> 
     check_after(two, ())
 
 
-def test_a_rank_that_dies_beside_a_cell_of_others_is_none_of_its_concern(two: nbddp.Pool) -> None:
+def test_a_rank_that_dies_beside_a_cell_of_others_is_none_of_its_concern(two: WorkerPool) -> None:
     code = f"import os, time; os.kill({two.workers[1].pid}, 9); time.sleep(0.3); kept"
     assert two.run_cell(code, ranks=[0], want_value=True, screen=NullScreen())[0] == 0
     assert two.run_cell("1", want_value=True, screen=NullScreen()) == [1, 1], "rank 1 is new"
 
 
 @needs_recorder
-def test_place_in_the_users_own_module_is_told(two: nbddp.Pool, tmp_path: Path) -> None:
+def test_place_in_the_users_own_module_is_told(two: WorkerPool, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("import torch, torch.distributed as dist\ndef fit():\n    dist.barrier()\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport trainer\nif rank == 0: trainer.fit()"
     with pytest.raises(nbddp.RunHung) as caught:
@@ -314,7 +315,7 @@ def test_place_in_the_users_own_module_is_told(two: nbddp.Pool, tmp_path: Path) 
     check_after(two, ())
 
 
-def test_key_that_may_come_from_outside_is_waited_for(two: nbddp.Pool, tmp_path: Path) -> None:
+def test_key_that_may_come_from_outside_is_waited_for(two: WorkerPool, tmp_path: Path) -> None:
     from torch.distributed import FileStore
 
     path = str(tmp_path / "store")
@@ -325,7 +326,7 @@ def test_key_that_may_come_from_outside_is_waited_for(two: nbddp.Pool, tmp_path:
 
 
 @needs_recorder
-def test_error_in_a_comm_hook_is_the_cause(two: nbddp.Pool) -> None:
+def test_error_in_a_comm_hook_is_the_cause(two: WorkerPool) -> None:
     hook = (
         "model = DDP(torch.nn.Linear(4, 4))\ndef hook(state, bucket):\n"
         "    if rank == 1: raise ValueError('in the hook')\n"
@@ -340,7 +341,7 @@ def test_error_in_a_comm_hook_is_the_cause(two: nbddp.Pool) -> None:
     check_after(two, ())
 
 
-def test_program_that_swallows_the_error_is_freed_too(two: nbddp.Pool) -> None:
+def test_program_that_swallows_the_error_is_freed_too(two: WorkerPool) -> None:
     loop = (
         "if rank == 1: raise ValueError('x')\n"
         "while True:\n    try: dist.all_reduce(torch.ones(4))\n    except RuntimeError: pass"
@@ -350,7 +351,7 @@ def test_program_that_swallows_the_error_is_freed_too(two: nbddp.Pool) -> None:
     check_after(two, ())
 
 
-def test_group_that_an_interrupted_init_left_registered_is_forgotten(two: nbddp.Pool) -> None:
+def test_group_that_an_interrupted_init_left_registered_is_forgotten(two: WorkerPool) -> None:
     """torch registers a group's name in C++ before it notes the group in Python; a Stop may fall between."""
     left = (
         "from torch._C import _distributed_c10d as c10d\nheld = dist.group.WORLD\n"
@@ -362,7 +363,7 @@ def test_group_that_an_interrupted_init_left_registered_is_forgotten(two: nbddp.
     check_after(two, ())
 
 
-def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp.Pool) -> None:
+def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: WorkerPool) -> None:
     """A client of a store in a file, as torch has it, looks into it until its own timeout, and listens to nothing. That
     nobody else will come is not known here: the third rank may be a process outside the pool."""
     code = (
@@ -381,7 +382,7 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
 
 
 @needs_recorder
-def test_timeout_ends_the_cell_with_the_table(two: nbddp.Pool) -> None:
+def test_timeout_ends_the_cell_with_the_table(two: WorkerPool) -> None:
     with pytest.raises(nbddp.RunTimedOut) as caught:
         two.run_cell(PREPARE + "if rank: time.sleep(600)\ndist.barrier()", timeout=1.0, screen=NullScreen())
     assert str(caught.value) == "the run took longer than --timeout 1"
@@ -399,19 +400,19 @@ def test_timeout_ends_the_cell_with_the_table(two: nbddp.Pool) -> None:
         "import asyncio; await asyncio.sleep(0)\nwhile True: pass",
     ],
 )
-def test_stop_ends_python_of_every_kind(two: nbddp.Pool, busy: str) -> None:
+def test_stop_ends_python_of_every_kind(two: WorkerPool, busy: str) -> None:
     with pytest.raises(nbddp.RunStopped):
         two.run_cell("import time\nprint('ready', flush=True)\n" + busy, screen=StopWhenReady())
     check_after(two, ())
 
 
-def test_a_cell_that_ends_well_in_spite_of_stop_is_still_stopped(two: nbddp.Pool) -> None:
+def test_a_cell_that_ends_well_in_spite_of_stop_is_still_stopped(two: WorkerPool) -> None:
     code = "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(600)\nexcept KeyboardInterrupt: pass"
     with pytest.raises(nbddp.RunStopped):
         two.run_cell(code, screen=StopWhenReady())
 
 
-def test_stop_pressed_twice_replaces_at_once(two: nbddp.Pool) -> None:
+def test_stop_pressed_twice_replaces_at_once(two: WorkerPool) -> None:
     with pytest.raises(nbddp.RunStopped) as caught:
         two.run_cell("print('ready', flush=True)\nimport time; time.sleep(600)", screen=StopWhenReady(times=2))
     assert {s.status for s in caught.value.states} <= {"replaced", "interrupted"}
@@ -433,7 +434,7 @@ DEATHS = {
 
 
 @pytest.mark.parametrize("how", DEATHS)
-def test_death_is_told_with_signal_memory_last_words_and_log(two: nbddp.Pool, how: str) -> None:
+def test_death_is_told_with_signal_memory_last_words_and_log(two: WorkerPool, how: str) -> None:
     code, words, last = DEATHS[how]
     with pytest.raises(nbddp.WorkerFailed) as caught:
         two.run_cell(PREPARE + f"if rank == 1: {code}\ndist.all_reduce(torch.ones(4))", screen=NullScreen())
@@ -450,7 +451,7 @@ def test_death_is_told_with_signal_memory_last_words_and_log(two: nbddp.Pool, ho
     check_after_says_new(two, error.rank)
 
 
-def test_last_line_of_a_killed_rank_is_not_lost(two: nbddp.Pool) -> None:
+def test_last_line_of_a_killed_rank_is_not_lost(two: WorkerPool) -> None:
     """A process that is killed right after a print takes messages with it that have not left it."""
     for number in range(8):
         with pytest.raises(nbddp.WorkerFailed):
@@ -465,13 +466,13 @@ def test_last_line_of_a_killed_rank_is_not_lost(two: nbddp.Pool) -> None:
         two.ensure(LaunchSpec())
 
 
-def check_after_says_new(pool: nbddp.Pool, rank: int) -> None:
+def check_after_says_new(pool: WorkerPool, rank: int) -> None:
     assert pool.ensure(LaunchSpec()) == [f"rank {rank} is new and empty"]
     assert pool.ensure(LaunchSpec()) == [], "said once"
     check_after(pool, (rank,))
 
 
-def test_release_touches_only_torchs_sockets(two: nbddp.Pool, tmp_path: Path) -> None:
+def test_release_touches_only_torchs_sockets(two: WorkerPool, tmp_path: Path) -> None:
     """A user's TCP connection, a ZMQ pair and a DataLoader with workers outlive a freeing."""
     mine = """
 import socket, threading, zmq
@@ -548,7 +549,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("what", CHECKS)
-def test_check_says_what_differs_between_which_ranks(two: nbddp.Pool, what: str) -> None:
+def test_check_says_what_differs_between_which_ranks(two: WorkerPool, what: str) -> None:
     code, words = CHECKS[what]
     with pytest.raises(nbddp.WorkerFailed) as caught:
         two.run_cell(PREPARE + code, check=True, screen=NullScreen())
@@ -557,7 +558,7 @@ def test_check_says_what_differs_between_which_ranks(two: nbddp.Pool, what: str)
     check_after(two, ())
 
 
-def test_check_leaves_a_right_program_alone_and_goes_away(pools: dict[int, nbddp.Pool]) -> None:
+def test_check_leaves_a_right_program_alone_and_goes_away(pools: dict[int, WorkerPool]) -> None:
     four = pools[4]
     four.ensure(LaunchSpec())
     code = PREPARE + (
@@ -579,7 +580,7 @@ def test_check_leaves_a_right_program_alone_and_goes_away(pools: dict[int, nbddp
     )
 
 
-def test_check_sees_a_missing_call_as_a_deadlock(two: nbddp.Pool) -> None:
+def test_check_sees_a_missing_call_as_a_deadlock(two: WorkerPool) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell(
             PREPARE + "if rank: dist.all_reduce(torch.ones(4))", check=True, hang_after=0.3, screen=NullScreen()
@@ -613,7 +614,7 @@ attempt, os.environ["TORCHELASTIC_MAX_RESTARTS"], [p.tolist() for p in model.mod
 """
 
 
-def test_max_restarts_with_checkpoints_ends_with_the_same_bits(two: nbddp.Pool, tmp_path: Path) -> None:
+def test_max_restarts_with_checkpoints_ends_with_the_same_bits(two: WorkerPool, tmp_path: Path) -> None:
     """On two ranks, since a sum of two has the same bits in every order."""
     calm = two.run_cell(TRAIN.format(path=str(tmp_path / "calm"), deaths=[]), want_value=True, screen=NullScreen())
     said: list[str] = []
@@ -636,7 +637,7 @@ def test_max_restarts_with_checkpoints_ends_with_the_same_bits(two: nbddp.Pool, 
     )
 
 
-def test_when_all_attempts_fail_each_cause_is_in_the_report(two: nbddp.Pool) -> None:
+def test_when_all_attempts_fail_each_cause_is_in_the_report(two: WorkerPool) -> None:
     code = (
         "import os\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "if os.environ['RANK'] == '1': raise ValueError('attempt ' + attempt)"
@@ -647,7 +648,7 @@ def test_when_all_attempts_fail_each_cause_is_in_the_report(two: nbddp.Pool) -> 
     assert all(f"attempt {i + 1} of 3: {why}" in caught.value.report for i, why in enumerate(caught.value.attempts))
 
 
-def test_record_writes_the_error_file_that_torchrun_would(two: nbddp.Pool) -> None:
+def test_record_writes_the_error_file_that_torchrun_would(two: WorkerPool) -> None:
     code = (
         "import os\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
         "path = os.environ['TORCHELASTIC_ERROR_FILE']\n@record\ndef main():\n    raise ValueError('recorded')\nmain()"
@@ -658,7 +659,7 @@ def test_record_writes_the_error_file_that_torchrun_would(two: nbddp.Pool) -> No
     assert list(two.run_cell(read, want_value=True, screen=NullScreen())) == ["ValueError: recorded"] * 2
 
 
-def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) -> None:
+def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: WorkerPool) -> None:
     from nbddp.capabilities.stacks import command as stacks_command
 
     found: list[subprocess.CompletedProcess[str]] = []

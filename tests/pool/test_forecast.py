@@ -19,6 +19,7 @@ from nbddp.capabilities.forecast.cost import Link, seconds, together
 from nbddp.capabilities.forecast.figure import draw_forecast
 from nbddp.capabilities.forecast.scale import forecast, profile
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.benchmarks.forecast import table, validate
 from tests.kernels import Kernel
@@ -148,18 +149,18 @@ dist.destroy_process_group()
 """
 
 
-def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
     def bench(
-        self: nbddp.Pool, collective: str = "all_reduce", sizes: Sequence[int] | None = None, **more: Any
+        self: WorkerPool, collective: str = "all_reduce", sizes: Sequence[int] | None = None, **more: Any
     ) -> list[Measured]:
         assert sizes
         asked.append((collective, max(sizes)))
         return real(self, collective, sizes, **more, repeat=2)
 
-    real = nbddp.Pool.bench
-    monkeypatch.setattr(nbddp.Pool, "bench", bench)
+    real = WorkerPool.bench
+    monkeypatch.setattr(WorkerPool, "bench", bench)
     with pytest.raises(nbddp.BadInput, match="train a DistributedDataParallel model in a %%ddp cell first"):
         pool.forecast()
     assert asked == [], "nothing is measured for a forecast that cannot be"

@@ -213,7 +213,8 @@ def test_what_pip_has_installed_anywhere_is_not_the_users(tmp_path: Path, monkey
 HANGS = """
 import nbddp, ipykernel, tornado, zmq
 from nbddp.output.screens import NullScreen
-with nbddp.Pool(nproc=2) as pool:
+from nbddp.pool.pool import WorkerPool
+with WorkerPool(nproc=2) as pool:
     try:
         pool.run_cell(
             "import torch.distributed as dist; dist.init_process_group('gloo')\\n"

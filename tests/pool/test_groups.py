@@ -22,6 +22,7 @@ import nbddp
 from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.pool.runs import Runs
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import process_groups
@@ -44,7 +45,7 @@ PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
 
 
 @pytest.mark.parametrize("again", range(5))
-def test_work_that_a_finished_rank_left_pending_does_not_hold_up_the_next_cell(two: nbddp.Pool, again: int) -> None:
+def test_work_that_a_finished_rank_left_pending_does_not_hold_up_the_next_cell(two: WorkerPool, again: int) -> None:
     """Rank 1 holds a finished work, and by that its connections, so rank 0's pending one would never end."""
     code = "work = dist.all_reduce(torch.ones(4), async_op=True); work.wait()\n"
     code += "if rank == 1: raise ValueError('x')\npending = dist.all_reduce(torch.ones(4), async_op=True)"
@@ -56,7 +57,7 @@ def test_work_that_a_finished_rank_left_pending_does_not_hold_up_the_next_cell(t
     check_after(two, ())
 
 
-def test_thread_that_a_finished_rank_left_in_a_collective_is_freed(two: nbddp.Pool) -> None:
+def test_thread_that_a_finished_rank_left_in_a_collective_is_freed(two: WorkerPool) -> None:
     code = """import threading
 held = dist.group.WORLD
 def reduce(group=held):
@@ -77,7 +78,7 @@ while not kernel.groups.facts().sequence: time.sleep(0.01)  # it has called"""
 
 @pytest.mark.parametrize("stuck", [0, 1])
 def test_rank_that_cannot_end_its_group_is_replaced_and_that_is_said(
-    two: nbddp.Pool, stuck: int, monkeypatch: pytest.MonkeyPatch
+    two: WorkerPool, stuck: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbddp.pool.runs.END_GROUP_SECONDS", 0.5)
     code = f"import functools\nif rank == {stuck}: dist.destroy_process_group = functools.partial(time.sleep, 600)\n"
@@ -95,7 +96,7 @@ def test_rank_that_cannot_end_its_group_is_replaced_and_that_is_said(
 
 @pytest.mark.parametrize("late", ["before", "while"])
 def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
-    two: nbddp.Pool, late: str, monkeypatch: pytest.MonkeyPatch
+    two: WorkerPool, late: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gloo aborts one whose pending call does not fit: before the groups are ended, or while they are."""
     two.run_cell("pass", screen=NullScreen())  # what an earlier test has left broken is ended
@@ -122,7 +123,7 @@ def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
     check_after(two, (0,))
 
 
-def test_a_rank_that_had_to_be_freed_ends_its_group_unasked(two: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_had_to_be_freed_ends_its_group_unasked(two: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int, str]] = []
     send = two.runs.ranks.send
 
@@ -143,7 +144,7 @@ def test_a_rank_that_had_to_be_freed_ends_its_group_unasked(two: nbddp.Pool, mon
     check_after(two, ())
 
 
-def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_killed(two: nbddp.Pool) -> None:
+def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_killed(two: WorkerPool) -> None:
     [port] = set(two.run_cell(PREPARE + "int(os.environ['MASTER_PORT'])", want_value=True, screen=NullScreen()))
     stores = two.group.stores
     assert stores is not None
@@ -158,7 +159,7 @@ def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_k
 
 
 @OLD_DESTROY
-def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the_same(two: nbddp.Pool) -> None:
+def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the_same(two: WorkerPool) -> None:
     """All ranks finished well. Where its rank is meanwhile is shown."""
     code = "work = dist.all_reduce(torch.ones(4), async_op=True); work.wait()\n"
     two.run_cell(
@@ -187,7 +188,7 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
 @pytest.mark.parametrize(
     "call", [pytest.param("dist.all_reduce(torch.ones(4))", marks=needs_recorder), "dist.init_process_group('gloo')"]
 )
-def test_thirty_deadlocks_leave_no_descriptors_and_threads_behind(two: nbddp.Pool, call: str) -> None:
+def test_thirty_deadlocks_leave_no_descriptors_and_threads_behind(two: WorkerPool, call: str) -> None:
     code = PREPARE + "model = DDP(torch.nn.Linear(2, 2))\n"
     if "init" in call:
         code += "dist.destroy_process_group()\n"
@@ -225,7 +226,7 @@ FROM_ANY = {
 
 
 @pytest.mark.parametrize("how", FROM_ANY)
-def test_receive_from_any_source_is_freed(two: nbddp.Pool, how: str) -> None:
+def test_receive_from_any_source_is_freed(two: WorkerPool, how: str) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell(PREPARE + FROM_ANY[how], hang_after=0.3, screen=NullScreen())
     assert {s.status for s in caught.value.states} <= {"interrupted", "finished"}
@@ -233,7 +234,7 @@ def test_receive_from_any_source_is_freed(two: nbddp.Pool, how: str) -> None:
     check_after(two, ())
 
 
-def test_program_that_receives_from_any_source_again_and_again_is_freed(two: nbddp.Pool) -> None:
+def test_program_that_receives_from_any_source_again_and_again_is_freed(two: WorkerPool) -> None:
     loop = "if rank == 1: raise ValueError('x')\n"
     loop += "while True:\n    try: dist.recv(torch.ones(4))\n    except ValueError: pass"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
@@ -242,7 +243,7 @@ def test_program_that_receives_from_any_source_again_and_again_is_freed(two: nbd
     check_after(two, ())
 
 
-def test_receive_from_any_source_says_who_sent(two: nbddp.Pool) -> None:
+def test_receive_from_any_source_says_who_sent(two: WorkerPool) -> None:
     code = "t = torch.zeros(2)\nif rank: dist.send(torch.ones(2), 0)\n(dist.recv(t) if rank == 0 else None, t.tolist())"
     found = two.run_cell(PREPARE + code, want_value=True, screen=NullScreen())
     assert [tuple(v) for v in found] == [(1, [1.0, 1.0]), (None, [0.0, 0.0])]
@@ -261,7 +262,7 @@ IN_A_LOOP = {
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("call", IN_A_LOOP)
-def test_stop_lets_a_message_on_its_way_through_and_names_are_kept(two: nbddp.Pool, call: str) -> None:
+def test_stop_lets_a_message_on_its_way_through_and_names_are_kept(two: WorkerPool, call: str) -> None:
     """gloo forgets a message that is cut in its midst: its wait never ends."""
     prepare = PREPARE + ("into = [torch.ones(40_000_000) for _ in range(2)]\n" if call == "gather" else "")
     with pytest.raises(nbddp.RunStopped) as caught:
@@ -272,7 +273,7 @@ def test_stop_lets_a_message_on_its_way_through_and_names_are_kept(two: nbddp.Po
 
 
 @pytest.mark.parametrize("call", IN_A_LOOP)
-def test_message_is_let_through_whose_receiver_stands_still_for_a_moment(two: nbddp.Pool, call: str) -> None:
+def test_message_is_let_through_whose_receiver_stands_still_for_a_moment(two: WorkerPool, call: str) -> None:
     """Nothing moves then, as where a machine is short of memory; what the sender has queued says that a message is on
     its way. A receiver has no such sign of a sender that stands still."""
     prepare = PREPARE + ("into = [torch.ones(40_000_000) for _ in range(2)]\n" if call == "gather" else "")
@@ -297,7 +298,7 @@ def test_message_is_let_through_whose_receiver_stands_still_for_a_moment(two: nb
 
 
 @pytest.mark.parametrize("sender", [0, 1])
-def test_peer_of_a_rank_that_dies_in_the_midst_of_a_message_is_freed(two: nbddp.Pool, sender: int) -> None:
+def test_peer_of_a_rank_that_dies_in_the_midst_of_a_message_is_freed(two: WorkerPool, sender: int) -> None:
     code = f"{PREPARE}import threading\n{LARGE}"
     code += "if rank == 1: threading.Timer(0.7, os.kill, (os.getpid(), 9)).start()\n"
     code += f"while True: dist.send(t, 1 - rank) if rank == {sender} else dist.recv(t, 1 - rank)"
@@ -309,7 +310,7 @@ def test_peer_of_a_rank_that_dies_in_the_midst_of_a_message_is_freed(two: nbddp.
     check_after(two, (1,))
 
 
-def test_rank_that_never_stops_to_move_bytes_is_replaced_by_a_second_stop(two: nbddp.Pool) -> None:
+def test_rank_that_never_stops_to_move_bytes_is_replaced_by_a_second_stop(two: WorkerPool) -> None:
     """It has had the interrupt of the first, and may be on its way out."""
     code = f"{PREPARE}{LARGE}while True:\n    try: {IN_A_LOOP['recv']}\n    except BaseException: pass"
     with pytest.raises(nbddp.RunStopped) as caught:
@@ -323,7 +324,7 @@ def test_rank_that_never_stops_to_move_bytes_is_replaced_by_a_second_stop(two: n
 # -- NCCL, by stand-ins --------------------------------------------------------------------------------
 
 
-def test_rank_whose_abort_does_not_return_is_replaced(two: nbddp.Pool) -> None:
+def test_rank_whose_abort_does_not_return_is_replaced(two: WorkerPool) -> None:
     """It would end the next cell's group whenever it does return."""
     code = """import nbddp.worker.release as release
 def frees_and_never_returns():
@@ -338,7 +339,7 @@ if rank == 0:  # alone: a peer that is freed first would free this one
     check_after(two, (0,))
 
 
-def test_report_says_that_the_group_has_been_ended_if_all_ranks_aborted_it(two: nbddp.Pool) -> None:
+def test_report_says_that_the_group_has_been_ended_if_all_ranks_aborted_it(two: WorkerPool) -> None:
     code = """import nbddp.worker.release as release, nbddp.compat.torch as seams
 was = release.has_nccl, seams.abort_groups
 def abort_groups(destroy=dist.destroy_process_group):
@@ -409,7 +410,7 @@ for demo in (basic, checkpoint, two_parts):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("slow", [0, 0.02])
 def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
-    pools: dict[int, nbddp.Pool], world: int, slow: float
+    pools: dict[int, WorkerPool], world: int, slow: float
 ) -> None:
     pools[world].ensure(LaunchSpec())
     for _ in range(5):
@@ -417,7 +418,7 @@ def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
 
 
 @pytest.mark.parametrize("slow", ["0", "1"])
-def test_group_is_destroyed_when_every_rank_is_through_its_making(two: nbddp.Pool, slow: str) -> None:
+def test_group_is_destroyed_when_every_rank_is_through_its_making(two: WorkerPool, slow: str) -> None:
     """The init or new_group of a slow rank would be cut off. Of gloo's groups no rank is through before all are."""
     code = f"""import os, time, torch.distributed as dist
 from nbddp.capabilities.private import peer_check
@@ -439,7 +440,7 @@ through, destroyed"""
     assert late[0] <= quick[1]
 
 
-def test_group_is_destroyed_all_the_same_if_a_rank_never_is(two: nbddp.Pool) -> None:
+def test_group_is_destroyed_all_the_same_if_a_rank_never_is(two: WorkerPool) -> None:
     code = """import os, time, torch.distributed as dist
 from nbddp.worker import process_groups
 from nbddp.capabilities.private import peer_check
@@ -459,7 +460,7 @@ dist.is_initialized()"""
     assert list(found) == [False, False]
 
 
-def test_nothing_listens_at_a_port_of_the_cells_own(two: nbddp.Pool) -> None:
+def test_nothing_listens_at_a_port_of_the_cells_own(two: WorkerPool) -> None:
     """Somebody else may: of several people on one machine, say, who all run the tutorial."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         two.run_cell(TUTORIAL.format(port=listener.getsockname()[1], slow=0), timeout=60, screen=NullScreen())
@@ -468,14 +469,14 @@ def test_nothing_listens_at_a_port_of_the_cells_own(two: nbddp.Pool) -> None:
             listener.accept()
 
 
-def test_ranks_that_name_the_same_port_in_two_ways_meet(two: nbddp.Pool) -> None:
+def test_ranks_that_name_the_same_port_in_two_ways_meet(two: WorkerPool) -> None:
     code = "os.environ['MASTER_PORT'] = '12355'\nos.environ['MASTER_ADDR'] = ['localhost', '127.0.0.1'][rank]\n"
     code = SET_UP.format(fault="") + code + INIT + "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
     assert list(two.run_cell(code, want_value=True, screen=NullScreen())) == [2.0, 2.0]
     check_after(two, ())
 
 
-def test_group_of_other_ranks_has_torchs_own_store(two: nbddp.Pool) -> None:
+def test_group_of_other_ranks_has_torchs_own_store(two: WorkerPool) -> None:
     code = "os.environ['MASTER_PORT'] = '0'\ndist.init_process_group('gloo', rank=0, world_size=1)\n"
     code += "found = dist.get_world_size(), kernel.groups.owns(dist.distributed_c10d._get_default_store())\n"
     code += "dist.destroy_process_group()\nfound"
@@ -500,7 +501,7 @@ def test_only_the_pools_ranks_meet_at_its_store(monkeypatch: pytest.MonkeyPatch)
 
 
 @OLD_DESTROY
-def test_destroyed_group_that_a_model_held_is_let_go_after_the_cell_that_replaces_the_model(two: nbddp.Pool) -> None:
+def test_destroyed_group_that_a_model_held_is_let_go_after_the_cell_that_replaces_the_model(two: WorkerPool) -> None:
     """Not in it: gloo would wait there for each connection. And not later."""
     ddp = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
     step = "model(torch.randn(4, 2)).sum().backward()\n"
@@ -516,7 +517,7 @@ def test_destroyed_group_that_a_model_held_is_let_go_after_the_cell_that_replace
 
 
 @pytest.mark.parametrize("by", ["the end of its group", "a script"])
-def test_what_a_finished_rank_leaves_in_cycles_is_let_go(two: nbddp.Pool, by: str, tmp_path: Path) -> None:
+def test_what_a_finished_rank_leaves_in_cycles_is_let_go(two: WorkerPool, by: str, tmp_path: Path) -> None:
     """Though no error has ended its run: a model in a cycle holds the threads of a group."""
     run = functools.partial(two.run_cell, screen=NullScreen())
     run("import gc, sys, time, weakref\nsys.gone = gone = []\ngc.disable()")
@@ -569,7 +570,7 @@ def test_next_cell_meets_no_end_of_a_group_although_an_older_one_is_still_ending
 
 @pytest.mark.parametrize(("body", "ends"), [("", 0), (INIT, 1), (f"{INIT}dist.destroy_process_group()\n", 1)])
 def test_only_where_a_rank_had_a_group_are_groups_ended_after_a_failure(
-    two: nbddp.Pool, body: str, ends: int, monkeypatch: pytest.MonkeyPatch
+    two: WorkerPool, body: str, ends: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two.run_cell(f"{PREPARE}dist.destroy_process_group()", screen=NullScreen())
     calls, known = [], Runs.end_groups
@@ -625,7 +626,7 @@ OWN_STORES = {
 
 
 @pytest.mark.parametrize("program", OWN_STORES)
-def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: nbddp.Pool, program: str) -> None:
+def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: WorkerPool, program: str) -> None:
     port = quiet_port(count=2)
     with tempfile.TemporaryDirectory(prefix="nbddp") as folder:
         code = WAITING + program.replace("{port}", str(port)).replace("{folder}", folder)
@@ -640,7 +641,7 @@ def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: nbd
     assert list(two.run_cell("kept", want_value=True, timeout=10, screen=NullScreen())) == [0, 1]
 
 
-def test_a_host_that_is_not_this_one_is_named_by_the_rank_that_cannot_serve_there(two: nbddp.Pool) -> None:
+def test_a_host_that_is_not_this_one_is_named_by_the_rank_that_cannot_serve_there(two: WorkerPool) -> None:
     program = "os.environ['MASTER_ADDR'] = 'no-such-host.invalid'\ndist.init_process_group('gloo')"
     with pytest.raises(nbddp.WorkerFailed, match=r"no-such-host\.invalid is no address of this machine") as failed:
         two.run_cell(WAITING + program, screen=NullScreen())
@@ -648,7 +649,7 @@ def test_a_host_that_is_not_this_one_is_named_by_the_rank_that_cannot_serve_ther
     assert list(two.run_cell("kept", want_value=True, timeout=10, screen=NullScreen())) == [0, 1]
 
 
-def test_a_store_waits_for_its_server_as_long_as_it_is_told(two: nbddp.Pool) -> None:
+def test_a_store_waits_for_its_server_as_long_as_it_is_told(two: WorkerPool) -> None:
     program = """
 from datetime import timedelta
 import time
@@ -670,7 +671,7 @@ assert 0.3 < time.monotonic() - began < 5
     two.run_cell(WAITING + program, screen=NullScreen())
 
 
-def test_stores_in_files_and_in_memory_do_what_torchs_do(two: nbddp.Pool, tmp_path: Path) -> None:
+def test_stores_in_files_and_in_memory_do_what_torchs_do(two: WorkerPool, tmp_path: Path) -> None:
     """Keys that come late, limits, errors, and groups that are made and ended with them."""
     program = """
 import gc, threading, time
@@ -718,7 +719,7 @@ if hasattr(store, 'queue_pop'):
     two.run_cell(WAITING + program, timeout=60, screen=NullScreen())
 
 
-def test_a_thread_in_such_a_wait_is_freed_with_the_run(two: nbddp.Pool) -> None:
+def test_a_thread_in_such_a_wait_is_freed_with_the_run(two: WorkerPool) -> None:
     """An interrupt reaches the main thread alone, and that waits for the other."""
     program = """
 import threading

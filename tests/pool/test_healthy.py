@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-import nbddp
 from nbddp.deadlock.on_rank import runnable
 from nbddp.errors import RunHung
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
@@ -30,12 +30,12 @@ from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
-def pool_for() -> Iterator[Callable[[int], nbddp.Pool]]:
+def pool_for() -> Iterator[Callable[[int], WorkerPool]]:
     """A pool of so many workers, made when a program first asks for it."""
-    pools: dict[int, nbddp.Pool] = {}
+    pools: dict[int, WorkerPool] = {}
     with ExitStack() as stack:
 
-        def pool_for(world: int) -> nbddp.Pool:
+        def pool_for(world: int) -> WorkerPool:
             if world not in pools:
                 pools[world] = stack.enter_context(pool_of(world))
             return pools[world]
@@ -48,7 +48,7 @@ HANGS_ON_OLD = ("all_gather_into_tensor of 1 GB",)
 
 @pytest.mark.every(5)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
+def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], WorkerPool], name: str) -> None:
     if name in HANGS_ON_OLD and TorchVersion(torch.__version__) < (2, 7):
         pytest.skip("torch 2.6 hangs in destroy_process_group after a large collective, under torchrun too")
     if "FSDP2" in name and not hasattr(torch.cpu.Stream, "record_event"):
@@ -67,7 +67,7 @@ BATCHES = dict(later.batches())
 ENDING = 'thread "nbddp-ending"'
 
 
-def stands(pool: nbddp.Pool, rank: int) -> list[str]:
+def stands(pool: WorkerPool, rank: int) -> list[str]:
     """What may still act on a rank that has ended its cell."""
     while (answer := pool.ask(rank, Question.of("where"))) is None:  # a busy machine: it did not come in time
         pass
@@ -76,7 +76,7 @@ def stands(pool: nbddp.Pool, rank: int) -> list[str]:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
+def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], WorkerPool], name: str) -> None:
     """And nothing of it stands when it is over, so that the next is judged as well."""
     pool = pool_for(2 * later.PAIRS)
     pool.run_cell(BATCHES[name], hang_after=HANG_AFTER, screen=NullScreen())
@@ -87,7 +87,7 @@ def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], nbdd
         assert time.monotonic() < until, [stands(pool, rank) for rank in range(pool.world_size)]
 
 
-def test_a_timer_of_the_c_library_is_left_alone(pool_for: Callable[[int], nbddp.Pool]) -> None:
+def test_a_timer_of_the_c_library_is_left_alone(pool_for: Callable[[int], WorkerPool]) -> None:
     pool = pool_for(2)
     pool.run_cell(later.cell((later.TIMER_OF_C, later.MEET)), hang_after=HANG_AFTER, screen=NullScreen())
     (program,) = pool.run_cell(
@@ -100,7 +100,7 @@ def test_a_timer_of_the_c_library_is_left_alone(pool_for: Callable[[int], nbddp.
     assert found == [f'thread "{program}" of a library']
 
 
-def test_a_rank_that_serves_rpc_is_left_alone(pool_for: Callable[[int], nbddp.Pool]) -> None:
+def test_a_rank_that_serves_rpc_is_left_alone(pool_for: Callable[[int], WorkerPool]) -> None:
     """Rank 0 has finished its cell, and calls the barrier when rank 3 asks it to."""
     code = (
         "import torch.distributed.rpc as rpc\n"
@@ -146,7 +146,7 @@ LEFT = {  # what a program leaves behind that calls nobody
 
 @needs_recorder
 @pytest.mark.parametrize("name", LEFT)
-def test_what_calls_nobody_keeps_no_deadlock_from_being_ended(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
+def test_what_calls_nobody_keeps_no_deadlock_from_being_ended(pool_for: Callable[[int], WorkerPool], name: str) -> None:
     pool = pool_for(2)
     began = time.monotonic()
     code = PREPARE.format(seconds=SECONDS) + LEFT[name] + "if rank: dist.barrier()\n"
@@ -167,7 +167,7 @@ def test_a_stack_is_read_to_its_end_and_no_further() -> None:
         assert runnable._words(begin + size - 16) == (7, 7)
 
 
-def test_a_programs_own_handler_under_a_loaders_still_stands(pool_for: Callable[[int], nbddp.Pool]) -> None:
+def test_a_programs_own_handler_under_a_loaders_still_stands(pool_for: Callable[[int], WorkerPool]) -> None:
     pool = pool_for(2)
     code = "import signal, torch\nsignal.signal(signal.SIGCHLD, lambda *_: None)\n" + LOADS.format(keep="")
     pool.ensure(LaunchSpec(fresh=True))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp.errors import RunFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen, Terminal
+from nbddp.pool.pool import WorkerPool
 from tests.pool.silent import PROGRAMS, RUN, define
 from tests.unit.test_output import Shown
 
@@ -187,20 +187,20 @@ dist.destroy_process_group(); dist.init_process_group("gloo")
 
 
 @pytest.fixture(scope="module")
-def ready(pool: nbddp.Pool) -> nbddp.Pool:
+def ready(pool: WorkerPool) -> WorkerPool:
     """The module's pool, with the programs' helpers on its ranks."""
     define(pool)
     return pool
 
 
-def said(pool: nbddp.Pool, code: str, **options: object) -> list[str]:
+def said(pool: WorkerPool, code: str, **options: object) -> list[str]:
     screen = Shown()
     pool.run_cell(code, cell=3, screen=screen, **options)
     assert not [row for row in screen.rows if "failed on" in row]
     return [row for row in screen.rows if LINE.match(row)]
 
 
-def of_corpus(pool: nbddp.Pool, name: str, bad: bool) -> list[str]:
+def of_corpus(pool: WorkerPool, name: str, bad: bool) -> list[str]:
     try:
         return said(pool, RUN.format(name=name, bad=bad))
     except RunFailed:  # some mistakes are loud
@@ -215,7 +215,7 @@ def program(body: str) -> str:
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_of_the_corpus_only_what_is_sure_is_told_and_no_twin(ready: nbddp.Pool, name: str) -> None:
+def test_of_the_corpus_only_what_is_sure_is_told_and_no_twin(ready: WorkerPool, name: str) -> None:
     define(ready, PROGRAMS[name].body, name)
     if name in TOLD:
         (line,) = of_corpus(ready, name, True)
@@ -225,18 +225,18 @@ def test_of_the_corpus_only_what_is_sure_is_told_and_no_twin(ready: nbddp.Pool, 
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_has_one_line(ready: nbddp.Pool, name: str) -> None:
+def test_a_mistake_has_one_line(ready: WorkerPool, name: str) -> None:
     body, words = WRONG[name]
     (line,) = said(ready, program(body))
     assert line.startswith(words), line
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_program_has_none(ready: nbddp.Pool, name: str) -> None:
+def test_a_healthy_program_has_none(ready: WorkerPool, name: str) -> None:
     assert said(ready, program(HEALTHY[name])) == []
 
 
-def test_a_run_that_is_not_seen_by_all_ranks_or_not_asked_has_none(ready: nbddp.Pool) -> None:
+def test_a_run_that_is_not_seen_by_all_ranks_or_not_asked_has_none(ready: WorkerPool) -> None:
     wrong = WRONG["a head by its name"][0]
     assert said(ready, program(wrong), timings=False) == []
     assert said(ready, program(wrong), sanitize=True) == []
@@ -247,7 +247,7 @@ def test_a_run_that_is_not_seen_by_all_ranks_or_not_asked_has_none(ready: nbddp.
     assert not [row for row in screen.rows if LINE.match(row)]
 
 
-def test_cells_that_share_a_model_have_none_and_a_mistake_in_a_later_one_is_told(ready: nbddp.Pool) -> None:
+def test_cells_that_share_a_model_have_none_and_a_mistake_in_a_later_one_is_told(ready: WorkerPool) -> None:
     """A backward in one cell and the step in the next, and a model that is wrapped again."""
     start = program("").replace("dist.destroy_process_group()\n", "")
     assert said(ready, start + NET + f"{LOSS}.backward()") == []
@@ -260,7 +260,7 @@ def test_cells_that_share_a_model_have_none_and_a_mistake_in_a_later_one_is_told
     ready.run_cell("dist.destroy_process_group()", screen=NullScreen())
 
 
-def test_the_part_imports_none_of_the_sanitizer(ready: nbddp.Pool) -> None:
+def test_the_part_imports_none_of_the_sanitizer(ready: WorkerPool) -> None:
     ready.ensure(LaunchSpec(fresh=True))
     code = "import sys; [m for m in sys.modules if 'capabilities.sanitizer.' in m]"
     for modules in ready.run_cell(code, want_value=True, screen=NullScreen()):
@@ -269,7 +269,7 @@ def test_the_part_imports_none_of_the_sanitizer(ready: nbddp.Pool) -> None:
 
 
 def test_a_script_at_a_terminal_has_its_line_on_stderr(
-    ready: nbddp.Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ready: WorkerPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     helpers = "import contextlib, os, torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as Fn\n"
     net = "from torch.nn.parallel import DistributedDataParallel as DDP\nclass Net(nn.Linear):\n    pass\n"

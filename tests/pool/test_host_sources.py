@@ -7,6 +7,7 @@ import pytest
 import nbddp
 from nbddp.launch.options import LaunchSpec
 from nbddp.pool.host_source import kind_of
+from nbddp.pool.pool import WorkerPool
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_what_is_asked_for_decides_where_nodes_come_from(asked: dict[str, object
     ],
 )
 def test_what_cannot_be_there_is_refused(asked: dict[str, object], words: str) -> None:
-    pool = nbddp.Pool()
+    pool = WorkerPool()
     try:
         with pytest.raises(nbddp.BadInput, match=words):
             pool.ensure(LaunchSpec(**asked))  # type: ignore[arg-type]
@@ -51,7 +52,7 @@ def test_what_cannot_be_there_is_refused(asked: dict[str, object], words: str) -
 
 
 def test_a_pool_of_this_machine_takes_on_nodes_that_come_and_go_and_leaves_them() -> None:
-    with nbddp.Pool(1) as pool:
+    with WorkerPool(1) as pool:
         with pytest.raises(nbddp.BadInput, match="fixed number of nodes; start it with --nnodes 1:2"):
             pool.scale(2)
         pool.ensure(LaunchSpec(nproc=1, elastic=(1, 2)))
@@ -64,7 +65,7 @@ def test_a_pool_of_this_machine_takes_on_nodes_that_come_and_go_and_leaves_them(
 
 
 def test_a_line_that_is_refused_leaves_the_nodes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with nbddp.Pool(nproc=1, nnodes=(1, 2)) as pool:
+    with WorkerPool(nproc=1, nnodes=(1, 2)) as pool:
         pool.scale(2)
         with monkeypatch.context() as patched:
             patched.setattr(pool.group, "match", lambda *a, **k: pytest.fail("it starts them"))

@@ -18,6 +18,7 @@ from nbddp.execution import report
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.buffer import Text
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.kernels import Kernel
 from tests.pool.faults import FREED_STATUS, check_after, numbered
@@ -32,25 +33,25 @@ t = torch.ones(1)
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[nbddp.Pool]:
+def made() -> Iterator[WorkerPool]:
     with warm.pool(2) as pool:
         yield pool
 
 
 @pytest.fixture
-def two(made: nbddp.Pool) -> nbddp.Pool:
+def two(made: WorkerPool) -> WorkerPool:
     made.ensure(LaunchSpec())
     made.run_cell("import os; kept = int(os.environ['RANK'])", screen=NullScreen())
     return made
 
 
-def fails(pool: nbddp.Pool, code: str) -> WorkerFailed:
+def fails(pool: WorkerPool, code: str) -> WorkerFailed:
     with pytest.raises(nbddp.WorkerFailed) as caught:
         pool.run_cell(code, want_value=True, hang_after=1.0, screen=NullScreen())
     return caught.value
 
 
-def lines(pool: nbddp.Pool, rank: int, stream: str = "stdout") -> list[str]:
+def lines(pool: WorkerPool, rank: int, stream: str = "stdout") -> list[str]:
     assert pool.last_run is not None
     texts = [i for i in pool.last_run.outputs[rank].items if isinstance(i, Text)]
     return [line for text in texts for line in text.lines_of(stream)]
@@ -66,7 +67,7 @@ INTERRUPTS = {
 
 @pytest.mark.parametrize("others", OTHERS)
 @pytest.mark.parametrize("how", INTERRUPTS)
-def test_an_interrupt_of_the_programs_own_is_a_failure(two: nbddp.Pool, how: str, others: str) -> None:
+def test_an_interrupt_of_the_programs_own_is_a_failure(two: WorkerPool, how: str, others: str) -> None:
     code, words = INTERRUPTS[how]
     error = fails(two, START + f"if rank == 1:\n    print('before')\n    {code}\nelse: {OTHERS[others]}")
     assert str(error) == f"rank 1 raised {words} (cell line 8)"
@@ -76,7 +77,7 @@ def test_an_interrupt_of_the_programs_own_is_a_failure(two: nbddp.Pool, how: str
     check_after(two, ())
 
 
-def test_an_interrupt_in_a_cell_that_awaits_is_a_failure_too(two: nbddp.Pool) -> None:
+def test_an_interrupt_in_a_cell_that_awaits_is_a_failure_too(two: WorkerPool) -> None:
     code = START + "await asyncio.sleep(0)\nif rank == 1: raise asyncio.CancelledError\nelse: await asyncio.sleep(600)"
     assert str(fails(two, code)) == "rank 1 raised CancelledError (cell line 7)"
     check_after(two, ())
@@ -116,7 +117,7 @@ WAYS = {
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_out_has_its_words_and_loses_no_output(two: nbddp.Pool, way: str) -> None:
+def test_each_way_out_has_its_words_and_loses_no_output(two: WorkerPool, way: str) -> None:
     code, words, dies = WAYS[way]
     error = fails(two, START + f"if rank == 1:\n    print('before')\n    {code}\nelse: dist.all_reduce(t)")
     assert str(error).startswith(f"rank 1 {words}"), error
@@ -126,7 +127,7 @@ def test_each_way_out_has_its_words_and_loses_no_output(two: nbddp.Pool, way: st
     check_after(two, (1,) if dies else ())
 
 
-def test_a_signal_that_the_program_handles_is_its_own_business(two: nbddp.Pool) -> None:
+def test_a_signal_that_the_program_handles_is_its_own_business(two: WorkerPool) -> None:
     code = START + (
         "heard = []\nsignal.signal(signal.SIGTERM, lambda *_: heard.append(1))\n"
         "os.kill(os.getpid(), signal.SIGTERM)\nwhile not heard: time.sleep(0.01)\n"
@@ -137,18 +138,18 @@ def test_a_signal_that_the_program_handles_is_its_own_business(two: nbddp.Pool) 
 
 
 @pytest.mark.parametrize("way", ["sys.exit()", "sys.exit(0)", "sys.exit(256)"])
-def test_an_exit_that_is_a_success_leaves_no_value(two: nbddp.Pool, way: str) -> None:
+def test_an_exit_that_is_a_success_leaves_no_value(two: WorkerPool, way: str) -> None:
     found = two.run_cell(START + f"if rank == 1: {way}\nrank", want_value=True, screen=NullScreen())
     assert found.by_rank() == {0: 0}
     check_after(two, ())
 
 
-def test_an_exit_in_a_thread_is_the_threads_alone(two: nbddp.Pool) -> None:
+def test_an_exit_in_a_thread_is_the_threads_alone(two: WorkerPool) -> None:
     code = START + "thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()\nrank"
     assert list(two.run_cell(code, want_value=True, screen=NullScreen())) == [0, 1]
 
 
-def test_a_process_that_ends_well_is_a_success_and_its_names_are_told_to_be_gone(two: nbddp.Pool) -> None:
+def test_a_process_that_ends_well_is_a_success_and_its_names_are_told_to_be_gone(two: WorkerPool) -> None:
     screen = Hearing()
     found = two.run_cell(
         "import os\nprint('before')\nif os.environ['RANK'] == '1': os._exit(0)\n5", want_value=True, screen=screen
@@ -161,7 +162,7 @@ def test_a_process_that_ends_well_is_a_success_and_its_names_are_told_to_be_gone
     check_after(two, (1,))
 
 
-def test_a_request_is_no_program_and_must_be_answered(two: nbddp.Pool) -> None:
+def test_a_request_is_no_program_and_must_be_answered(two: WorkerPool) -> None:
     class Leaving:
         def __reduce__(self) -> tuple[Any, ...]:
             return sys.exit, (0,)
@@ -171,7 +172,7 @@ def test_a_request_is_no_program_and_must_be_answered(two: nbddp.Pool) -> None:
     check_after(two, ())
 
 
-def test_a_worker_that_cannot_begin_is_told_as_that(two: nbddp.Pool) -> None:
+def test_a_worker_that_cannot_begin_is_told_as_that(two: WorkerPool) -> None:
     two.run_cell(START + "if rank == 1: os.path.isdir = lambda *_, **__: 1 / 0", screen=NullScreen())
     error = fails(two, "print('never')")
     assert str(error).startswith("rank 1 could not begin the cell: ZeroDivisionError: division by zero")
@@ -203,7 +204,7 @@ SPOILS = {  # what a program does to the process in which the worker has to come
 
 
 @pytest.mark.parametrize("how", SPOILS)
-def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: nbddp.Pool, how: str) -> None:
+def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: WorkerPool, how: str) -> None:
     code, words = SPOILS[how]
     code = "import os, time\nif kept:\n" + "".join(f"    {line}\n" for line in code.splitlines())
     if how == "another user" and os.getuid():
@@ -220,7 +221,7 @@ def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: nb
 
 @pytest.mark.parametrize("ends", [{"hang_after": 0.5}, {"hang_after": None, "timeout": 1.0}])
 def test_a_clock_that_stands_still_holds_up_neither_a_deadlocks_end_nor_a_timeouts(
-    two: nbddp.Pool, ends: dict[str, float | None]
+    two: WorkerPool, ends: dict[str, float | None]
 ) -> None:
     code = START + "import time as module\nif rank: module.monotonic = lambda: 5.0\nif rank: dist.all_reduce(t)\n"
     code += "" if ends["hang_after"] else "else: time.sleep(600)"
@@ -231,14 +232,14 @@ def test_a_clock_that_stands_still_holds_up_neither_a_deadlocks_end_nor_a_timeou
     two.restart([1])
 
 
-def test_a_stream_of_the_programs_own_stays_and_needs_nothing_but_write(two: nbddp.Pool) -> None:
+def test_a_stream_of_the_programs_own_stays_and_needs_nothing_but_write(two: WorkerPool) -> None:
     code = "import sys\nfirst = sys.stdout\nclass Loud:\n    def write(self, text): first.write(text.upper())\n"
     two.run_cell(code + "sys.stdout = Loud()", screen=NullScreen())
     two.run_cell("print('again'); sys.stdout = first", screen=NullScreen())
     assert lines(two, 1) == ["AGAIN"]
 
 
-def test_closed_stdout_is_the_cells_alone(two: nbddp.Pool) -> None:
+def test_closed_stdout_is_the_cells_alone(two: WorkerPool) -> None:
     two.run_cell(
         "import io, sys\nsys.stdout = io.StringIO(); sys.stdout.close(); sys.stderr = None", screen=NullScreen()
     )
@@ -262,7 +263,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("how", LEAVES)
-def test_the_rank_that_left_the_collective_is_named(two: nbddp.Pool, how: str) -> None:
+def test_the_rank_that_left_the_collective_is_named(two: WorkerPool, how: str) -> None:
     waits, leaves, call = LEAVES[how]
     ddp = "import gc; model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)); y = model(t).sum(); "
     before = f"{ddp if call == 'backward' else ''}dist.all_reduce(t)\n"
@@ -276,7 +277,7 @@ def test_the_rank_that_left_the_collective_is_named(two: nbddp.Pool, how: str) -
     check_after(two, ())
 
 
-def test_a_process_that_ended_well_under_a_collective_is_named(two: nbddp.Pool) -> None:
+def test_a_process_that_ended_well_under_a_collective_is_named(two: WorkerPool) -> None:
     meet = "store = dist.distributed_c10d._get_default_store()\n"  # rank 0 has left init_process_group by then
     leave = "if rank == 1: store.wait(['there']); os._exit(0)\nstore.set('there', '1'); dist.all_reduce(t)"
     error = fails(two, START + meet + leave)
@@ -286,7 +287,7 @@ def test_a_process_that_ended_well_under_a_collective_is_named(two: nbddp.Pool) 
     check_after(two, (1,))
 
 
-def test_the_real_error_is_the_cause_though_its_peer_was_heard_first(two: nbddp.Pool) -> None:
+def test_the_real_error_is_the_cause_though_its_peer_was_heard_first(two: WorkerPool) -> None:
     code = START + (
         "dist.all_reduce(t)\nif rank == 1:\n    dist.destroy_process_group()\n    time.sleep(0.1)\n"
         "    raise ValueError('real')\ndist.all_reduce(t)"
@@ -298,14 +299,14 @@ def test_the_real_error_is_the_cause_though_its_peer_was_heard_first(two: nbddp.
     check_after(two, ())
 
 
-def test_a_lost_connection_that_nobody_explains_has_no_address_in_its_headline(two: nbddp.Pool) -> None:
+def test_a_lost_connection_that_nobody_explains_has_no_address_in_its_headline(two: WorkerPool) -> None:
     gloo = "[/src/pair.cc:553] Connection closed by peer [127.0.0.1]:51401. This is typically caused by a crash."
     error = fails(two, f"import os\nif os.environ['RANK'] == '1': raise RuntimeError({gloo!r})")
     assert str(error) == "rank 1 raised RuntimeError: Connection closed by peer (cell line 2)"
     assert gloo in error.report, "whole in the traceback"
 
 
-def test_last_words_are_this_cells(two: nbddp.Pool) -> None:
+def test_last_words_are_this_cells(two: WorkerPool) -> None:
     speak = "import ctypes, os\nctypes.CDLL(None).dprintf(2, b'terminate called by hand\\n')\n"
     two.run_cell(speak, screen=NullScreen())
     assert lines(two, 1, "stderr") == ["terminate called by hand"]
@@ -315,7 +316,7 @@ def test_last_words_are_this_cells(two: nbddp.Pool) -> None:
     assert "Its last words:\n    terminate called by hand" in again.report
 
 
-def test_an_exception_that_cannot_word_itself_keeps_its_type(two: nbddp.Pool) -> None:
+def test_an_exception_that_cannot_word_itself_keeps_its_type(two: WorkerPool) -> None:
     code = "import os\nclass Mute(Exception):\n    def __str__(self): raise RuntimeError('in str')\n"
     error = fails(two, f"{code}if os.environ['RANK'] == '1': raise Mute")
     assert error.exception_type == "Mute"
@@ -325,7 +326,7 @@ def test_an_exception_that_cannot_word_itself_keeps_its_type(two: nbddp.Pool) ->
     check_after(two, ())
 
 
-def test_an_outcome_that_cannot_be_sent_is_replaced_by_one_that_can(two: nbddp.Pool) -> None:
+def test_an_outcome_that_cannot_be_sent_is_replaced_by_one_that_can(two: WorkerPool) -> None:
     spoil = "get_ipython().kernel.departures.seen.append(lambda: 0)"
     error = fails(two, f"if kept:\n    {spoil}\n    raise ValueError('it')")
     assert (error.rank, error.exception_type) == (1, "ValueError")
@@ -333,7 +334,7 @@ def test_an_outcome_that_cannot_be_sent_is_replaced_by_one_that_can(two: nbddp.P
     check_after(two, ())
 
 
-def test_a_report_that_cannot_be_worded_is_the_facts(two: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_worded_is_the_facts(two: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> str:
         raise KeyError("of ours")
 
@@ -345,7 +346,7 @@ def test_a_report_that_cannot_be_worded_is_the_facts(two: nbddp.Pool, monkeypatc
 
 
 @pytest.mark.parametrize("way", ["raise KeyboardInterrupt", "os.kill(os.getpid(), 15)", "dist.destroy_process_group()"])
-def test_workers_are_restarted_after_every_failure(two: nbddp.Pool, way: str) -> None:
+def test_workers_are_restarted_after_every_failure(two: WorkerPool, way: str) -> None:
     screen = Hearing()
     code = START + f"if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and rank == 1: {way}\ndist.barrier()\nrank"
     code = code.replace("dist.barrier()", "if dist.is_initialized(): dist.barrier()")
@@ -364,7 +365,7 @@ UNDER_TORCHRUN = {
 
 
 @pytest.mark.torchrun
-def test_verdicts_are_torchruns(two: nbddp.Pool, tmp_path: Path) -> None:
+def test_verdicts_are_torchruns(two: WorkerPool, tmp_path: Path) -> None:
     runs = {}
     for number, way in enumerate(UNDER_TORCHRUN):
         script = tmp_path / f"{number}.py"

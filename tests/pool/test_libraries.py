@@ -8,10 +8,11 @@ import pytest
 
 import nbddp
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.screens import Hearing
 
 
-def test_nobody_types_at_a_rank(pool: nbddp.Pool) -> None:
+def test_nobody_types_at_a_rank(pool: WorkerPool) -> None:
     """By this Lightning and Fabric refuse `strategy="ddp"` in notebooks."""
     code = "import sys\n[hasattr(sys, name) for name in ('ps1', 'ps2', 'ps3')], sys.flags.interactive"
     assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [([False] * 3, 0)] * 2
@@ -27,14 +28,14 @@ finally: __name__ = "__main__"
 """
 
 
-def test_a_launcher_that_would_start_ranks_within_ranks_is_told_so(pool: nbddp.Pool) -> None:
+def test_a_launcher_that_would_start_ranks_within_ranks_is_told_so(pool: WorkerPool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match=r'already runs on every rank.*use strategy="ddp"'):
         pool.run_cell(
             LAUNCHES.format(name="lightning.pytorch.strategies.launchers.multiprocessing"), screen=NullScreen()
         )
 
 
-def test_a_programs_own_processes_are_its_own(pool: nbddp.Pool) -> None:
+def test_a_programs_own_processes_are_its_own(pool: WorkerPool) -> None:
     pool.run_cell(LAUNCHES.format(name="__main__"), screen=NullScreen())
 
 
@@ -56,7 +57,7 @@ ENDS = {
 }
 
 
-def end_group(pool: nbddp.Pool, code: str, how: str) -> None:
+def end_group(pool: WorkerPool, code: str, how: str) -> None:
     if how == "fails":
         with pytest.raises(nbddp.WorkerFailed, match="on purpose"):
             pool.run_cell(code + ENDS[how], screen=NullScreen())
@@ -65,7 +66,7 @@ def end_group(pool: nbddp.Pool, code: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_deepspeed_keeps_no_group_that_is_gone(pool: nbddp.Pool, how: str) -> None:
+def test_deepspeed_keeps_no_group_that_is_gone(pool: WorkerPool, how: str) -> None:
     pool.run_cell(HOLDS, screen=NullScreen())
     assert pool.run_cell(HELD, want_value=True, screen=NullScreen())[0] == (False, False, 1, False), (
         "a living one is kept"
@@ -75,7 +76,7 @@ def test_deepspeed_keeps_no_group_that_is_gone(pool: nbddp.Pool, how: str) -> No
     assert list(found) == [(True, True, 1, True)] * 2
 
 
-def test_deepspeed_keeps_no_group_that_another_replaces(pool: nbddp.Pool) -> None:
+def test_deepspeed_keeps_no_group_that_another_replaces(pool: WorkerPool) -> None:
     pool.run_cell(HOLDS, screen=NullScreen())
     code = f"dist.init_process_group('gloo')\n{HELD}"
     assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [(True, True, 1, True)] * 2
@@ -109,7 +110,7 @@ sys.modules.update({"accelerate": module, "accelerate.state": state})
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_accelerate_begins_anew_when_its_group_is_gone(pool: nbddp.Pool, how: str) -> None:
+def test_accelerate_begins_anew_when_its_group_is_gone(pool: WorkerPool, how: str) -> None:
     pool.run_cell(
         "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=NullScreen()
     )
@@ -127,7 +128,7 @@ def test_accelerate_begins_anew_when_its_group_is_gone(pool: nbddp.Pool, how: st
     pool.run_cell("for name in ('accelerate', 'accelerate.state'): del sys.modules[name]", screen=NullScreen())
 
 
-def test_accelerate_begins_anew_in_the_cell_that_has_ended_its_group(pool: nbddp.Pool) -> None:
+def test_accelerate_begins_anew_in_the_cell_that_has_ended_its_group(pool: WorkerPool) -> None:
     pool.run_cell(
         "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=NullScreen()
     )
@@ -136,7 +137,7 @@ def test_accelerate_begins_anew_in_the_cell_that_has_ended_its_group(pool: nbddp
     pool.run_cell("for name in ('accelerate', 'accelerate.state'): del sys.modules[name]", screen=NullScreen())
 
 
-def test_whose_group_is_gone_is_said(pool: nbddp.Pool, tmp_path: Path) -> None:
+def test_whose_group_is_gone_is_said(pool: WorkerPool, tmp_path: Path) -> None:
     folder = tmp_path / "site-packages" / "holder"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("import torch.distributed as dist\ndef wait(): dist.barrier()\n")
@@ -153,7 +154,7 @@ def test_whose_group_is_gone_is_said(pool: nbddp.Pool, tmp_path: Path) -> None:
     assert "--fresh" not in own.value.report
 
 
-def test_a_module_of_the_programs_own_that_is_called_as_a_library_is_left_alone(pool: nbddp.Pool) -> None:
+def test_a_module_of_the_programs_own_that_is_called_as_a_library_is_left_alone(pool: WorkerPool) -> None:
     code = """import sys, types, torch.distributed as dist
 sys.modules.update(dict.fromkeys(("accelerate", "accelerate.state", "deepspeed"), types.ModuleType("accelerate")))"""
     pool.run_cell(code, screen=NullScreen())

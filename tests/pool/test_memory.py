@@ -16,6 +16,7 @@ from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.parts import table
 from nbddp.errors import PoolNotRunning
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.run_spec import CELL, RunSpec
 from tests.kernels import Kernel
 from tests.pool.faults import needs_lazy
@@ -112,7 +113,7 @@ LAZY_CASES: dict[str, tuple[tuple[str, str], tuple[int, int, int]]] = {
 
 @needs_lazy
 @pytest.mark.parametrize("case", LAZY_CASES)
-def test_buckets_that_live_in_backward_alone_are_not_counted_as_held(pool: nbddp.Pool, case: str) -> None:
+def test_buckets_that_live_in_backward_alone_are_not_counted_as_held(pool: WorkerPool, case: str) -> None:
     (model, after), expected = LAZY_CASES[case]
     pool.run_cell(MODEL.format(model=model, optimizer=SGD, after=after), screen=NullScreen())
     found = pool.memory()
@@ -122,7 +123,7 @@ def test_buckets_that_live_in_backward_alone_are_not_counted_as_held(pool: nbddp
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_parts_are_those_of_the_closed_forms(pool: nbddp.Pool, case: str) -> None:
+def test_parts_are_those_of_the_closed_forms(pool: WorkerPool, case: str) -> None:
     (model, optimizer, after), expected = CASES[case]
     pool.run_cell(MODEL.format(model=model, optimizer=optimizer, after=after), screen=NullScreen())
     found = pool.memory()
@@ -130,19 +131,19 @@ def test_parts_are_those_of_the_closed_forms(pool: nbddp.Pool, case: str) -> Non
     assert [r.parts for r in found] == [expected] * 2
 
 
-def test_without_recording_buckets_are_known_from_the_parameters(pool: nbddp.Pool) -> None:
+def test_without_recording_buckets_are_known_from_the_parameters(pool: WorkerPool) -> None:
     pool.run_cell(MODEL.format(model=WRAPPED, optimizer=MOMENTUM, after=""), timings=False, screen=NullScreen())
     assert [r.parts for r in pool.memory()] == [(4 * P, 0, 4 * P, 4 * P, 4 * P)] * 2
 
 
-def test_of_a_sharded_model_the_ranks_own_part_counts(pool: nbddp.Pool) -> None:
+def test_of_a_sharded_model_the_ranks_own_part_counts(pool: WorkerPool) -> None:
     shard = "from torch.distributed.fsdp import fully_shard; model = fully_shard(net)"
     pool.run_cell(MODEL.format(model=shard, optimizer=ADAM, after=""), screen=NullScreen())
     found = pool.memory()
     assert [r.parts for r in found] == [(2 * P, 0, 2 * P, 4 * P + 4 * 6, 0)] * 2
 
 
-def test_peak_is_the_last_cells(pool: nbddp.Pool) -> None:
+def test_peak_is_the_last_cells(pool: WorkerPool) -> None:
     small = MODEL.format(model=WRAPPED, optimizer=SGD, after="")
     pool.run_cell(small, screen=NullScreen())
     before = pool.memory()
@@ -157,14 +158,14 @@ def test_peak_is_the_last_cells(pool: nbddp.Pool) -> None:
     assert all(a.peak < b.peak - 150_000_000 for a, b in zip(pool.memory(), big, strict=True))
 
 
-def test_ranks_without_a_model_say_what_to_do(pool: nbddp.Pool) -> None:
+def test_ranks_without_a_model_say_what_to_do(pool: WorkerPool) -> None:
     pool.restart()
     with pytest.raises(nbddp.BadInput, match="no rank has a module or an optimizer; create them in a %%ddp cell first"):
         pool.memory()
     pool.run_cell("import torch, os\nif os.environ['RANK'] == '1': net = torch.nn.Linear(3, 4)", screen=NullScreen())
     assert [(r.rank, r.kept) for r in pool.memory()] == [(1, 64)]
     with pytest.raises(PoolNotRunning, match="there is no pool; %ddp start"):
-        nbddp.Pool(nproc=2).memory()
+        WorkerPool(nproc=2).memory()
 
 
 def test_memory_in_a_notebook(four: Kernel) -> None:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import nbddp
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 
 CELL = """
 import copy, hashlib, inspect, io, pickle, pickletools, sys, threading, warnings
@@ -108,7 +109,7 @@ Seen = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def seen(pool: nbddp.Pool) -> tuple[Seen, Seen]:
+def seen(pool: WorkerPool) -> tuple[Seen, Seen]:
     """What each rank saw without and with recording."""
     plain = list(pool.run_cell(CELL, want_value=True, timings=False, screen=NullScreen()))
     with pytest.raises(nbddp.BadInput, match="no DDP step has been recorded"):
@@ -144,7 +145,7 @@ def test_what_is_compared_is_what_was_meant(seen: tuple[Seen, Seen]) -> None:
         assert not errors
 
 
-def test_recording_under_debug_level_detail_does_not_crash(pool: nbddp.Pool) -> None:
+def test_recording_under_debug_level_detail_does_not_crash(pool: WorkerPool) -> None:
     """As DDP itself does there (torch 2.13): its logger takes the wrapped backend for gloo."""
     detail = """
 import torch, torch.distributed as dist

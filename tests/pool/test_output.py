@@ -18,6 +18,7 @@ from nbddp.capabilities.scripts.part import failures_of
 from nbddp.output.buffer import HEAD, LONGEST, SHOWN_HEAD, SHOWN_TAIL, TAIL, WIDE_HEAD, WIDE_TAIL, Elision, Text
 from nbddp.output.layout import Print, Show, block
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.worker.output import PRINT_SECONDS
 from tests import warm
 from tests.kernels import Kernel
@@ -186,7 +187,7 @@ def test_what_is_written_past_python_comes_in_order_and_before_the_result(
     assert [row.partition(" │ ")[2] for row in rows] == ["one", "two", "three", "42"]
 
 
-def test_what_is_written_past_python_comes_between_lines(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+def test_what_is_written_past_python_comes_between_lines(pool: WorkerPool, shows: Callable[..., list[str]]) -> None:
     """`print` writes "a", " ", "b" and the end of the line each by itself: nothing comes between, unless the thread
     loses its core for as long as PRINT_SECONDS in the middle of one."""
     shows(
@@ -241,7 +242,7 @@ faulthandler.dump_traceback_later(0.01); time.sleep(0.1); faulthandler.cancel_du
 print('four')"""
 
 
-def test_what_faulthandler_dumps_is_output(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+def test_what_faulthandler_dumps_is_output(pool: WorkerPool, shows: Callable[..., list[str]]) -> None:
     shows(DUMPS)
     assert pool.last_run is not None
     rows = pool.last_run.outputs[1].log.read_text().splitlines()
@@ -274,13 +275,13 @@ def test_lone_surrogates_are_shown_as_escapes_and_nothing_else_is_lost(shows: Ca
     assert shows("pass") == [], "nothing comes late"
 
 
-def test_a_file_whose_name_is_no_utf8_is_named_in_a_report(pool: nbddp.Pool) -> None:
+def test_a_file_whose_name_is_no_utf8_is_named_in_a_report(pool: WorkerPool) -> None:
     name = r"os.fsdecode(b'/nowhere/odd\xff.py')"
     with pytest.raises(nbddp.WorkerFailed, match=r"FileNotFoundError: .*odd\\udcff.py.* \(odd\?.py line 1\)"):
         pool.run_cell(f"import os\nexec(compile('open(__file__)', {name}, 'exec'), {{'__file__': {name}}})")
 
 
-def test_an_argument_that_is_no_utf8_arrives_as_it_is(pool: nbddp.Pool) -> None:
+def test_an_argument_that_is_no_utf8_arrives_as_it_is(pool: WorkerPool) -> None:
     found = pool.run_cell("import sys\nsys.argv[1:]", argv=["a\udcff", "é"], want_value=True, screen=NullScreen())
     assert list(found) == [["a\udcff", "é"]] * 2
 
@@ -297,7 +298,7 @@ FORKS = {
 
 
 @pytest.mark.parametrize("how", FORKS)
-def test_a_forked_process_that_falls_through_ends(pool: nbddp.Pool, how: str) -> None:
+def test_a_forked_process_that_falls_through_ends(pool: WorkerPool, how: str) -> None:
     does, code, says = FORKS[how]
     started = time.monotonic()
     pool.run_cell(
@@ -334,7 +335,7 @@ def test_a_forked_process_that_falls_through_a_script_ends(tmp_path: Path, how: 
 # -- what a report says, and how much ----------------------------------------------------------------
 
 
-def report_of(pool: nbddp.Pool, code: str) -> nbddp.WorkerFailed:
+def report_of(pool: WorkerPool, code: str) -> nbddp.WorkerFailed:
     with pytest.raises(nbddp.WorkerFailed) as raised:
         pool.run_cell(code, screen=NullScreen())
     return raised.value
@@ -355,7 +356,7 @@ except ExceptionGroup as e:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs ExceptionGroup")
-def test_exceptions_of_a_group_are_told_each_with_its_lines(pool: nbddp.Pool) -> None:
+def test_exceptions_of_a_group_are_told_each_with_its_lines(pool: WorkerPool) -> None:
     error = report_of(pool, GROUP)
     assert pool.last_run is not None
     said = "raised ExceptionGroup: all (3 sub-exceptions) (cell line 12)"
@@ -373,7 +374,7 @@ def test_exceptions_of_a_group_are_told_each_with_its_lines(pool: nbddp.Pool) ->
     assert "| KeyError: 'k'" in failures_of(pool.last_run)[0].exception
 
 
-def test_a_chain_of_exceptions_says_how_each_came_of_the_one_before(pool: nbddp.Pool) -> None:
+def test_a_chain_of_exceptions_says_how_each_came_of_the_one_before(pool: WorkerPool) -> None:
     code = "try:\n    try: 1 / 0\n    except Exception as e: raise KeyError('k') from e\nexcept KeyError: [][1]"
     text = report_of(pool, code).report
     joints = [line for line in text.splitlines() if line.startswith(("The above", "During", "Zero", "KeyError"))]
@@ -393,12 +394,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_an_exception_with_code_of_its_own_leads(pool: nbddp.Pool, how: str) -> None:
+def test_an_exception_with_code_of_its_own_leads(pool: WorkerPool, how: str) -> None:
     error = report_of(pool, f"class Odd(Exception):\n    {HOSTILE[how]}\nraise Odd('x')")
     assert re.fullmatch(r"rank \d raised Odd: x \(cell line \d\)", str(error)), "whichever is the first"
 
 
-def test_an_exception_of_a_function_comes_out_as_itself_with_its_cause(pool: nbddp.Pool) -> None:
+def test_an_exception_of_a_function_comes_out_as_itself_with_its_cause(pool: WorkerPool) -> None:
     class Coded(Exception):
         def __init__(self, code: int, text: str, *, extra: int) -> None:
             super().__init__(f"{code}: {text}")
@@ -441,7 +442,7 @@ def test_an_exception_of_a_function_comes_out_as_itself_with_its_cause(pool: nbd
         pool.run(fails, "lock")
 
 
-def test_a_ddp_model_that_is_pulled_says_what_to_pull(pool: nbddp.Pool) -> None:
+def test_a_ddp_model_that_is_pulled_says_what_to_pull(pool: WorkerPool) -> None:
     pool.run_cell(
         "import torch, torch.distributed as dist\ndist.init_process_group()\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)); held = [model]",
@@ -458,7 +459,7 @@ RECURSIONS = {
 
 
 @pytest.mark.parametrize("how", RECURSIONS)
-def test_a_recursion_is_reported_in_a_few_lines(pool: nbddp.Pool, how: str) -> None:
+def test_a_recursion_is_reported_in_a_few_lines(pool: WorkerPool, how: str) -> None:
     code, words = RECURSIONS[how]
     text = report_of(pool, code).report
     assert "raised RecursionError" in text
@@ -474,7 +475,7 @@ for i in range(3): handle.update({'text/plain': f'{i} ' * 100_000}, raw=True)
 
 
 def test_what_is_shown_has_a_bound_and_the_whole_is_in_a_file(
-    pool: nbddp.Pool, shows: Callable[..., list[str]]
+    pool: WorkerPool, shows: Callable[..., list[str]]
 ) -> None:
     rows = shows(LARGE)
     assert sum(map(len, rows)) < 150_000
@@ -486,7 +487,7 @@ def test_what_is_shown_has_a_bound_and_the_whole_is_in_a_file(
     assert "… text/html of 26,000,003 characters omitted" in rows[1]
 
 
-def test_a_message_has_a_bound_in_a_report_and_is_whole_in_a_file(pool: nbddp.Pool) -> None:
+def test_a_message_has_a_bound_in_a_report_and_is_whole_in_a_file(pool: WorkerPool) -> None:
     error = report_of(pool, "raise ValueError('first\\n' + 'x' * 3_000_000)")
     assert re.fullmatch(r"rank \d raised ValueError: first \(cell line 1\)", str(error)), "whichever is the first"
     assert re.match(r"rank \d raised ValueError \(cell line 1\):\n    first\n    xxx", error.report)

@@ -36,6 +36,7 @@ from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
 from nbddp.output.screens import NullScreen
 from nbddp.pool import start_requests
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.agent import StartWorker
 from tests import places, warm
 from tests.kernels import Kernel
@@ -61,13 +62,13 @@ def test_workers_are_there_before_the_heart_beats_again(tmp_path: Path, monkeypa
     hidden.in_agents(tmp_path, hidden.beat)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(places.ROOT)]))
     monkeypatch.setattr("nbddp.pool.worker_group.REGISTER_TIMEOUT", 20.0)
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         pool.restart([1])
         assert list(pool.run(rank_times, 3)) == [0, 3]
 
 
 def test_run_returns_every_ranks_value_and_raises_the_first_failure() -> None:
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         assert list(pool.run(rank_times, 5)) == [0, 5]
         with pytest.raises(LookupError, match="rank 1 says no") as caught:
             pool.run(fail_on, 1)
@@ -191,7 +192,7 @@ def test_controller_for_other_hosts_chooses_ports_that_are_free_at_the_loopback_
 
 def test_controller_that_cannot_start_says_why_and_the_next_start_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """198.51.100.1 (RFC 5737) is no address of this machine's."""
-    asked, pool = start_requests.controller, nbddp.Pool(nproc=1)
+    asked, pool = start_requests.controller, WorkerPool(nproc=1)
     with monkeypatch.context() as patch:
         patch.setattr(start_requests, "controller", lambda **how: asked(**{**how, "ip": "198.51.100.1"}))
         with pytest.raises(nbddp.PoolError) as failed:
@@ -203,7 +204,7 @@ def test_controller_that_cannot_start_says_why_and_the_next_start_is_whole(monke
 
 
 def test_after_a_controller_that_did_not_answer_the_next_start_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = nbddp.Pool(nproc=1)
+    pool = WorkerPool(nproc=1)
     with monkeypatch.context() as patch:
         patch.setattr("nbddp.pool.worker_group.REGISTER_TIMEOUT", 0.001)
         with pytest.raises(nbddp.PoolError, match="the pool's controller did not answer for 0 s; run the cell again"):
@@ -215,7 +216,7 @@ def test_after_a_controller_that_did_not_answer_the_next_start_is_whole(monkeypa
 
 def test_thread_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """ipyparallel starts its controller in one where a loop runs; then there is no controller yet."""
-    pool = nbddp.Pool(nproc=1)
+    pool = WorkerPool(nproc=1)
 
     async def refused(self: ipyparallel.Cluster, **how: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -244,7 +245,7 @@ def test_what_is_printed_and_warned_of_ahead_of_a_program_stops_no_start(
     (tmp_path / "sitecustomize.py").write_text(PRINTS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(places.ROOT)]))
     monkeypatch.setenv("PYTHONWARNINGS", "error")
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         assert pool.agent is not None
         assert "a plug-in says hello" in pool.agent.log.read_text()
         with pytest.raises(UserWarning, match="mine"):
@@ -286,7 +287,7 @@ def test_a_pool_that_has_ended_by_itself_is_told_and_the_next_is_of_its_size() -
         assert pool.world_size == Topology.plan([Node(0, "h", (), pool.placed().nodes[0].cores)]).world_size
 
 
-def _kill(pool: nbddp.Pool, pid: int) -> None:
+def _kill(pool: WorkerPool, pid: int) -> None:
     psutil.Process(pid).kill()
     until(lambda: not pool.running, 20)
 
@@ -323,7 +324,7 @@ def test_without_its_folder_ranks_go_on_and_a_start_names_it(tmp_path: Path, mon
                 start()
         assert list(pool.run(os.getpid)) == pids, "nothing has changed"
         with pytest.raises(nbddp.BadInput, match=told):
-            nbddp.Pool(nproc=1).start()
+            WorkerPool(nproc=1).start()
 
 
 def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:
@@ -341,7 +342,7 @@ def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:
 @pytest.mark.skipif(find_spec("torchcomms") is not None, reason="torchcomms is installed, and replaces the groups")
 def test_torchcomms_that_is_not_installed_leaves_gloo_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1")
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         assert [line for line in pool.shortcomings() if "TORCHCOMMS" in line] == []
         code = (
             "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(1)\n"
@@ -357,7 +358,7 @@ def test_torchcomms_that_is_not_installed_leaves_gloo_as_it_is(monkeypatch: pyte
 @pytest.mark.more
 def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         assert pool.agent is not None
         assert pool.agent.wait_warm().spawn == "NBDDP_START_METHOD=spawn"
         assert list(pool.run(rank_times, 3)) == [0, 3]
@@ -554,7 +555,7 @@ def family_of(agent: psutil.Process) -> list[psutil.Process]:
 
 def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_started() -> None:
     """Also where it is killed a second time, as the agent that has taken the place."""
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         for _ in range(2):
             pool.run(leave_children)
             assert pool.agent is not None
@@ -567,7 +568,7 @@ def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_starte
 
 @pytest.mark.parametrize("whom", ["controller", "rank"])
 def test_what_a_rank_has_started_ends_with_it_whoever_is_killed(whom: str) -> None:
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         pool.run(leave_children)
         assert pool.agent is not None
         agent, home = psutil.Process(pool.agent.hello.pid), pool.agent.home

@@ -25,6 +25,7 @@ from nbddp.agent.client import AgentClient
 from nbddp.capabilities.private import peer_check, sock_owner, store_guard, store_proxy
 from nbddp.deadlock.on_rank import store_client
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.agent import OpenStore
 from nbddp.protocol.capability import Guard
 from nbddp.worker import rank_guard
@@ -73,12 +74,12 @@ class Hearing(NullScreen):
         self.said.append(text)
 
 
-def values(pool: nbddp.Pool, code: str) -> list[Any]:
+def values(pool: WorkerPool, code: str) -> list[Any]:
     return list(pool.run_cell(PREPARE + code, want_value=True, timeout=90, hang_after=None, screen=NullScreen()))
 
 
 @contextlib.contextmanager
-def during(pool: nbddp.Pool, code: str) -> Iterator[dict[str, Any]]:
+def during(pool: WorkerPool, code: str) -> Iterator[dict[str, Any]]:
     """Run a cell meanwhile. Afterwards its values are in `values`, or what it raised in `error`."""
     found: dict[str, Any] = {}
 
@@ -116,7 +117,7 @@ steps > 5, store.check(['intruder'])
 @needs_kernel
 @pytest.mark.parametrize("attack", [attack.__name__ for attack in AT_THE_STORE])
 def test_store_refuses_who_is_not_of_the_pool_and_the_run_goes_on(
-    pool: nbddp.Pool, intruder: Intruder, attack: str, tmp_path: Path
+    pool: WorkerPool, intruder: Intruder, attack: str, tmp_path: Path
 ) -> None:
     port = int(values(pool, "os.environ['MASTER_PORT']")[0])
     with during(pool, AT_WORK.format(folder=str(tmp_path))) as run:
@@ -159,12 +160,12 @@ store.check(keys)
 """
 
 
-def test_what_ranks_have_started_is_of_the_pool(pool: nbddp.Pool) -> None:
+def test_what_ranks_have_started_is_of_the_pool(pool: WorkerPool) -> None:
     """Also a process whose parent has ended."""
     assert values(pool, FROM_CHILDREN) == [True, True]
 
 
-def test_store_answers_all_that_torch_can_ask(pool: nbddp.Pool) -> None:
+def test_store_answers_all_that_torch_can_ask(pool: WorkerPool) -> None:
     code = """
 store = dist.TCPStore('127.0.0.1', int(os.environ['MASTER_PORT']), is_master=False)
 large = bytes(range(256)) * (1 << 14)
@@ -221,7 +222,7 @@ def test_where_the_kernel_does_not_tell_that_is_said_and_cells_run(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_NETLINK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         said = [line for line in pool.shortcomings() if "store" in line]
         assert said == [
             "any process on this machine can reach the store where the ranks meet: the kernel does not report who "
@@ -233,7 +234,7 @@ def test_where_the_kernel_does_not_tell_that_is_said_and_cells_run(
 
 
 @needs_kernel
-def test_guarded_pool_says_nothing(pool: nbddp.Pool) -> None:
+def test_guarded_pool_says_nothing(pool: WorkerPool) -> None:
     values(pool, "pass")
     assert [line for line in pool.shortcomings() if "store" in line] == []
 
@@ -255,7 +256,7 @@ def test_kernel_that_refuses_or_does_not_know_is_no_guard(
 
 @needs_kernel
 def test_store_that_cannot_be_guarded_later_on_is_reported_by_the_cell_that_uses_it(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The start could not say it. After a failure the ranks meet at a fresh store."""
     screen = Hearing()
@@ -306,7 +307,7 @@ INTRUDED = "may have taken a rank's place while a process group was created (uid
 SUMMED = "dist.init_process_group('gloo'); t = torch.ones(1); dist.all_reduce(t); t.item()"
 
 
-def made_under_attack(pool: nbddp.Pool, intruder: Intruder, making: str, attack: str, folder: Path) -> dict[str, Any]:
+def made_under_attack(pool: WorkerPool, intruder: Intruder, making: str, attack: str, folder: Path) -> dict[str, Any]:
     """Have ranks make a group, to which rank 1 comes late, so that there is time for an attack on rank 0's port."""
     values(pool, "if dist.is_initialized(): dist.destroy_process_group()")
     pid = pool.workers[0].pid
@@ -328,7 +329,7 @@ def made_under_attack(pool: nbddp.Pool, intruder: Intruder, making: str, attack:
 @needs_kernel
 @pytest.mark.parametrize("making", MAKINGS)
 def test_who_takes_a_ranks_place_in_a_new_group_is_found_before_it_is_used(
-    pool: nbddp.Pool, intruder: Intruder, making: str, tmp_path: Path
+    pool: WorkerPool, intruder: Intruder, making: str, tmp_path: Path
 ) -> None:
     """Of two ranks that connect, one waits at its port: which one, is chance. Only its place can be taken."""
     if making == "at a file" and intruder.uid == os.geteuid():
@@ -380,7 +381,7 @@ def test_who_takes_the_place_of_a_rank_that_never_comes_is_found(
 @needs_kernel
 @pytest.mark.parametrize("making", MAKINGS)
 def test_who_only_knocks_at_a_new_group_does_no_harm(
-    pool: nbddp.Pool, intruder: Intruder, making: str, tmp_path: Path
+    pool: WorkerPool, intruder: Intruder, making: str, tmp_path: Path
 ) -> None:
     assert made_under_attack(pool, intruder, making, "knocks", tmp_path).get("values") == [2.0, 2.0]
     assert intruder.attacks("hears", 0)["came"] == 0
@@ -420,7 +421,7 @@ def test_who_only_knocks_does_no_harm_while_a_busy_rank_has_not_accepted_this_on
 
 
 @needs_kernel
-def test_connection_that_gloo_has_set_aside_is_not_one_that_it_uses(pool: nbddp.Pool) -> None:
+def test_connection_that_gloo_has_set_aside_is_not_one_that_it_uses(pool: WorkerPool) -> None:
     """gloo has read its number, and nobody waits for that: so it is with a rank's own, if a stranger was first."""
     code = """
 import socket, struct
@@ -465,7 +466,7 @@ def test_only_what_a_rank_of_this_machine_has_not_accepted_yet_counts_as_its(mon
 
 
 @pytest.mark.skipif(not signs(), reason="the kernel cannot shut a port")
-def test_nobody_is_answered_at_the_ports_of_a_group_that_has_been_made(pool: nbddp.Pool, intruder: Intruder) -> None:
+def test_nobody_is_answered_at_the_ports_of_a_group_that_has_been_made(pool: WorkerPool, intruder: Intruder) -> None:
     values(pool, "if dist.is_initialized(): dist.destroy_process_group()")
     pids = [pool.workers[rank].pid for rank in (0, 1)]
     before = [doors(pid) for pid in pids]
@@ -485,7 +486,7 @@ def test_nobody_is_answered_at_the_ports_of_a_group_that_has_been_made(pool: nbd
     assert values(pool, "dist.all_reduce(t, group=pair); t.item(), dist.destroy_process_group()") == [(4.0, None)] * 2
 
 
-def test_no_rank_is_through_init_before_all_are_connected(pool: nbddp.Pool) -> None:
+def test_no_rank_is_through_init_before_all_are_connected(pool: WorkerPool) -> None:
     """So a rank that ends its group at once cuts off no slower one."""
     code = """
 from nbddp.capabilities.private import peer_check
@@ -502,7 +503,7 @@ connected[0], through"""
     assert late[0] <= quick[1]
 
 
-def test_rank_that_waits_for_others_connections_is_freed(pool: nbddp.Pool) -> None:
+def test_rank_that_waits_for_others_connections_is_freed(pool: WorkerPool) -> None:
     code = """
 from nbddp.capabilities.private import peer_check
 known = peer_check.check
@@ -535,7 +536,7 @@ def test_ranks_that_do_not_connect_in_time_are_named(monkeypatch: pytest.MonkeyP
         peer_check.check([near.fileno()], store, 1, 4)
 
 
-def test_group_of_torchs_own_store_is_looked_at_too(pool: nbddp.Pool) -> None:
+def test_group_of_torchs_own_store_is_looked_at_too(pool: WorkerPool) -> None:
     """There others could say what they like, so only other users are told."""
     code = """
 from nbddp.capabilities.private import peer_check
@@ -633,7 +634,7 @@ LISTENING = {
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("phase", LISTENING)
-def test_nobody_listens_off_the_loopback(pool: nbddp.Pool, phase: str) -> None:
+def test_nobody_listens_off_the_loopback(pool: WorkerPool, phase: str) -> None:
     assert pool.agent is not None
     with watched(pool.agent.hello.pid) as found, held_port() as one, held_port() as other:
         code = f"ports = {one, other}\n{LISTENING[phase]}"
@@ -648,7 +649,7 @@ def test_nobody_listens_off_the_loopback(pool: nbddp.Pool, phase: str) -> None:
 def test_nobody_listens_off_the_loopback_before_the_first_cell_and_in_what_the_pool_does_itself() -> None:
     agent = AgentClient.launch(os.environ)
     agent.wait_warm()
-    with watched(agent.hello.pid) as found, nbddp.Pool(nproc=2, agent=agent) as pool:
+    with watched(agent.hello.pid) as found, WorkerPool(nproc=2, agent=agent) as pool:
         pool.bench("all_reduce", sizes=[1024], repeat=3, warmup=1)
         train = (
             "from torch.nn.parallel import DistributedDataParallel as DDP\ndist.init_process_group('gloo')\n"

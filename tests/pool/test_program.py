@@ -16,6 +16,7 @@ import nbddp
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.buffer import Text
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.request import Request
 from tests.kernels import HAS_AUTORELOAD, Kernel
 from tests.pool.faults import StopWhenReady
@@ -61,24 +62,24 @@ def held(i): return Holder.Sample(scaled(i))
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     """A pool of one in a folder of its own, in which two cells have defined what later ones use."""
     folder = tmp_path_factory.mktemp("program")
     before = Path.cwd()
     os.chdir(folder)
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         os.chdir(before)
         pool.run_cell(EARLIER, cell=1, screen=NullScreen())
         pool.run_cell(LATER, cell=2, screen=NullScreen())
         yield pool
 
 
-def value(pool: nbddp.Pool, code: str, cell: int = 3) -> Any:
+def value(pool: WorkerPool, code: str, cell: int = 3) -> Any:
     pool.ensure(LaunchSpec())
     return pool.run_cell(code, want_value=True, cell=cell, screen=NullScreen())[0]
 
 
-def test_what_a_request_says_arrives_on_the_rank(one: nbddp.Pool) -> None:
+def test_what_a_request_says_arrives_on_the_rank(one: WorkerPool) -> None:
     asked = Request(code="get_ipython().kernel.spec", cell=70, argv=("--lr", "1"), argv0="train", want_value=True,
                     check=True, timings=False, memory=True)  # fmt: skip
     spec = one.carry_out(asked, NullScreen())[0]
@@ -86,7 +87,7 @@ def test_what_a_request_says_arrives_on_the_rank(one: nbddp.Pool) -> None:
     assert replace(spec, rendezvous=None, debug=False, as_python=None) == asked.spec(spec.run)
 
 
-def printed(pool: nbddp.Pool, stream: str = "stdout") -> list[str]:
+def printed(pool: WorkerPool, stream: str = "stdout") -> list[str]:
     assert pool.last_run is not None
     texts = [i for i in pool.last_run.outputs[0].items if isinstance(i, Text)]
     return [line for text in texts for line in text.lines_of(stream)]
@@ -95,7 +96,7 @@ def printed(pool: nbddp.Pool, stream: str = "stdout") -> list[str]:
 # -- the file ---------------------------------------------------------------------------------
 
 
-def test_a_cell_has_a_file_in_the_working_directory(one: nbddp.Pool) -> None:
+def test_a_cell_has_a_file_in_the_working_directory(one: WorkerPool) -> None:
     file, of_main, folder, exists = value(one, "__file__, __main__.__file__, os.getcwd(), os.path.exists(__file__)", 7)
     assert file == of_main == os.path.join(folder, "In[7].py")
     assert not exists, "nothing is written into the user's folder"
@@ -104,7 +105,7 @@ def test_a_cell_has_a_file_in_the_working_directory(one: nbddp.Pool) -> None:
     assert value(one, "x", 10).endswith("In[9].py"), "a part that a magic runs is no cell"
 
 
-def test_cells_without_numbers_have_files_of_their_own(one: nbddp.Pool) -> None:
+def test_cells_without_numbers_have_files_of_their_own(one: WorkerPool) -> None:
     names = [value(one, f"def f{n}(): return 1 / 0\n__file__", 0) for n in range(2)]
     assert len(set(names)) == 2
     with pytest.raises(nbddp.WorkerFailed) as caught:
@@ -112,12 +113,12 @@ def test_cells_without_numbers_have_files_of_their_own(one: nbddp.Pool) -> None:
     assert "def f0(): return 1 / 0" in caught.value.report
 
 
-def test_a_cell_in_a_folder_that_is_gone_runs(one: nbddp.Pool) -> None:
+def test_a_cell_in_a_folder_that_is_gone_runs(one: WorkerPool) -> None:
     assert value(one, "here = os.getcwd(); os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", 11) is None
     assert value(one, "os.chdir(here); __file__", 12) == "In[12].py"
 
 
-def test_sources_of_classes_and_functions_of_any_cell_are_found(one: nbddp.Pool) -> None:
+def test_sources_of_classes_and_functions_of_any_cell_are_found(one: WorkerPool) -> None:
     for name, first in (("Numbers", "class Numbers(Dataset):"), ("Plain", "class Plain: pass"),
                         ("Sample", "@dataclass"), ("scaled", "def scaled(i): return float(i * FACTOR)")):  # fmt: skip
         assert value(one, f"inspect.getsource({name})").splitlines()[0] == first
@@ -129,13 +130,13 @@ def test_sources_of_classes_and_functions_of_any_cell_are_found(one: nbddp.Pool)
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("how", METHODS)
-def test_a_data_loaders_workers_find_what_cells_have_defined(one: nbddp.Pool, how: str) -> None:
+def test_a_data_loaders_workers_find_what_cells_have_defined(one: WorkerPool, how: str) -> None:
     code = f"list(DataLoader(Numbers(4), 2, num_workers=1, collate_fn=collated, multiprocessing_context={how!r}))"
     assert value(one, code) == [[0.0, 3.0], [6.0, 9.0]]
 
 
 @pytest.mark.parametrize("how", METHODS)
-def test_tasks_and_answers_of_a_pool_have_the_cells_classes(one: nbddp.Pool, how: str) -> None:
+def test_tasks_and_answers_of_a_pool_have_the_cells_classes(one: WorkerPool, how: str) -> None:
     code = f"""with mp.get_context({how!r}).Pool(1) as pool:
     got = pool.map(sample, [1]) + [pool.apply(inner, (2,)), pool.apply(Outer.Inner, (3,))]
     light = pool.map(loaded, ["torch", "ipyparallel", "nbddp.worker.engine"])
@@ -143,12 +144,12 @@ def test_tasks_and_answers_of_a_pool_have_the_cells_classes(one: nbddp.Pool, how
     assert value(one, code) == (True, 3.0, 3, [how == "fork"] * 3)
 
 
-def test_a_class_that_another_holds_under_its_name_stays_its_own(one: nbddp.Pool) -> None:
+def test_a_class_that_another_holds_under_its_name_stays_its_own(one: WorkerPool) -> None:
     code = "with mp.get_context('spawn').Pool(1) as pool: got = pool.map(held, [1])[0]\ntype(got) is Sample, got.x"
     assert value(one, code) == (True, 3.0)
 
 
-def test_a_definition_that_a_later_cell_replaces_is_the_one_that_is_sent(one: nbddp.Pool) -> None:
+def test_a_definition_that_a_later_cell_replaces_is_the_one_that_is_sent(one: WorkerPool) -> None:
     code = """def twice(x): return 2 * x
 with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as pool:
     got = [pool.submit(twice, 2).result()]
@@ -158,14 +159,14 @@ got"""
     assert value(one, code) == [4, 40]
 
 
-def test_a_spawned_process_that_spawns_sends_them_on(one: nbddp.Pool) -> None:
+def test_a_spawned_process_that_spawns_sends_them_on(one: WorkerPool) -> None:
     code = """with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as pool:
     got = pool.submit(nested, 5).result()
 type(got) is Sample, got.x"""
     assert value(one, code) == (True, 15.0)
 
 
-def test_what_two_processes_send_to_a_third_is_told_apart(one: nbddp.Pool) -> None:
+def test_what_two_processes_send_to_a_third_is_told_apart(one: WorkerPool) -> None:
     code = """spawn = mp.get_context("spawn")
 def first(): return "first"
 def second(): return "second"
@@ -180,13 +181,13 @@ got = [answers.get(timeout=40)]; tasks.put(second); got.append(answers.get(timeo
     assert value(one, code) == ["first", "second"]
 
 
-def test_nothing_of_a_cell_runs_twice(one: nbddp.Pool) -> None:
+def test_nothing_of_a_cell_runs_twice(one: WorkerPool) -> None:
     code = "print('once', flush=True)\ndef child(i): sys.stdout.write(f'child {i}\\n')\ntmp.spawn(child, nprocs=1)"
     assert value(one, code) is None
     assert sorted(printed(one)) == ["child 0", "once"]
 
 
-def test_what_cannot_be_sent_is_named(one: nbddp.Pool) -> None:
+def test_what_cannot_be_sent_is_named(one: WorkerPool) -> None:
     code = "import threading; lock = threading.Lock()\ndef uses(i): return lock\n"
     with pytest.raises(nbddp.WorkerFailed) as caught:
         value(one, code + "mp.get_context('spawn').Process(target=uses, args=(1,)).start()")
@@ -195,7 +196,7 @@ def test_what_cannot_be_sent_is_named(one: nbddp.Pool) -> None:
     assert value(one, "def is_lock(i): return lock is not None\n" + forked) == [1, True], "a forked one has it"
 
 
-def test_programs_under_a_guard_run_as_they_are(one: nbddp.Pool) -> None:
+def test_programs_under_a_guard_run_as_they_are(one: WorkerPool) -> None:
     code = "def main():\n    with mp.get_context('spawn').Pool(1) as pool: return pool.map(scaled, [1])\n"
     assert value(one, code + "if __name__ == '__main__': got = main()\ngot") == [3.0]
 
@@ -204,7 +205,7 @@ def test_programs_under_a_guard_run_as_they_are(one: nbddp.Pool) -> None:
 
 
 @pytest.mark.parametrize("how", METHODS)
-def test_what_a_started_process_prints_is_shown(one: nbddp.Pool, how: str) -> None:
+def test_what_a_started_process_prints_is_shown(one: WorkerPool, how: str) -> None:
     code = f"""def talks(i):
     print("out", end=" "); print("put"); sys.stdout.write("unended "); sys.stdout.flush()
     os.system("echo from a shell"); print("told", file=sys.stderr)
@@ -214,7 +215,7 @@ process = mp.get_context({how!r}).Process(target=talks, args=(1,)); process.star
     assert printed(one, "stderr") == ["told"]
 
 
-def test_a_handler_that_holds_the_stream_is_heard_from_a_forked_process(one: nbddp.Pool) -> None:
+def test_a_handler_that_holds_the_stream_is_heard_from_a_forked_process(one: WorkerPool) -> None:
     code = """log = logging.Logger("of the cell"); log.addHandler(logging.StreamHandler(sys.stdout))
 def talks(i): log.warning("heard")
 process = mp.get_context("fork").Process(target=talks, args=(1,)); process.start(); process.join()"""
@@ -230,7 +231,7 @@ ENDS = {
 
 @pytest.mark.parametrize("how", METHODS)
 @pytest.mark.parametrize("way", ENDS)
-def test_a_cell_that_does_not_end_well_ends_what_it_started(one: nbddp.Pool, way: str, how: str) -> None:
+def test_a_cell_that_does_not_end_well_ends_what_it_started(one: WorkerPool, way: str, how: str) -> None:
     then, kind = ENDS[way]
     code = f"""def waits(i): print("at work", flush=True); time.sleep(600)
 process = mp.get_context({how!r}).Process(target=waits, args=(1,)); process.start(); pid = process.pid
@@ -241,7 +242,7 @@ process = mp.get_context({how!r}).Process(target=waits, args=(1,)); process.star
     assert not psutil.pid_exists(value(one, "pid"))
 
 
-def test_what_other_cells_started_and_daemons_stay(one: nbddp.Pool) -> None:
+def test_what_other_cells_started_and_daemons_stay(one: WorkerPool) -> None:
     code = """def waits(i): time.sleep(600)
 old = mp.get_context("fork").Process(target=waits, args=(1,)); old.start()"""
     assert value(one, code) is None
@@ -250,7 +251,7 @@ old = mp.get_context("fork").Process(target=waits, args=(1,)); old.start()"""
     assert value(one, "alive = old.is_alive(), new.is_alive(); old.kill(); new.kill(); alive") == (True, True)
 
 
-def test_an_exit_without_error_ends_nothing(one: nbddp.Pool) -> None:
+def test_an_exit_without_error_ends_nothing(one: WorkerPool) -> None:
     code = "kept = mp.get_context('fork').Process(target=time.sleep, args=(600,)); kept.start(); sys.exit(0)"
     one.run_cell(code, screen=NullScreen())
     assert value(one, "alive = kept.is_alive(); kept.kill(); alive") is True
@@ -259,7 +260,7 @@ def test_an_exit_without_error_ends_nothing(one: nbddp.Pool) -> None:
 # -- stdout as a program knows it, and its end ----------------------------------------------------------
 
 
-def test_stdout_takes_bytes_and_can_be_reconfigured(one: nbddp.Pool) -> None:
+def test_stdout_takes_bytes_and_can_be_reconfigured(one: WorkerPool) -> None:
     code = """sys.stdout.reconfigure(encoding="utf-8", line_buffering=True); sys.stderr.reconfigure(errors="replace")
 text = "grüß\\n".encode()
 count = sys.stdout.buffer.write(text[:3]) + sys.stdout.buffer.write(memoryview(text[3:])); sys.stdout.buffer.flush()
@@ -280,7 +281,7 @@ def leave(word, end=""): open(path, "a").write(word + end)
 atexit.register(leave, "last", end="."); atexit.register(leave, "unwanted"); atexit.unregister(leave)
 atexit.register(leave, "second", end=" "); atexit.register(lambda: 1 / 0); atexit.register(leave, "first", end=" ")
 """
-WAYS: dict[str, Callable[[nbddp.Pool], object]] = {
+WAYS: dict[str, Callable[[WorkerPool], object]] = {
     "stop": lambda pool: pool.stop(),
     "restart": lambda pool: pool.restart(),
     "fresh": lambda pool: pool.ensure(LaunchSpec(fresh=True)),
@@ -291,7 +292,7 @@ WAYS: dict[str, Callable[[nbddp.Pool], object]] = {
 @pytest.mark.every(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_atexit_is_called_when_a_worker_is_ended(way: str, tmp_path: Path) -> None:
-    with nbddp.Pool(nproc=2) as pool:
+    with WorkerPool(nproc=2) as pool:
         pool.run_cell(LEAVES, argv=[str(tmp_path)], screen=NullScreen())
         WAYS[way](pool)
         left = {int(path.name): path.read_text() for path in tmp_path.iterdir()}
@@ -305,7 +306,7 @@ def test_a_pool_stops_also_where_what_atexit_prints_cannot_be_shown(monkeypatch:
         def line(self, rank: int, stream: str, text: str) -> None:
             raise BrokenPipeError("the front end is gone")
 
-    pool = nbddp.Pool(nproc=1)
+    pool = WorkerPool(nproc=1)
     pool.start()
     pool.run_cell("import atexit; atexit.register(print, 'bye')", screen=NullScreen())
     pid = pool.workers[0].pid
@@ -320,7 +321,7 @@ def test_a_function_of_atexit_that_does_not_return_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbddp.pool.runs.EXIT_SECONDS", 1.0)
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         pool.run_cell(LEAVES + "atexit.register(time.sleep, 600)", argv=[str(tmp_path)], screen=NullScreen())
         pool.restart()
         assert (tmp_path / "0").read_text() == "first second ", "the others were called"
@@ -332,7 +333,7 @@ def test_nothing_is_left_of_a_pool_whose_cells_started_processes() -> None:
         f"p = mp.get_context({how!r}).Process(target=time.sleep, args=(600,)); p.start(); pids.append(p.pid)\n"
         for how in METHODS
     )
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         pids = pool.run_cell(code + "pids", want_value=True, screen=NullScreen())[0]
         assert all(map(psutil.pid_exists, pids))
     _, left = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=5)
@@ -343,7 +344,7 @@ def test_nothing_is_left_of_a_pool_whose_cells_started_processes() -> None:
 
 
 @pytest.mark.parametrize("asks", ["input('name? ')", "import getpass; getpass.getpass()"])
-def test_a_program_that_asks_is_told_how_to_hand_it_over(one: nbddp.Pool, asks: str) -> None:
+def test_a_program_that_asks_is_told_how_to_hand_it_over(one: WorkerPool, asks: str) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="a rank has no keyboard: ask in a cell without %%ddp"):
         value(one, asks)
 
@@ -356,7 +357,7 @@ def test_a_program_that_asks_is_told_how_to_hand_it_over(one: nbddp.Pool, asks: 
         "from IPython.core.debugger import set_trace; set_trace()\n2",
     ],
 )
-def test_a_debugger_on_a_rank_says_what_to_do_and_where_it_is(one: nbddp.Pool, asks: str) -> None:
+def test_a_debugger_on_a_rank_says_what_to_do_and_where_it_is(one: WorkerPool, asks: str) -> None:
     with pytest.raises(nbddp.WorkerFailed, match=r"no prompt of its own.*use %ddp debug in a cell without") as caught:
         value(one, f"def within():\n    {asks.replace(chr(10), chr(10) + '    ')}\nwithin()")
     assert "in within" in str(caught.value)
@@ -421,7 +422,7 @@ def test_debug_is_ipythons_after_any_other_error(new_kernel: Kernel) -> None:
 # -- modules of the user's own --------------------------------------------------------------------------
 
 
-def said(pool: nbddp.Pool, code: str) -> list[str]:
+def said(pool: WorkerPool, code: str) -> list[str]:
     heard = Hearing()
     pool.run_cell(code, screen=heard)
     return heard.said
@@ -430,7 +431,7 @@ def said(pool: nbddp.Pool, code: str) -> list[str]:
 ANEW = "since the ranks imported it; importlib.reload in a %%ddp cell, or --fresh, reloads it"
 
 
-def test_a_module_that_has_changed_is_told_once_for_each_change(one: nbddp.Pool, tmp_path: Path) -> None:
+def test_a_module_that_has_changed_is_told_once_for_each_change(one: WorkerPool, tmp_path: Path) -> None:
     file = tmp_path / "model_of_mine.py"
     file.write_text("x = 1\n")
     assert said(one, f"sys.path.insert(0, {str(tmp_path)!r}); import model_of_mine") == []
@@ -445,7 +446,7 @@ def test_a_module_that_has_changed_is_told_once_for_each_change(one: nbddp.Pool,
 
 
 @needs_autoreload
-def test_a_module_that_autoreload_has_read_is_not_told(one: nbddp.Pool, tmp_path: Path) -> None:
+def test_a_module_that_autoreload_has_read_is_not_told(one: WorkerPool, tmp_path: Path) -> None:
     """With each of its two ways, and not before it is on, nor where it fails. (Each text has another length: what is
     compiled is known by that, and by whole seconds.)"""
     file, told = tmp_path / "net_of_mine.py", [f"net_of_mine changed on disk {ANEW}"]
@@ -463,7 +464,7 @@ def test_a_module_that_autoreload_has_read_is_not_told(one: nbddp.Pool, tmp_path
 
 
 @needs_autoreload
-def test_what_autoreload_finds_changed_when_it_is_loaded_is_told(one: nbddp.Pool, tmp_path: Path) -> None:
+def test_what_autoreload_finds_changed_when_it_is_loaded_is_told(one: WorkerPool, tmp_path: Path) -> None:
     file = tmp_path / "data_of_mine.py"
     file.write_text("x = 1\n")
     assert said(one, f"sys.path.insert(0, {str(tmp_path)!r}); import data_of_mine") == []
@@ -473,7 +474,7 @@ def test_what_autoreload_finds_changed_when_it_is_loaded_is_told(one: nbddp.Pool
     assert said(one, "%autoreload 0\nsys.path.pop(0); del sys.modules['data_of_mine']") == []
 
 
-def test_a_module_that_another_folder_has_now_is_told(one: nbddp.Pool, tmp_path: Path) -> None:
+def test_a_module_that_another_folder_has_now_is_told(one: WorkerPool, tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "settings_of_mine.py").write_text(f"where = {name!r}\n")
@@ -496,7 +497,7 @@ def test_exits_that_print_nothing_show_nothing(new_kernel: Kernel) -> None:
     assert shown.text().splitlines()[0] == "ranks 0–1 │ bye", shown.outputs
 
 
-def test_breakpoints_that_are_switched_off_do_nothing(one: nbddp.Pool) -> None:
+def test_breakpoints_that_are_switched_off_do_nothing(one: WorkerPool) -> None:
     code = "os.environ['PYTHONBREAKPOINT'] = '0'; breakpoint(); del os.environ['PYTHONBREAKPOINT']; 'on'"
     assert value(one, code) == "on"
 
@@ -527,7 +528,7 @@ values
 
 
 @pytest.mark.more
-def test_values_of_several_ranks_are_equal_where_their_classes_have_one_definition(two: nbddp.Pool) -> None:
+def test_values_of_several_ranks_are_equal_where_their_classes_have_one_definition(two: WorkerPool) -> None:
     """Each rank has defined them, and cloudpickle sends them by value."""
     first = two.run_cell(KINDS, want_value=True, screen=NullScreen())
     assert first[0] == first[1]
@@ -543,7 +544,7 @@ def test_values_of_several_ranks_are_equal_where_their_classes_have_one_definiti
     assert anew[0] == two.run_cell(KINDS, want_value=True, screen=NullScreen())[1], "defined anew in the same words"
 
 
-def test_values_that_come_back_are_of_the_ranks_own_classes_also_after_the_cell_ran_again(two: nbddp.Pool) -> None:
+def test_values_that_come_back_are_of_the_ranks_own_classes_also_after_the_cell_ran_again(two: WorkerPool) -> None:
     for _ in range(2):
         sent = two.run_cell(KINDS, want_value=True, screen=NullScreen())
         two.run_cell("name = Point.name", screen=NullScreen())
@@ -555,7 +556,7 @@ def test_values_that_come_back_are_of_the_ranks_own_classes_also_after_the_cell_
         assert sent[0] == again[0] == again[1]
 
 
-def test_a_class_that_differs_between_ranks_stays_one_of_each(two: nbddp.Pool) -> None:
+def test_a_class_that_differs_between_ranks_stays_one_of_each(two: WorkerPool) -> None:
     two.run_cell(KINDS, screen=NullScreen())
     assert [kind.rank for kind in two.pull(["Own"])["Own"]] == [0, 1]
     before = two.pull(["Point"])["Point"]
@@ -565,7 +566,7 @@ def test_a_class_that_differs_between_ranks_stays_one_of_each(two: nbddp.Pool) -
     assert [getattr(kind, "extra", 0) for kind in after] == [0, 5]
 
 
-def test_a_class_of_the_notebooks_comes_back_as_itself(two: nbddp.Pool) -> None:
+def test_a_class_of_the_notebooks_comes_back_as_itself(two: WorkerPool) -> None:
     class Here:
         pass
 

@@ -17,6 +17,7 @@ import pytest
 import nbddp
 from nbddp.notebook.commands import parse_command
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.pool.steps import STEPS, Step
 from tests.waiting import until
@@ -99,28 +100,28 @@ KNOWN = {
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
+def pool() -> Iterator[WorkerPool]:
     with warm.pool(2) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
-def factors(pool: nbddp.Pool, tmp_path_factory: pytest.TempPathFactory) -> nbddp.Pool:
+def factors(pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> WorkerPool:
     run(pool, BASE.replace("train()\n", "") + FACTORS, tmp_path_factory.mktemp("factors"))
     return pool
 
 
-def run(pool: nbddp.Pool, code: str, folder: Path) -> None:
+def run(pool: WorkerPool, code: str, folder: Path) -> None:
     """Run a cell beside which `state()` can be called."""
     pool.run_cell(f"folder = {str(folder)!r}\n{code}{STATE}", screen=NullScreen())
 
 
-def states(pool: nbddp.Pool) -> list[Any]:
+def states(pool: WorkerPool) -> list[Any]:
     return list(pool.run_cell("state()", want_value=True, screen=NullScreen()))
 
 
 @contextlib.contextmanager
-def nothing_changes(pool: nbddp.Pool) -> Iterator[None]:
+def nothing_changes(pool: WorkerPool) -> Iterator[None]:
     before = states(pool)
     yield
     after = states(pool)
@@ -129,7 +130,7 @@ def nothing_changes(pool: nbddp.Pool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("step", KNOWN)
-def test_each_factor_is_that_of_the_study_and_has_its_known_meaning(factors: nbddp.Pool, step: str) -> None:
+def test_each_factor_is_that_of_the_study_and_has_its_known_meaning(factors: WorkerPool, step: str) -> None:
     factor, off, cause = KNOWN[step]
     proof = factors.prove(step)
     assert proof.verdict == "differs"
@@ -139,7 +140,7 @@ def test_each_factor_is_that_of_the_study_and_has_its_known_meaning(factors: nbd
     assert cause in proof.cause
 
 
-def test_a_healthy_step_is_proven_and_shows_itself(factors: nbddp.Pool) -> None:
+def test_a_healthy_step_is_proven_and_shows_itself(factors: WorkerPool) -> None:
     with nothing_changes(factors):
         proof = factors.prove("mean")
     assert (proof.verdict, proof.ranks, proof.samples) == ("proven", 2, 12)
@@ -151,7 +152,7 @@ def test_a_healthy_step_is_proven_and_shows_itself(factors: nbddp.Pool) -> None:
 
 
 @pytest.mark.more
-def test_no_descriptor_and_no_process_is_left(pool: nbddp.Pool, tmp_path: Path) -> None:
+def test_no_descriptor_and_no_process_is_left(pool: WorkerPool, tmp_path: Path) -> None:
     """Of a proof, a failure, and one that is refused."""
     run(pool, BASE + "def step(): F.cross_entropy(model(x), y).backward()\ndef fails(): x; 1 / 0", tmp_path)
     opened = "len(os.listdir('/proc/self/fd'))"
@@ -165,7 +166,7 @@ def test_no_descriptor_and_no_process_is_left(pool: nbddp.Pool, tmp_path: Path) 
     assert children(pool) == before
 
 
-def check(pool: nbddp.Pool, step: Step, folder: Path) -> None:
+def check(pool: WorkerPool, step: Step, folder: Path) -> None:
     """A proof of this step says what it should, and the next real step is the one that would have been."""
     run(pool, BASE + step.code.replace("{folder}", str(folder)), folder)
     with nothing_changes(pool):
@@ -184,13 +185,13 @@ def check(pool: nbddp.Pool, step: Step, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [s for s in STEPS if s.always], ids=lambda s: s.name)
-def test_steps_of_other_shapes(pool: nbddp.Pool, step: Step, tmp_path: Path) -> None:
+def test_steps_of_other_shapes(pool: WorkerPool, step: Step, tmp_path: Path) -> None:
     check(pool, step, tmp_path)
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("step", [s for s in STEPS if not s.always], ids=lambda s: s.name)
-def test_more_steps_of_other_shapes(pool: nbddp.Pool, step: Step, tmp_path: Path) -> None:
+def test_more_steps_of_other_shapes(pool: WorkerPool, step: Step, tmp_path: Path) -> None:
     check(pool, step, tmp_path)
 
 
@@ -213,13 +214,13 @@ def hangs(): F.cross_entropy(model(x), y).backward(); time.sleep(1000)
 """
 
 
-def children(pool: nbddp.Pool) -> list[int]:
+def children(pool: WorkerPool) -> list[int]:
     """Processes that the ranks' processes have started."""
     parents = pool.run_cell("os.getpid()", want_value=True, screen=NullScreen())
     return [int(pid) for p in parents for pid in Path(f"/proc/{p}/task/{p}/children").read_text().split()]
 
 
-def test_stop_ends_the_copies_and_changes_nothing(pool: nbddp.Pool, tmp_path: Path) -> None:
+def test_stop_ends_the_copies_and_changes_nothing(pool: WorkerPool, tmp_path: Path) -> None:
     run(pool, BASE + HANGS, tmp_path)
     before = children(pool)
     with nothing_changes(pool):
@@ -230,7 +231,7 @@ def test_stop_ends_the_copies_and_changes_nothing(pool: nbddp.Pool, tmp_path: Pa
     assert pool.prove("train").proven
 
 
-def test_a_rank_that_is_stopped_for_seconds_answers_later(pool: nbddp.Pool, tmp_path: Path) -> None:
+def test_a_rank_that_is_stopped_for_seconds_answers_later(pool: WorkerPool, tmp_path: Path) -> None:
     """Its answer to a question that nobody waits for any more was lost, and the proof with it."""
     run(pool, BASE + "def slow(): time.sleep(0.6); train()", tmp_path)
     before, pid = children(pool), pool.workers[1].pid
@@ -272,7 +273,7 @@ def test_a_rank_that_is_killed_ends_the_proof_and_all_copies(tmp_path: Path) -> 
         assert pool.run_cell("os.getpid()", ranks=[0], want_value=True, screen=NullScreen())[0] == pids[0]
 
 
-def test_what_cannot_be_proven_is_said_with_what_to_type(factors: nbddp.Pool) -> None:
+def test_what_cannot_be_proven_is_said_with_what_to_type(factors: WorkerPool) -> None:
     factors.run_cell("number = 3\ndef needs(model, x): model(x).mean().backward()\ny4 = torch.zeros(6)\n"
                      "def both(): (model(x).mean(1) - y4).square().mean().backward()", screen=NullScreen())  # fmt: skip
     for asked, words in {

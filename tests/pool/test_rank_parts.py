@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import nbddp
 from nbddp.capabilities import ROWS
 from nbddp.errors import RunFailed
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import Capability, RankPart, load
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import CELL, Rendezvous, RunSpec
@@ -55,7 +55,7 @@ def test_a_process_that_forks_workers_has_imported_what_they_need() -> None:
     assert used - set(done.stdout.split()) == set()
 
 
-def test_a_worker_has_imported_what_answers_questions(two: nbddp.Pool) -> None:
+def test_a_worker_has_imported_what_answers_questions(two: WorkerPool) -> None:
     """An import in the control thread would wait for one that the main thread is in."""
     asked = {target.partition(":")[0] for row in ROWS for target in row.questions.values()}
     code = f"import sys\n[module for module in {asked!r} if module not in sys.modules]"
@@ -223,7 +223,7 @@ NOTE = "broken failed on ranks 0–1 (ValueError: boom); the program itself is n
 
 
 @pytest.mark.parametrize("hook", HOOKS[:3])
-def test_an_error_in_a_part_is_reported_in_one_line_and_the_cell_is_what_it_is(two: nbddp.Pool, hook: str) -> None:
+def test_an_error_in_a_part_is_reported_in_one_line_and_the_cell_is_what_it_is(two: WorkerPool, hook: str) -> None:
     two.run_cell(BROKEN.format(hook=hook), screen=Hearing())
     try:
         screen = Hearing()

@@ -17,6 +17,7 @@ import torch
 import nbddp
 from nbddp.deadlock.on_rank import frames
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.pool.silent import HELPERS, PROGRAMS, Program, define, found_in
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ MUTANTS = (
 
 
 @pytest.fixture(scope="module")
-def ready(pool: nbddp.Pool) -> nbddp.Pool:
+def ready(pool: WorkerPool) -> WorkerPool:
     """The module's pool, with the programs' helpers on its ranks."""
     define(pool)
     return pool
@@ -76,7 +77,7 @@ def ready(pool: nbddp.Pool) -> nbddp.Pool:
 
 @pytest.mark.parametrize("program", CASES)
 def test_a_mistake_is_found_with_kind_and_line_and_its_healthy_twin_is_silent(
-    ready: nbddp.Pool, program: Program
+    ready: WorkerPool, program: Program
 ) -> None:
     define(ready, program.body, program.name)
     found = found_in(ready, program.name, bad=True)
@@ -91,7 +92,7 @@ def test_a_mistake_is_found_with_kind_and_line_and_its_healthy_twin_is_silent(
 @pytest.mark.more
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant[0]}-{mutant[3] or 'harmless'}")
 def test_a_small_change_of_a_healthy_program_is_found_if_it_is_a_mistake(
-    ready: nbddp.Pool, mutant: tuple[str, str, str, str]
+    ready: WorkerPool, mutant: tuple[str, str, str, str]
 ) -> None:
     name, old, new, kind = mutant
     assert old in PROGRAMS[name].body
@@ -123,7 +124,7 @@ places = (torch.nn.Module, DDP, torch.utils.data.DataLoader, torch.Tensor, dist.
 """
 
 
-def test_a_program_computes_the_same_bits_and_counts_the_same_collectives_under_it(pool: nbddp.Pool) -> None:
+def test_a_program_computes_the_same_bits_and_counts_the_same_collectives_under_it(pool: WorkerPool) -> None:
     def values(sanitize: bool) -> list[object]:
         found = pool.run_cell(SEEDED + TRAINS, sanitize=sanitize, want_value=True, screen=NullScreen())
         return list(found)
@@ -131,7 +132,7 @@ def test_a_program_computes_the_same_bits_and_counts_the_same_collectives_under_
     assert values(sanitize=True) == values(sanitize=False)
 
 
-def test_nothing_stays_wrapped_when_the_cell_has_ended(pool: nbddp.Pool) -> None:
+def test_nothing_stays_wrapped_when_the_cell_has_ended(pool: WorkerPool) -> None:
     def names() -> list[object]:
         return list(pool.run_cell(WRAPPED, want_value=True, screen=NullScreen()))
 
@@ -144,7 +145,7 @@ def test_nothing_stays_wrapped_when_the_cell_has_ended(pool: nbddp.Pool) -> None
 
 
 def test_nothing_of_it_is_loaded_without_the_option() -> None:
-    with nbddp.Pool(nproc=1) as own:
+    with WorkerPool(nproc=1) as own:
         own.run_cell("import torch.distributed", screen=NullScreen())
         loaded = own.run_cell(
             "import sys\n[n for n in sys.modules if 'sanitizer.' in n]", want_value=True, screen=NullScreen()
@@ -155,7 +156,7 @@ def test_nothing_of_it_is_loaded_without_the_option() -> None:
             own.findings()
 
 
-def test_an_error_in_recording_is_no_error_of_the_program(ready: nbddp.Pool) -> None:
+def test_an_error_in_recording_is_no_error_of_the_program(ready: WorkerPool) -> None:
     """As a tensor of a kind that nobody has thought of."""
     program = PROGRAMS["module_forward"]
     define(ready, program.body, program.name)
@@ -170,7 +171,7 @@ def test_an_error_in_recording_is_no_error_of_the_program(ready: nbddp.Pool) -> 
     assert found_in(ready, "module_forward", bad=True).of("past-ddp")
 
 
-def test_a_cell_that_fails_has_findings_until_then(ready: nbddp.Pool) -> None:
+def test_a_cell_that_fails_has_findings_until_then(ready: WorkerPool) -> None:
     body = PROGRAMS["module_forward"].body + "\n    if r: raise ValueError('late')"
     define(ready, body, "fails")
     found = found_in(ready, "fails", bad=True)
@@ -178,7 +179,7 @@ def test_a_cell_that_fails_has_findings_until_then(ready: nbddp.Pool) -> None:
     assert "did not end well on rank 1" in str(found)
 
 
-def test_a_kind_can_be_allowed_and_a_line_marked(ready: nbddp.Pool) -> None:
+def test_a_kind_can_be_allowed_and_a_line_marked(ready: WorkerPool) -> None:
     program = PROGRAMS["module_forward"]
     define(ready, program.body, program.name)
     found_in(ready, program.name, bad=True)
@@ -192,13 +193,13 @@ def test_a_kind_can_be_allowed_and_a_line_marked(ready: nbddp.Pool) -> None:
     assert "(# nbddp: ok)" in str(found_in(ready, "marked_ok", bad=True))
 
 
-def test_ranks_that_are_to_see_the_same_input_are_not_accused_of_it(ready: nbddp.Pool) -> None:
+def test_ranks_that_are_to_see_the_same_input_are_not_accused_of_it(ready: WorkerPool) -> None:
     define(ready, PROGRAMS["no_sampler"].body, "no_sampler")
     assert found_in(ready, "no_sampler", bad=True).of("same-batch")
     assert not ready.findings(same_input=True)
 
 
-def test_a_cell_shows_its_findings_and_a_failed_one_too(ready: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+def test_a_cell_shows_its_findings_and_a_failed_one_too(ready: WorkerPool, shows: Callable[..., list[str]]) -> None:
     """The command asks the pool for what the cell has left; `tests/notebook` has the whole way."""
     define(ready, PROGRAMS["step_on_rank0"].body, "step_on_rank0")
     found = found_in(ready, "step_on_rank0", bad=True)

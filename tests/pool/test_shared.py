@@ -6,6 +6,7 @@ import pytest
 
 import nbddp
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.worker import gpus
 
 
@@ -51,13 +52,13 @@ told
 
 
 @pytest.mark.parametrize("given", ["", "None", "'gloo'", "backend=None"])
-def test_ranks_that_share_a_gpu_meet_on_gloo(pool: nbddp.Pool, given: str) -> None:
+def test_ranks_that_share_a_gpu_meet_on_gloo(pool: WorkerPool, given: str) -> None:
     found = pool.run_cell(INIT.format(given), want_value=True, screen=NullScreen())
     assert [number for number, _ in found] == [2.0, 2.0]
     assert all("nccl" not in config for _, config in found)
 
 
 @pytest.mark.parametrize("given", ["'nccl'", "backend='cpu:gloo,cuda:nccl'"])
-def test_ranks_that_share_a_gpu_and_ask_for_nccl_are_told_at_once(pool: nbddp.Pool, given: str) -> None:
+def test_ranks_that_share_a_gpu_and_ask_for_nccl_are_told_at_once(pool: WorkerPool, given: str) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="or start as many ranks as there are GPUs"):
         pool.run_cell(INIT.format(given), screen=NullScreen())

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-import nbddp
 from nbddp.capabilities.memory.history import BEFORE, CUDA
+from nbddp.capabilities.memory.public import memory as public_memory
 from nbddp.capabilities.simulated_gpus import probe
+from nbddp.capabilities.simulated_gpus.part import COUNTED, TIMED
+from nbddp.capabilities.timings.public import timings as public_timings
 from nbddp.errors import BadInput, RunFailed, RunHung, RunStopped
 from nbddp.launch.options import parse_cell
+from nbddp.pool.pool import WorkerPool
 
 SAID = "computed on the CPU; times are not a GPU's)"
 INIT = """
@@ -36,23 +39,23 @@ for _ in range(3):
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(2, simulate_gpus=4) as made:
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(2, simulate_gpus=4) as made:
         yield made
 
 
-def failed(pool: nbddp.Pool, code: str, kind: type[RunFailed] = RunFailed, **how: float) -> str:
+def failed(pool: WorkerPool, code: str, kind: type[RunFailed] = RunFailed, **how: float) -> str:
     with pytest.raises(kind) as error:
         pool.run_cell(INIT + code, show=(), **how)  # type: ignore[arg-type]
     return str(error.value.report)
 
 
-def values(pool: nbddp.Pool, code: str, last: str) -> list[object]:
+def values(pool: WorkerPool, code: str, last: str) -> list[object]:
     found = pool.run_cell(f"{code}\n{last}", want_value=True)
     return [found[rank] for rank in range(pool.world_size)]
 
 
-def test_a_ddp_program_for_gpus_runs_as_it_is(pool: nbddp.Pool) -> None:
+def test_a_ddp_program_for_gpus_runs_as_it_is(pool: WorkerPool) -> None:
     last = "(torch.cuda.get_device_name(), torch.cuda.device_count(), str(loss.device), dist.get_backend())"
     found = values(pool, INIT + TRAIN, last)
     assert found == [("Tesla T4", 4, f"cuda:{r}", "nccl") for r in range(2)]
@@ -60,12 +63,12 @@ def test_a_ddp_program_for_gpus_runs_as_it_is(pool: nbddp.Pool) -> None:
     assert weights[0] == weights[1]
 
 
-def test_ranks_that_seed_nothing_draw_different_numbers(pool: nbddp.Pool) -> None:
+def test_ranks_that_seed_nothing_draw_different_numbers(pool: WorkerPool) -> None:
     anew = "torch.cuda.default_generators._made.clear()  # as in a new process"
     assert len({*values(pool, INIT + anew, "torch.rand(1, device='cuda').item()")}) == 2
 
 
-def test_the_pool_says_what_they_are(pool: nbddp.Pool) -> None:
+def test_the_pool_says_what_they_are(pool: WorkerPool) -> None:
     assert pool.parts.of("simulated_gpus").holds() == [f"4 simulated GPUs (T4, 16 GB; {SAID}"]
     placed = pool.placed()
     assert "each owns 1 simulated GPU" in placed.equation()
@@ -76,15 +79,17 @@ def test_the_pool_says_what_they_are(pool: nbddp.Pool) -> None:
         pool.forecast()
 
 
-def test_timings_and_memory_are_measured(pool: nbddp.Pool) -> None:
+def test_timings_and_memory_are_measured(pool: WorkerPool) -> None:
     pool.run_cell(INIT + TRAIN, show=())
+    for found, words in ((public_timings(pool), TIMED), (public_memory(pool), COUNTED)):
+        assert (found.to_dict()["simulated_gpus"], found.notes) == (True, (words,)), "what nbddp.Pool gives is marked"
     assert len(pool.timings().numbers()) == 3
     held = pool.memory()
     assert [m.rank for m in held] == [0, 1]
     assert held[0].total > 0
 
 
-def test_the_history_of_allocations_names_lines(pool: nbddp.Pool) -> None:
+def test_the_history_of_allocations_names_lines(pool: WorkerPool) -> None:
     code = f"{INIT}{TRAIN}kept = torch.ones(1 << 20, device=local)\nkept = kept * 2\n"
     pool.run_cell(code, memory=True, show=())
     found = pool.allocations(whole=True)
@@ -102,12 +107,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("said", MISTAKES)
-def test_a_deadlock_is_proved(said: str, pool: nbddp.Pool) -> None:
+def test_a_deadlock_is_proved(said: str, pool: WorkerPool) -> None:
     assert said in failed(pool, MISTAKES[said], RunHung, hang_after=0.5, timeout=20.0)
     assert values(pool, INIT, "t.tolist()") == [[2.0, 2.0]] * 2
 
 
-def test_stop_and_timeout_free_the_ranks(pool: nbddp.Pool) -> None:
+def test_stop_and_timeout_free_the_ranks(pool: WorkerPool) -> None:
     threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     failed(pool, "while True: t = t * 1.0", RunStopped)
     assert "waiting in all_reduce #2 for rank 0" in failed(
@@ -116,7 +121,7 @@ def test_stop_and_timeout_free_the_ranks(pool: nbddp.Pool) -> None:
     assert values(pool, INIT, "t.tolist()") == [[2.0, 2.0]] * 2
 
 
-def test_a_crash_says_that_they_were_in_use(pool: nbddp.Pool) -> None:
+def test_a_crash_says_that_they_were_in_use(pool: WorkerPool) -> None:
     report = failed(pool, "if rank: os.kill(os.getpid(), 11)\ndist.all_reduce(t)")
     assert "rank 1 died: killed by SIGSEGV" in report
     assert "It ran on simulated GPU 1" in report
@@ -133,18 +138,18 @@ EXPLAINED = {
 
 
 @pytest.mark.parametrize("code", EXPLAINED)
-def test_a_mistake_with_devices_is_explained(code: str, pool: nbddp.Pool) -> None:
+def test_a_mistake_with_devices_is_explained(code: str, pool: WorkerPool) -> None:
     report = failed(pool, code)
     rank = report[5]  # "rank 0 raised …"
     assert f"    {EXPLAINED[code].format(rank=rank)}\n" in report
 
 
-def test_other_errors_are_told_as_ever(pool: nbddp.Pool) -> None:
+def test_other_errors_are_told_as_ever(pool: WorkerPool) -> None:
     report = failed(pool, "x = torch.ones(1)\nraise ValueError('no device')")
     assert "x " not in report.split("\n\n")[0]
 
 
-def test_a_line_may_change_them(pool: nbddp.Pool) -> None:
+def test_a_line_may_change_them(pool: WorkerPool) -> None:
     see = "import os, torch\n"
     last = "(torch.cuda.device_count(), os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK'])"
     said = pool.ensure(parse_cell("--simulate-gpus 2xA100-80GB"))
@@ -163,7 +168,7 @@ def test_a_line_may_change_them(pool: nbddp.Pool) -> None:
     assert pool.placed().simulates_gpus
 
 
-def test_where_torch_is_unknown_the_pool_is_refused(monkeypatch: pytest.MonkeyPatch, pool: nbddp.Pool) -> None:
+def test_where_torch_is_unknown_the_pool_is_refused(monkeypatch: pytest.MonkeyPatch, pool: WorkerPool) -> None:
     monkeypatch.setattr(probe, "unusable", lambda: "torch 9.9 cannot simulate GPUs here (a slot); known: 2.13")
     with pytest.raises(BadInput, match=r"--simulate-gpus 4xL4: torch 9\.9 cannot simulate GPUs here"):
         pool.ensure(parse_cell("--simulate-gpus 4xL4"))
@@ -175,20 +180,20 @@ def test_where_torch_is_unknown_the_pool_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(2) as made:
+def plain() -> Iterator[WorkerPool]:
+    with WorkerPool(2) as made:
         yield made
 
 
 LOADED = "import sys; sorted(m for m in sys.modules if 'simulated_gpus' in m)"
 
 
-def test_nothing_of_it_is_loaded(plain: nbddp.Pool) -> None:
+def test_nothing_of_it_is_loaded(plain: WorkerPool) -> None:
     assert values(plain, "", LOADED) == [[], []]
     assert "simulated_gpus" not in vars(plain.parts)["_made"]  # other pools of this process have it
 
 
-def test_a_program_for_gpus_fails_as_ever_and_is_told_the_option(plain: nbddp.Pool) -> None:
+def test_a_program_for_gpus_fails_as_ever_and_is_told_the_option(plain: WorkerPool) -> None:
     with pytest.raises(RunFailed) as error:
         plain.run_cell("import torch\ntorch.zeros(1).cuda()", show=())
     if plain.placed().nodes[0].devices:
@@ -202,7 +207,7 @@ def test_a_program_for_gpus_fails_as_ever_and_is_told_the_option(plain: nbddp.Po
     assert "--simulate-gpus" not in other.value.report
 
 
-def test_ranks_that_share_a_gpu_use_gloo_as_on_hardware(plain: nbddp.Pool) -> None:
+def test_ranks_that_share_a_gpu_use_gloo_as_on_hardware(plain: WorkerPool) -> None:
     plain.ensure(parse_cell("--simulate-gpus 1 --oversubscribe --visible own"))
     assert "simulated GPUs are shared" in plain.placed().equation()
     code = INIT.replace('"nccl"', "")

@@ -18,6 +18,7 @@ from nbddp.agent.server import Child, NodeAgent
 from nbddp.capabilities.spool import copies, on_agent, part
 from nbddp.errors import AgentFailed
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.jsonl import Message
 from tests.pool.test_bounded import LOUD
 from tests.screens import Hearing
@@ -25,7 +26,7 @@ from tests.screens import Hearing
 KILLED = "import os\nif os.environ['RANK'] == '1': {}; os.kill(os.getpid(), 9)"
 
 
-def printed(pool: nbddp.Pool, does: str) -> list[str]:
+def printed(pool: WorkerPool, does: str) -> list[str]:
     """The log of rank 1, which does this and is killed."""
     with pytest.raises(nbddp.WorkerFailed, match="killed by SIGKILL"):
         pool.run_cell(does, screen=NullScreen())
@@ -34,17 +35,17 @@ def printed(pool: nbddp.Pool, does: str) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def test_the_last_words_of_a_rank_that_printed_much_and_died_are_there(pool: nbddp.Pool) -> None:
+def test_the_last_words_of_a_rank_that_printed_much_and_died_are_there(pool: WorkerPool) -> None:
     assert printed(pool, LOUD + KILLED.format("print('the last')"))[-1] == "the last"
 
 
 @pytest.mark.parametrize("says", ["print('the last')", "os.write(1, b'the last\\n')", "pass"])
-def test_it_is_text_of_that_run_alone(pool: nbddp.Pool, says: str) -> None:
+def test_it_is_text_of_that_run_alone(pool: WorkerPool, says: str) -> None:
     pool.run_cell("print('earlier')", screen=NullScreen())
     assert printed(pool, KILLED.format(says)) == ["the last"] * (says != "pass")
 
 
-def test_it_is_there_too_where_a_cell_has_left_a_process_that_holds_the_pipes(pool: nbddp.Pool) -> None:
+def test_it_is_there_too_where_a_cell_has_left_a_process_that_holds_the_pipes(pool: WorkerPool) -> None:
     pool.run_cell("import subprocess\nleft = subprocess.Popen(['sleep', '600'])", screen=NullScreen())
     assert printed(pool, KILLED.format("os.write(1, b'the last\\n')")) == ["the last"]
 
@@ -72,7 +73,7 @@ def test_a_copy_has_the_end_of_what_was_written_and_says_how_much_is_lost(
     os.close(copy._file)
 
 
-def test_a_full_disk_is_told_once_a_cell_and_the_cell_goes_on(pool: nbddp.Pool) -> None:
+def test_a_full_disk_is_told_once_a_cell_and_the_cell_goes_on(pool: WorkerPool) -> None:
     full = (
         "import os\nprint('before')\nfor copy in get_ipython().kernel.parts['spool'].copies.values(): "
         "fd = os.open('/dev/full', os.O_WRONLY); os.dup2(fd, copy._file); os.close(fd)\nprint('said'); print('more')\n7"
@@ -132,7 +133,7 @@ while pid in agent.children: agent._reap()
     assert "terminate called\n  what():  5 \u20ac fehlen" in (tmp_path / "log").read_text("utf-8")
 
 
-def test_why_cpp_aborts_is_told_whole_though_its_text_came_in_two_pieces(pool: nbddp.Pool) -> None:
+def test_why_cpp_aborts_is_told_whole_though_its_text_came_in_two_pieces(pool: WorkerPool) -> None:
     does = """import os, time
 if os.environ['RANK'] == '1':
     os.write(2, b"terminate called after throwing an instance of '"); time.sleep(0.05)
@@ -144,7 +145,7 @@ if os.environ['RANK'] == '1':
 
 
 def test_an_agent_that_cannot_say_what_a_rank_wrote_takes_no_report_away(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing(AgentRequests):
         def answers(self, timeout: float = 30.0) -> list[Message | AgentFailed]:

@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-import nbddp
 from nbddp.agent import client, stop
 from nbddp.agent.client import AgentClient
 from nbddp.errors import Raised, RunStopped, RunTimedOut, WorkerFailed
@@ -24,6 +23,7 @@ from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool import start_requests
+from nbddp.pool.pool import WorkerPool
 from nbddp.pool.snapshot import PoolSnapshot, changed
 from nbddp.protocol.agent import StartWorker
 from nbddp.protocol.messages import OUTCOME
@@ -206,7 +206,7 @@ WAYS_OUT = {  # what ends ranks that are at work: on rank 0, and on rank 1, whic
 
 @pytest.mark.parametrize("way", WAYS_OUT)
 def test_one_stop_is_one_interrupt_and_what_cleans_up_comes_to_its_end(
-    pools: dict[int, nbddp.Pool], tmp_path: Path, way: str
+    pools: dict[int, WorkerPool], tmp_path: Path, way: str
 ) -> None:
     pool, screen = pools[2], StopAgain(again=False)
     zero, one = (f"if rank == {n}:\n" + "".join(f"    {line}\n" for line in code.splitlines())
@@ -228,7 +228,7 @@ def test_one_stop_is_one_interrupt_and_what_cleans_up_comes_to_its_end(
         )
 
 
-def test_stop_that_reaches_the_ranks_by_itself_too_is_one_interrupt(pools: dict[int, nbddp.Pool]) -> None:
+def test_stop_that_reaches_the_ranks_by_itself_too_is_one_interrupt(pools: dict[int, WorkerPool]) -> None:
     """VS Code interrupts every process under the kernel, and then the kernel."""
     pool = pools[2]
 
@@ -257,7 +257,7 @@ IGNORES = "while True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: 
 
 
 def test_an_interrupt_that_does_not_arrive_is_sent_again(
-    pools: dict[int, nbddp.Pool], monkeypatch: pytest.MonkeyPatch
+    pools: dict[int, WorkerPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = pools[2]
     pids = pool.run_cell("import os, time\nos.getpid()", want_value=True, screen=NullScreen())
@@ -279,7 +279,7 @@ loop.remove_signal_handler(signal.SIGINT)
 """
 
 
-def test_an_event_loops_handler_is_called_once_though_native_code_keeps_the_rank(pools: dict[int, nbddp.Pool]) -> None:
+def test_an_event_loops_handler_is_called_once_though_native_code_keeps_the_rank(pools: dict[int, WorkerPool]) -> None:
     """Such a handler hears of each signal, also of two that came while nothing could be noticed."""
     with pytest.raises(RunTimedOut):
         pools[2].run_cell(ON_A_LOOP, timeout=0.3, screen=NullScreen())
@@ -296,7 +296,7 @@ def test_stop_just_before_workers_are_started_leaves_none_that_is_not_known(monk
         signal.raise_signal(signal.SIGINT)
         return real(*args, **kwargs)
 
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         pool.start()
         with monkeypatch.context() as patch, stop.heard_at_checks():
             patch.setattr(start_requests, "worker", pressed)
@@ -308,7 +308,7 @@ def test_stop_just_before_workers_are_started_leaves_none_that_is_not_known(monk
         assert list(pool.run_cell("import os; int(os.environ['RANK'])", want_value=True, screen=NullScreen())) == [0, 1]
 
 
-def test_a_rank_that_goes_on_is_ended_by_a_second_stop_and_what_was_lost_is_told(pools: dict[int, nbddp.Pool]) -> None:
+def test_a_rank_that_goes_on_is_ended_by_a_second_stop_and_what_was_lost_is_told(pools: dict[int, WorkerPool]) -> None:
     code = f"{BEGIN}kept = 1\nif rank == 0: blocks()\ndist.barrier()\n{IGNORES}"
     with pytest.raises(RunStopped) as caught:
         pools[2].run_cell(code, screen=StopAgain())
@@ -318,7 +318,7 @@ def test_a_rank_that_goes_on_is_ended_by_a_second_stop_and_what_was_lost_is_told
     pools[2].ensure(LaunchSpec())
 
 
-def test_after_a_failure_the_time_to_clean_up_has_a_bound(pools: dict[int, nbddp.Pool]) -> None:
+def test_after_a_failure_the_time_to_clean_up_has_a_bound(pools: dict[int, WorkerPool]) -> None:
     screen = StopAgain(again=False)
     with pytest.raises(WorkerFailed) as caught:
         pools[2].run_cell(f"{BEGIN}if rank == 0: 1 / 0\n{IGNORES}", shutdown_timeout=1.6, screen=screen)
@@ -328,7 +328,7 @@ def test_after_a_failure_the_time_to_clean_up_has_a_bound(pools: dict[int, nbddp
     pools[2].ensure(LaunchSpec())
 
 
-def test_an_interrupt_that_python_has_ignored_in_a_destructor_is_sent_again(pools: dict[int, nbddp.Pool]) -> None:
+def test_an_interrupt_that_python_has_ignored_in_a_destructor_is_sent_again(pools: dict[int, WorkerPool]) -> None:
     code = """import time
 class Slow:
     def __del__(self):
@@ -359,7 +359,7 @@ ITEMS = {  # what a data loader's process does: in the end it is torch that join
 }
 
 
-def left(pool: nbddp.Pool, code: str) -> tuple[RunStopped | WorkerFailed, float]:
+def left(pool: WorkerPool, code: str) -> tuple[RunStopped | WorkerFailed, float]:
     """How a program over a loader ended, which keeps its names, and how many seconds after it `began`."""
     pool.ensure(LaunchSpec())
     with pytest.raises((RunStopped, WorkerFailed)) as caught:
@@ -372,7 +372,7 @@ def left(pool: nbddp.Pool, code: str) -> tuple[RunStopped | WorkerFailed, float]
 
 @pytest.mark.parametrize("how", ITEMS)
 def test_no_finalizer_of_what_a_program_leaves_delays_its_report_or_ends_a_rank(
-    pools: dict[int, nbddp.Pool], how: str
+    pools: dict[int, WorkerPool], how: str
 ) -> None:
     """A `__del__` that sleeps for 12 s, and processes of data loaders that torch joins for 5 s each."""
     error, took = left(pools[2], f"{ITEMS[how]}\nbegan = time.monotonic()\nload()")
@@ -390,7 +390,7 @@ threading.Thread.start = slow
 """  # who starts the thread that lets go goes on when that one has ended
 
 
-def test_what_a_program_leaves_dies_in_no_thread_that_a_cell_waits_for(pools: dict[int, nbddp.Pool]) -> None:
+def test_what_a_program_leaves_dies_in_no_thread_that_a_cell_waits_for(pools: dict[int, WorkerPool]) -> None:
     code = (
         f"import threading\n{SLOW_START}class Slow:\n    def __del__(self):\n        global died\n"
         "        died = threading.current_thread().name\n"
@@ -421,7 +421,7 @@ LEFT = {  # an iterator that dies while the program's own thread goes on: its pr
 
 @pytest.mark.parametrize("how", LEFT)
 def test_a_loaders_process_that_sleeps_holds_up_no_program_that_leaves_its_loop(
-    pools: dict[int, nbddp.Pool], how: str
+    pools: dict[int, WorkerPool], how: str
 ) -> None:
     """torch waits 5 s for each of the four in the loop's end."""
     code = (
@@ -551,7 +551,7 @@ def test_stop_is_heard_after_a_cell_that_the_cell_has_run(stopped: Kernel) -> No
     assert stop_after(stopped, code, 0.5).reply["ename"] == "KeyboardInterrupt"
 
 
-def test_stop_in_the_moment_before_a_request_is_handled_ends_no_rank(pools: dict[int, nbddp.Pool]) -> None:
+def test_stop_in_the_moment_before_a_request_is_handled_ends_no_rank(pools: dict[int, WorkerPool]) -> None:
     pids = pools[2].run_cell(f"{PRESSED}\nos.getpid()", want_value=True, screen=NullScreen())
     after = pools[2].run_cell("base.signal = original\nos.getpid()", want_value=True, screen=NullScreen())
     assert list(after) == list(pids)

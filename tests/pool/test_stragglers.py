@@ -23,6 +23,7 @@ from nbddp.capabilities.timings import on_rank, on_rank_marks
 from nbddp.capabilities.timings.analysis import AFTER, Slow, slow, verdict
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.run_spec import Question
 from tests import warm
 from tests.pool.faults import needs_recorder
@@ -104,7 +105,7 @@ dist.destroy_process_group()
 """
 
 
-def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0, each: float = 0.0) -> Slow:
+def train(pool: WorkerPool, where: str, burn: float = 0.002, usual: float = 0.0, each: float = 0.0) -> Slow:
     """each: seconds that a sample takes in forward and again in backward."""
     cell = TRAIN.format(where=where, burn=burn, usual=usual, each=each, steps=14)
     pool.run_cell(cell, trace=True, screen=NullScreen())
@@ -125,7 +126,7 @@ def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0,
         ("optimizer", OPTIMIZER, OPTIMIZER),
     ],
 )
-def test_what_makes_one_of_four_ranks_late_is_found(pool: nbddp.Pool, where: str, recorded: str, traced: str) -> None:
+def test_what_makes_one_of_four_ranks_late_is_found(pool: WorkerPool, where: str, recorded: str, traced: str) -> None:
     found = train(pool, where)
     assert (found.rank, found.cause.what) == (2, recorded), found.cause.by_part
     answer = program(pool.trace().data["traceEvents"])
@@ -135,7 +136,7 @@ def test_what_makes_one_of_four_ranks_late_is_found(pool: nbddp.Pool, where: str
 
 
 @needs_recorder
-def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
+def test_of_equal_ranks_none_is_named_anywhere(pool: WorkerPool) -> None:
     """Also not by a figure, a panel or the collectives: there is one verdict."""
     cell = TRAIN.format(where="nobody", burn=0.001, usual=0.001, each=0.0, steps=32)  # so many also if a part differs
     pool.run_cell(cell, trace=True, screen=NullScreen())
@@ -195,14 +196,14 @@ def test_a_rank_that_shares_its_core_for_a_moment_is_not_called_slow() -> None:
 
 
 @needs_recorder
-def test_a_panel_marks_the_rank_that_timings_names(pool: nbddp.Pool) -> None:
+def test_a_panel_marks_the_rank_that_timings_names(pool: WorkerPool) -> None:
     found = train(pool, "optimizer")
     paces = {r: pool.ask(r, Question.of("pace", run=pool.last_run.number, since=0)) for r in range(NPROC)}  # type: ignore[union-attr]
     assert found.rank == slowest({r: merged((), rows, 2000) for r, rows in paces.items()}) == 2
 
 
 @needs_recorder
-def test_a_machine_on_which_everything_takes_longer_is_found(pool: nbddp.Pool) -> None:
+def test_a_machine_on_which_everything_takes_longer_is_found(pool: WorkerPool) -> None:
     found = train(pool, "everything", usual=0.02)
     assert (found.rank, found.cause.what) == (2, MACHINE), (found.cause.by_part, found.cause.factor)
     assert 2 < found.cause.factor < 9
@@ -214,7 +215,7 @@ def test_a_machine_on_which_everything_takes_longer_is_found(pool: nbddp.Pool) -
 
 
 @needs_recorder
-def test_a_larger_batch_on_one_of_four_ranks_is_more_work_and_not_the_machine(pool: nbddp.Pool) -> None:
+def test_a_larger_batch_on_one_of_four_ranks_is_more_work_and_not_the_machine(pool: WorkerPool) -> None:
     found = train(pool, "batch", each=0.03)
     assert (found.rank, found.cause.what) == (2, BATCH), (found.cause.by_part, found.cause.describe())
     assert found.cause.inputs == 4
@@ -242,7 +243,7 @@ CALLS = {
 
 @needs_recorder
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
-def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: nbddp.Pool, call: str) -> None:
+def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: WorkerPool, call: str) -> None:
     pool.run_cell(HAND.format(call=call), screen=NullScreen())
     found = pool.collectives()
     assert found.late is not None
@@ -259,7 +260,7 @@ def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: nbddp.Pool,
     assert "from an earlier cell: 4 ranks" in pool.collectives().sentences()[0]
 
 
-def test_where_no_collective_was_called_that_is_said(pool: nbddp.Pool) -> None:
+def test_where_no_collective_was_called_that_is_said(pool: WorkerPool) -> None:
     pool.restart()
     with pytest.raises(nbddp.BadInput, match="no collective has been recorded; call some in a %%ddp cell first"):
         pool.collectives()

@@ -27,6 +27,7 @@ from nbddp.capabilities.timings.text import heading
 from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests.kernels import Kernel
 from tests.pool.faults import LAZY, NO_LAZY, needs_lazy, needs_recorder
 from tests.unit.test_trace import assert_in_order
@@ -97,7 +98,7 @@ def program(mode: str) -> str:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_recording_changes_no_bit_of_the_result(pool: nbddp.Pool, mode: str) -> None:
+def test_recording_changes_no_bit_of_the_result(pool: WorkerPool, mode: str) -> None:
     code = program(mode)
     if not LAZY and ("lazy" in code or "finalize" in code):
         pytest.skip(NO_LAZY)
@@ -144,7 +145,7 @@ def test_recording_changes_no_bit_of_the_result(pool: nbddp.Pool, mode: str) -> 
 
 
 @needs_lazy
-def test_what_a_program_does_before_it_ends_backward_overlaps_the_buckets(pool: nbddp.Pool) -> None:
+def test_what_a_program_does_before_it_ends_backward_overlaps_the_buckets(pool: WorkerPool) -> None:
     """Rank 0 waits 0.1 s for rank 1's gradients in `finalize_backward`, and has done something else for 0.1 s."""
     mode = program("backward is ended by the program")
     code = mode.replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.2 * rank)", 1)
@@ -163,7 +164,7 @@ def test_what_a_program_does_before_it_ends_backward_overlaps_the_buckets(pool: 
 
 
 @needs_lazy
-def test_backward_may_be_ended_within_itself(pool: nbddp.Pool) -> None:
+def test_backward_may_be_ended_within_itself(pool: WorkerPool) -> None:
     """By a hook of what the model's input is made of, once DDP does not say that it must be called after backward."""
     around = """
 model.require_manual_backward_finalization = True
@@ -189,7 +190,7 @@ for step in range(6):
         assert_in_order(step)
 
 
-def test_model_is_pickled_and_copied_as_before_and_the_copy_is_recorded(pool: nbddp.Pool) -> None:
+def test_model_is_pickled_and_copied_as_before_and_the_copy_is_recorded(pool: WorkerPool) -> None:
     around = (
         "train()\nfirst = model\nagain = pickle.loads(pickle.dumps(model)); model = copy.deepcopy(first)\n"
         "model.module.double().float()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ntrain()"
@@ -201,14 +202,14 @@ def test_model_is_pickled_and_copied_as_before_and_the_copy_is_recorded(pool: nb
     assert found.model == "Net"
 
 
-def test_pickling_keeps_the_users_own_hook(pool: nbddp.Pool) -> None:
+def test_pickling_keeps_the_users_own_hook(pool: WorkerPool) -> None:
     code = program("fp16 compression").replace(
         "\ndigest\n", "\nmodel._comm_hooks[0][0].__name__, len(model._comm_hooks)\n"
     )
     assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [("fp16_compress_hook", 1)] * 2
 
 
-def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
+def test_group_may_end_right_after_backward(pool: WorkerPool) -> None:
     """What gloo's thread does for the recorder holds no group: its end there would abort the process."""
     code = """
         import torch, torch.distributed as dist
@@ -226,7 +227,7 @@ def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
 
 
 @pytest.mark.more
-def test_no_step_contradicts_itself(pool: nbddp.Pool) -> None:
+def test_no_step_contradicts_itself(pool: WorkerPool) -> None:
     """100 steps; in one of ten or more the note of a bucket's end is taken only after the optimizer has begun."""
     pool.run_cell(program("plain").replace("range(6)", "range(100)"), screen=NullScreen())
     found = pool.timings()
@@ -237,7 +238,7 @@ def test_no_step_contradicts_itself(pool: nbddp.Pool) -> None:
         assert_in_order(made)
 
 
-def test_optimizer_that_steps_within_backward_is_not_drawn_after_it(pool: nbddp.Pool) -> None:
+def test_optimizer_that_steps_within_backward_is_not_drawn_after_it(pool: WorkerPool) -> None:
     within = """
 own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters() if p.requires_grad}
 for p in own:
@@ -251,7 +252,7 @@ del own, p
     assert [s.optimizer for some in found.steps.values() for s in some] == [None] * 8
 
 
-def test_the_last_rank_of_a_step_is_known_and_waiting_told_from_moving(pool: nbddp.Pool) -> None:
+def test_the_last_rank_of_a_step_is_known_and_waiting_told_from_moving(pool: WorkerPool) -> None:
     code = program("plain").replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.05 * rank)", 1)
     pool.run_cell(code, screen=NullScreen())
     found = pool.timings()
@@ -267,7 +268,7 @@ def test_the_last_rank_of_a_step_is_known_and_waiting_told_from_moving(pool: nbd
     assert "body.5.bias … body.4.weight (4)" in shown.words
 
 
-def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
+def test_clocks_of_several_hosts_are_aligned(pool: WorkerPool) -> None:
     """Rank 1's clock is set 5 s ahead, and the pool is told that the ranks are on two machines."""
     ahead = (
         "import nbddp.capabilities.timings.on_rank as r\nif rank == 1: r.now = lambda: "
@@ -291,7 +292,7 @@ def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
     assert "The ranks' clocks agree within " in draw_timings(found, found.numbers()[-1]).words
 
 
-def test_without_timings_nothing_is_recorded(pool: nbddp.Pool) -> None:
+def test_without_timings_nothing_is_recorded(pool: WorkerPool) -> None:
     pool.restart()
     pool.run_cell(program("plain"), timings=False, screen=NullScreen())
     with pytest.raises(nbddp.BadInput, match="no DDP step has been recorded"):
@@ -353,7 +354,7 @@ def test_steps_of_an_older_cell_are_told_as_such(four: Kernel) -> None:
     assert expected in without.displays[-1]["text/plain"]
 
 
-def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool) -> None:
+def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: WorkerPool) -> None:
     pool.run_cell(program("plain"), screen=NullScreen())
     alone = """
         import torch, torch.distributed as dist
@@ -371,7 +372,7 @@ def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool)
     assert heading(analysed(pool.timings(), 0)) == "step 0 of Linear from an earlier cell; the last cell recorded none"
 
 
-def test_steps_of_a_called_function_are_told_as_such(pool: nbddp.Pool) -> None:
+def test_steps_of_a_called_function_are_told_as_such(pool: WorkerPool) -> None:
     def train() -> None:
         import torch
         import torch.distributed as dist

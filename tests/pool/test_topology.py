@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-import nbddp
 from nbddp.agent import devices, hardware
 from nbddp.capabilities.topology.boxes import Box, layout_boxes
 from nbddp.capabilities.topology.figure import draw_topology
@@ -29,6 +28,7 @@ from nbddp.figures.figure import DPI
 from nbddp.launch.machine import PATHS, Device, Interface, Node, Numa
 from nbddp.launch.topology import Topology, planned, topology_of
 from nbddp.pool import start_requests
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.agent import Warm
 from nbddp.protocol.codec import from_json
 from tests.kernels import Kernel
@@ -227,7 +227,7 @@ def test_numa_nodes_have_the_cores_that_may_be_used(tmp_path: Path) -> None:
 
 
 def test_the_running_pool_tells_this_machine_and_the_terminal_reads_the_same() -> None:
-    with nbddp.Pool(nproc=1, nnodes=2) as pool:
+    with WorkerPool(nproc=1, nnodes=2) as pool:
         placed = pool.placed()
         assert pool.agent is not None
         said = subprocess.run(

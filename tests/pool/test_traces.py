@@ -18,6 +18,7 @@ from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.capabilities.trace.written import describe, written
 from nbddp.launch import options
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.kernels import Kernel
 from tests.pool.faults import needs_recorder
@@ -75,7 +76,7 @@ def check_format(merged: Merged, ranks: int) -> None:
 
 @needs_recorder
 @pytest.mark.parametrize(("code", "least"), [(DDP, 15), (SHARDED, 6)], ids=["DDP and manual", "FSDP2 and TP"])
-def test_every_collective_is_joined_with_its_like(pool: nbddp.Pool, code: str, least: int) -> None:
+def test_every_collective_is_joined_with_its_like(pool: WorkerPool, code: str, least: int) -> None:
     pool.run_cell(code, trace=True, screen=NullScreen())
     assert pool.last_run is not None
     assert not any(o.log.exists() for o in pool.last_run.outputs.values()), "the profiler says nothing in the cell"
@@ -98,7 +99,7 @@ def test_every_collective_is_joined_with_its_like(pool: nbddp.Pool, code: str, l
             assert e["ts"] >= where[e["args"]["group"], e["args"]["sequence"]]["ts"], "it moves after it is called"
 
 
-def test_ranks_are_on_one_clock(pool: nbddp.Pool) -> None:
+def test_ranks_are_on_one_clock(pool: WorkerPool) -> None:
     """Rank 1 comes 0.2 s late to the first all-reduce of backward, and no transfer ends before it has come."""
     pool.run_cell(DDP, trace=True, screen=NullScreen())
     merged = pool.trace()
@@ -110,7 +111,7 @@ def test_ranks_are_on_one_clock(pool: nbddp.Pool) -> None:
     assert all(any(c["ts"] < w["ts"] and c["tid"] == w["tid"] for c in calls) for w in waits)
 
 
-def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: nbddp.Pool) -> None:
+def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: WorkerPool) -> None:
     pool.restart()
     pool.run_cell("x = 1", screen=NullScreen())
     with pytest.raises(nbddp.BadInput, match=r"no cell has been traced on these workers; %%ddp --trace traces one"):
@@ -150,7 +151,7 @@ def earlier():
     return len(left.events()) > 5"""
 
 
-def test_a_programs_own_profile_is_kept_and_the_trace_steps_back(pool: nbddp.Pool) -> None:
+def test_a_programs_own_profile_is_kept_and_the_trace_steps_back(pool: WorkerPool) -> None:
     pool.run_cell(PROFILES, screen=NullScreen())
     for how in ("context", "schedule", "autograd", "stays", "earlier"):
         pool.run_cell(f"kept = {how}(); work()", trace=True, screen=NullScreen())
@@ -166,7 +167,7 @@ def test_a_programs_own_profile_is_kept_and_the_trace_steps_back(pool: nbddp.Poo
     assert spans(pool.trace(), "aten::mm", 1), "the next cell is traced"
 
 
-def test_a_profile_in_a_thread_ends_no_rank(pool: nbddp.Pool) -> None:
+def test_a_profile_in_a_thread_ends_no_rank(pool: WorkerPool) -> None:
     code = """import threading, torch
 from torch import profiler
 def other():

@@ -19,6 +19,7 @@ from nbddp.errors import AgentFailed, RankStatus
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool.node import Posted
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.agent import StartWorker, Warm
 from tests.benchmarks.wide import many
 
@@ -39,7 +40,7 @@ def begun() -> Said:
 
 
 @pytest.fixture(scope="module")
-def pool(said: Said, begun: Said) -> Iterator[nbddp.Pool]:
+def pool(said: Said, begun: Said) -> Iterator[WorkerPool]:
     post, take, ops = RemoteAgentClient.post, RemoteAgentClient.take, {}
 
     def posting(agent: RemoteAgentClient, op: str, **fields: Any) -> int:
@@ -68,11 +69,11 @@ def at_once(said: Said, op: str) -> bool:
     )
 
 
-def test_a_start_asks_all_agents_at_once(pool: nbddp.Pool, begun: Said) -> None:
+def test_a_start_asks_all_agents_at_once(pool: WorkerPool, begun: Said) -> None:
     assert [op for op in ("limits", "put", "start") if not at_once(begun, op)] == []
 
 
-def test_agents_that_answer_late_do_not_add_up(pool: nbddp.Pool) -> None:
+def test_agents_that_answer_late_do_not_add_up(pool: WorkerPool) -> None:
     pool.run_cell("pass", screen=NullScreen())  # the first opens a way to the store
     for work in (pool.status, lambda: pool.run_cell("pass", screen=NullScreen())):
         began = time.monotonic()
@@ -80,7 +81,7 @@ def test_agents_that_answer_late_do_not_add_up(pool: nbddp.Pool) -> None:
         assert time.monotonic() - began < LATE * (AGENTS - 1)
 
 
-def test_ranks_that_run_on_are_interrupted_at_once(pool: nbddp.Pool, said: Said) -> None:
+def test_ranks_that_run_on_are_interrupted_at_once(pool: WorkerPool, said: Said) -> None:
     """Also where the command that starts agents runs here: no worker begins with Stop blocked."""
     said.clear()
     with pytest.raises(nbddp.WorkerFailed, match="rank 2 raised ZeroDivisionError") as caught:
@@ -91,7 +92,7 @@ def test_ranks_that_run_on_are_interrupted_at_once(pool: nbddp.Pool, said: Said)
 
 
 def test_what_others_have_started_is_known_where_one_node_fails(
-    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.ensure(LaunchSpec(nproc=1))
     lost, post = pool.group.added[1].agent, RemoteAgentClient.post
@@ -112,7 +113,7 @@ def test_what_others_have_started_is_known_where_one_node_fails(
     ]
 
 
-def test_each_host_needs_room_for_its_own_workers_alone(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_host_needs_room_for_its_own_workers_alone(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     take, room = RemoteAgentClient.take, {"limits": [{"what": "memory", "each": 50 << 20, "free": 60 << 20}]}
     monkeypatch.setattr(RemoteAgentClient, "take", lambda *a: room if "limits" in (answer := take(*a)) else answer)
     with pytest.raises(nbddp.BadInput, match=r"node0: 2 more workers would need .*use --nproc 2 or fewer"):

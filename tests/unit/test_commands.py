@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp import capabilities
 from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.slurm import allocation
@@ -21,6 +20,7 @@ from nbddp.capabilities.terminal import main as terminal
 from nbddp.errors import BadInput
 from nbddp.notebook import commands
 from nbddp.notebook.commands import OWN, known, overview, parse_command
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import Capability, Command, load
 from tests.places import ROOT
 
@@ -48,7 +48,7 @@ def test_no_file_of_the_core_names_a_command_of_a_capability() -> None:
 @pytest.mark.parametrize("row", capabilities.ROWS, ids=lambda row: row.name)
 def test_a_row_names_what_is_in_its_folder(row: Capability) -> None:
     assert importlib.util.find_spec(f"nbddp.capabilities.{row.name}")
-    own = [*row.names.values(), *row.methods.values()]
+    own = [*row.names.values(), *row.methods.values(), *row.public.values()]
     own += [row.part.target] if row.part is not None else []
     own += [option.shows for option in row.options if option.shows]
     own += [target for c in row.commands for field in TARGETS if (target := getattr(c, field))]
@@ -71,21 +71,27 @@ def test_the_commands_of_every_pool_have_handlers(command: Command) -> None:
 def test_type_checkers_see_what_the_rows_add() -> None:
     tree = ast.parse(inspect.getsource(capabilities))
     (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {n.targets[0].id: ast.unparse(n.value) for n in ast.walk(typed) if isinstance(n, ast.Assign)}  # type: ignore[attr-defined]
+    classes = [typed, *(node for node in typed.body if isinstance(node, ast.ClassDef))]
+    seen = {
+        f"{getattr(of, 'name', '')}.{n.targets[0].id}": ast.unparse(n.value)  # type: ignore[attr-defined]
+        for of in classes for n in of.body if isinstance(n, ast.Assign)
+    }  # fmt: skip
     rows = capabilities.ROWS
     names = [name for row in rows for name in row.names]
-    assert ast.literal_eval(seen.pop("__all__")) == sorted(names)
-    methods = {name: target.replace(":", ".") for row in rows for name, target in row.methods.items()}
-    assert seen == {name: target for name, target in methods.items() if not name.startswith("_")}
+    assert ast.literal_eval(seen.pop(".__all__")) == sorted([*names, *capabilities.PACKAGES])
+    methods = {f"PoolMethods.{name}": target for row in rows for name, target in row.methods.items()}
+    public = {f"PublicMethods.{n}": f"Method({t})" for row in rows for n, t in {**row.methods, **row.public}.items()}
+    declared = {name: target.replace(":", ".") for name, target in {**methods, **public}.items()}
+    assert seen == {name: target for name, target in declared.items() if "._" not in name}
 
 
 def test_methods_of_rows_are_methods_of_a_pool() -> None:
     """With their words and arguments, on the class and on an object, and Tab offers them."""
-    pool = nbddp.Pool(2)
+    pool = WorkerPool(2)
     for row in capabilities.ROWS:
         for name, target in row.methods.items():
             assert name in dir(pool)
-            assert getattr(nbddp.Pool, name) is load(target)
+            assert getattr(WorkerPool, name) is load(target)
             method = getattr(pool, name)
             assert method.__self__ is pool
             if not name.startswith("_"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-import nbddp
 from nbddp.capabilities.completion.lines import complete_cell
 from nbddp.capabilities.env import options as env_options
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec, known, parse_cell
+from nbddp.pool.pool import WorkerPool
 
 # -- tables ----------------------------------------------------------------------------------------
 
@@ -49,13 +49,13 @@ def test_what_cannot_be_set_is_refused_in_a_sentence(line: str, words: str) -> N
 
 
 def test_a_call_in_python_is_checked_as_a_line_is() -> None:
-    spec = nbddp.Pool(debug="info", env={"A": "1"}).spec
+    spec = WorkerPool(debug="info", env={"A": "1"}).spec
     assert (spec.debug, spec.env) == ("info", (("A", "1"),))
-    assert nbddp.Pool(debug=None, env=None).spec == LaunchSpec()
+    assert WorkerPool(debug=None, env=None).spec == LaunchSpec()
     with pytest.raises(BadInput, match=r"^debug='loud' is not one of off, info, detail$"):
-        nbddp.Pool(debug="loud")
+        WorkerPool(debug="loud")
     with pytest.raises(BadInput, match=r"^env: the pool sets RANK for each rank"):
-        nbddp.Pool(env={"RANK": "1"})
+        WorkerPool(env={"RANK": "1"})
 
 
 def test_tab_offers_the_levels_and_goes_on() -> None:

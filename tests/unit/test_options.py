@@ -12,7 +12,6 @@ from dataclasses import fields
 
 import pytest
 
-import nbddp
 from nbddp import capabilities
 from nbddp.capabilities.hosts.via import EXAMPLE, NAMED, SSH
 from nbddp.capabilities.scripts.logs import LogOptions, streams
@@ -22,6 +21,7 @@ from nbddp.errors import BadInput
 from nbddp.launch import options, spec_merge
 from nbddp.launch.options import OWN, LaunchSpec, known, parse_cell
 from nbddp.notebook.commands import parse_command
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import Capability, Option, load
 from nbddp.protocol.request import Request
 from tests.places import ROOT
@@ -136,6 +136,7 @@ from nbddp.launch import spec_merge
 from nbddp.capabilities.completion.lines import complete_cell, complete_command
 from nbddp.launch.options import HelpAsked, LaunchSpec, parse_cell, typed
 from nbddp.notebook.commands import parse_command
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.request import Request
 
 def help_of(parse, line):
@@ -152,7 +153,7 @@ assert spec_merge.merged(parse_cell("--colour blue"), red).colour == "blue"
 assert complete_cell("--colour r") == ["red"]
 assert "--colour" in complete_command("restart --c") and "--loud" not in complete_command("restart --l")
 assert "colours:\\n  --colour {red,blue}" in help_of(parse_cell, "--help")
-assert nbddp.Pool(colour="red").spec.colour == "red"
+assert WorkerPool(colour="red").spec.colour == "red"
 assert inspect.signature(nbddp.Pool).parameters["colour"].annotation == "str | None"
 assert typed("colour", "red") == ["--colour", "red"]
 
@@ -174,19 +175,19 @@ def test_what_a_row_declares_is_known_everywhere() -> None:
 
 def test_options_of_rows_are_arguments_in_python() -> None:
     """With the types that a checker sees, for `Pool?` and Tab."""
-    shown = str(inspect.signature(nbddp.Pool))
+    shown = str(inspect.signature(WorkerPool))
     assert "hosts: 'str | None' = None" in shown
     assert "options" not in shown
-    pool = nbddp.Pool(2, hosts="nodea", keep_alive=60.0)
+    pool = WorkerPool(2, hosts="nodea", keep_alive=60.0)
     assert pool.spec == LaunchSpec(nproc=2, hosts="nodea", keep_alive=60.0)
-    assert nbddp.Pool(slurm=True).spec.slurm == Slurm()
-    assert nbddp.Pool(slurm=False).spec.slurm is None
+    assert WorkerPool(slurm=True).spec.slurm == Slurm()
+    assert WorkerPool(slurm=False).spec.slurm is None
     for wrong in ({"hots": "nodea"}, {"check": True}, {"keep_warm": 60.0}):
         with pytest.raises(TypeError, match=rf"Pool\(\) got an unexpected keyword argument '{next(iter(wrong))}'"):
-            nbddp.Pool(**wrong)  # type: ignore[arg-type]
+            WorkerPool(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"run_cell\(\) got an unexpected keyword argument 'show_timings'"):
         pool.run_cell("pass", show_timings=True)  # type: ignore[call-arg]
-    assert "check: 'bool' = False" in str(inspect.signature(nbddp.Pool.run_cell))
+    assert "check: 'bool' = False" in str(inspect.signature(WorkerPool.run_cell))
 
 
 def test_help_has_the_words_of_what_it_tells_of() -> None:

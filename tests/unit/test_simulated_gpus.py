@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import nbddp
 from nbddp import capabilities
 from nbddp.agent.versions import versions
 from nbddp.capabilities.export.command import carry_out
@@ -31,6 +30,7 @@ from nbddp.launch.topology import Topology
 from nbddp.notebook.commands import parse_command
 from nbddp.notebook.history import CellHistory
 from nbddp.pool.change import RankLayout, plan_change
+from nbddp.pool.pool import WorkerPool
 
 MODELS = {"4": ("4xT4", "Tesla T4"), "8xH100": ("8xH100", "NVIDIA H100 80GB HBM3"),
           "4xA100-80GB": ("4xA100-80GB", "NVIDIA A100-SXM4-80GB"), "2xv100": ("2xV100-16GB", "Tesla V100-SXM2-16GB"),
@@ -106,11 +106,11 @@ def test_every_line_takes_it() -> None:
         "torchrun --nproc-per-node 2 --simulate-gpus=2xH100 t.py --simulate-gpus 9",
     ):
         assert parse_command(line).launch.simulate_gpus == "2xH100", line
-    assert nbddp.Pool(simulate_gpus=4).spec.simulate_gpus == "4xT4"
+    assert WorkerPool(simulate_gpus=4).spec.simulate_gpus == "4xT4"
     with pytest.raises(BadInput, match=r"%%ddp --simulate-gpus: '4xB200'"):
         parse_cell("--simulate-gpus 4xB200")
     with pytest.raises(BadInput, match="simulate_gpus: 'x'"):
-        nbddp.Pool(simulate_gpus="x")
+        WorkerPool(simulate_gpus="x")
 
 
 def test_a_line_keeps_changes_and_takes_away() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import nbddp
 from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.scripts import torchrun
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch.options import HelpAsked
 from nbddp.notebook.commands import CommandLine, command_parser, parse_command
+from nbddp.pool.pool import WorkerPool
 
 
 def test_no_flag_has_two_answers() -> None:
@@ -308,7 +308,7 @@ def test_torchcomms_of_the_kernel_is_told_where_torch_uses_it(
     if installed:
         (tmp_path / "torchcomms.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    said = [line for line in nbddp.Pool().shortcomings() if "TORCHCOMMS" in line]
+    said = [line for line in WorkerPool().shortcomings() if "TORCHCOMMS" in line]
     assert [line.partition(",")[0] for line in said] == [
         "TORCH_DISTRIBUTED_USE_TORCHCOMMS replaces torch's process groups"
     ] * told

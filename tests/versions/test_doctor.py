@@ -24,6 +24,7 @@ from nbddp.compat.probes import SEAMS, ProbeResult, Seam
 from nbddp.errors import AgentFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
+from nbddp.pool.pool import WorkerPool
 from nbddp.pool.rpc import RankRpc
 from nbddp.protocol.run_spec import Question
 from tests import places
@@ -105,30 +106,30 @@ def test_workers_start_without_the_compiler_and_not_without_torch(monkeypatch: p
 
 
 @pytest.fixture(scope="module")
-def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
+def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     """A pool of two whose workers lack everything that can be spared, all at once."""
     folder = tmp_path_factory.mktemp("site")
     hidden.in_agents(folder, hidden.all_spared)
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:  # for the agent alone, from which all workers come
             patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
-            pool = stack.enter_context(nbddp.Pool(nproc=2))
+            pool = stack.enter_context(WorkerPool(nproc=2))
             assert pool.ask(0, Question.of("seams"), timeout=10)
         yield pool
 
 
-def run(pool: nbddp.Pool, code: str) -> list[Any]:
+def run(pool: WorkerPool, code: str) -> list[Any]:
     return list(pool.run_cell(code, want_value=True, screen=NullScreen()))
 
 
 @pytest.mark.more
-def test_workers_without_them_say_so(spared: nbddp.Pool) -> None:
+def test_workers_without_them_say_so(spared: WorkerPool) -> None:
     missing = set(spared.ask(0, Question.of("seams"), timeout=10))
     assert missing >= {"flight recorder", "tables of groups", "default group", "store of env://", "end of backward"}
     assert "pool of 2: its workers lack " in str(examine(spared, ("-c", "")))
 
 
-def told(pool: nbddp.Pool) -> list[str]:
+def told(pool: WorkerPool) -> list[str]:
     """What a pool's shortcomings are, when they are known."""
     end = time.monotonic() + 60
     while not pool.parts.of("doctor").done():
@@ -137,7 +138,7 @@ def told(pool: nbddp.Pool) -> list[str]:
     return [line for line in pool.shortcomings() if line != system.lost()]
 
 
-def test_what_does_not_work_is_told_of_a_pool_that_has_warmed_up(spared: nbddp.Pool) -> None:
+def test_what_does_not_work_is_told_of_a_pool_that_has_warmed_up(spared: WorkerPool) -> None:
     (line,) = [line for line in told(spared) if line.startswith("torch ")]
     assert line.startswith(f"torch {versions()['torch']} lacks what nbddp relies on: flight recorder (fewer deadlocks")
     assert line.endswith("%ddp doctor shows details")
@@ -147,12 +148,12 @@ def test_what_does_not_work_is_told_of_a_pool_that_has_warmed_up(spared: nbddp.P
 @pytest.mark.more
 def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
-    with nbddp.Pool(nproc=1) as first:
+    with WorkerPool(nproc=1) as first:
         before = told(first)
     (path,) = tmp_path.glob("nbddp-*/seams/*")
     found = findings(messages(path.read_bytes()), "")
     assert set(found.verdicts) == {seam.key for seam in SEAMS}
-    with nbddp.Pool(nproc=1) as second:
+    with WorkerPool(nproc=1) as second:
         assert second.parts.of("doctor").done(), "nothing was tried again"
         assert told(second) == before
 
@@ -162,7 +163,7 @@ def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch
     dies += "    import nbddp.capabilities.doctor.probe_runner as trials\n    trials.machine = os.abort\n"
     (tmp_path / "sitecustomize.py").write_text(dies)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         said = "the compatibility checks ended unexpectedly (signal 6); %ddp doctor repeats them"
         assert told(pool) == [said]
         assert run(pool, "1") == [1]
@@ -180,7 +181,7 @@ def test_trials_that_cannot_be_started_are_told_and_the_pool_works(
 
     monkeypatch.setattr(AgentClient, "request", refusing)
     monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
-    with nbddp.Pool(nproc=1) as pool:
+    with WorkerPool(nproc=1) as pool:
         said = "the compatibility checks could not be started (no more processes); %ddp doctor repeats them"
         assert told(pool) == [said]
         assert run(pool, "1") == [1]
@@ -201,13 +202,13 @@ def test_start_and_status_say_it(four: Kernel) -> None:
 SUM = "import os, torch, torch.distributed as dist\nt = torch.tensor([float(os.environ['RANK'])])\n"
 
 
-def test_cells_run_without_them(spared: nbddp.Pool) -> None:
+def test_cells_run_without_them(spared: WorkerPool) -> None:
     code = SUM + "dist.init_process_group('gloo')\ndist.all_reduce(t)\nt.item()"
     for _ in range(3):  # a group that is left over is ended by the next run's
         assert run(spared, code) == [1.0, 1.0]
 
 
-def test_ddp_trains_without_them(spared: nbddp.Pool) -> None:
+def test_ddp_trains_without_them(spared: WorkerPool) -> None:
     code = SUM + (
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"
         "dist.init_process_group('gloo')\n"
@@ -220,7 +221,7 @@ def test_ddp_trains_without_them(spared: nbddp.Pool) -> None:
     assert spared.compare("model").equal
 
 
-def test_a_failure_is_reported_without_them_and_the_next_cell_runs(spared: nbddp.Pool) -> None:
+def test_a_failure_is_reported_without_them_and_the_next_cell_runs(spared: WorkerPool) -> None:
     code = (
         SUM + "dist.init_process_group('gloo')\nif dist.get_rank() == 1:\n    raise ValueError('mine')\ndist.barrier()"
     )

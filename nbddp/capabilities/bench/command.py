@@ -19,7 +19,7 @@ from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.progress import Progress
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 SMALLEST, LARGEST, FACTOR = 1 << 10, 64 << 20, 4
 REPEAT, WARMUP = 12, 3  # measurements of each size, and calls before them
@@ -41,7 +41,7 @@ def sizes_between(smallest: int = SMALLEST, largest: int = LARGEST, factor: int 
 
 
 def bench(
-    pool: Pool,
+    pool: WorkerPool,
     collective: str | Sequence[str] = "all_reduce",
     sizes: Sequence[int] | None = None,
     *,
@@ -64,7 +64,7 @@ def bench(
 
 
 def _measure(
-    pool: Pool,
+    pool: WorkerPool,
     devices: Sequence[int | None],
     collectives: Sequence[str],
     wanted: Sequence[int],

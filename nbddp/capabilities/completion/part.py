@@ -19,7 +19,7 @@ from nbddp.protocol.position import Whereabouts
 from nbddp.protocol.run_spec import Question
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
     from nbddp.pool.state import PoolState
 
 COMPLETION: Any = getattr(ipython_completer, "SimpleCompletion", SimpleNamespace)
@@ -37,7 +37,7 @@ class CompletionPart:
         self._inspect: Any = None
         self._complete: Any = None
 
-    def installed(self, shell: Any, pool: Callable[[], Pool]) -> None:
+    def installed(self, shell: Any, pool: Callable[[], WorkerPool]) -> None:
         self.shell, self.pool = shell, pool
         kernel = getattr(shell, "kernel", None)
         if self._matcher:

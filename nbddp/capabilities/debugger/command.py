@@ -21,7 +21,7 @@ from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol.position import place
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def show(asked: Asked, line: CommandLine) -> None:
 class Debug:
     """Replaces one shell's `debugger`, which `%debug` and, under `%pdb on`, each error call. pool: the shell's."""
 
-    def __init__(self, shell: Any, pool: Callable[[], Pool]):
+    def __init__(self, shell: Any, pool: Callable[[], WorkerPool]):
         self._shell, self._pool = shell, pool
         self._original: Callable[[bool], None] = shell.debugger
 

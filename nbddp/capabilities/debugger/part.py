@@ -16,7 +16,7 @@ from nbddp.protocol.request import Request
 if TYPE_CHECKING:
     from nbddp.capabilities.debugger.command import Debug
     from nbddp.execution.execution import Execution
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
     from nbddp.pool.state import PoolState
 
 
@@ -29,7 +29,7 @@ class DebuggerPart:
         self._sender: DebugSender | None = None
         self._debug: Debug | None = None
 
-    def installed(self, shell: Any, pool: Callable[[], Pool]) -> None:
+    def installed(self, shell: Any, pool: Callable[[], WorkerPool]) -> None:
         from nbddp.capabilities.debugger.command import Debug
 
         self._debug = Debug(shell, pool)

@@ -12,12 +12,21 @@ from nbddp.notebook.commands import Asked, CommandLine
 
 if TYPE_CHECKING:
     from nbddp.capabilities.hosts.report import HostsReport
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 
-def scale(pool: Pool, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-    """Change the number of nodes. Returns what was done, as sentences. Raises BadInput if the pool was started
-    without `--nnodes MIN:MAX`, or if `nodes` is outside those bounds."""
+def scale(pool: WorkerPool, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Change the number of nodes of a pool that was started with `nnodes=(MIN, MAX)`.
+
+    nodes (int): how many. progress: called with a line on each step (default: nothing). Returns what was done, as
+    sentences. Raises PoolNotRunning, or BadInput for a pool with a fixed number of nodes, or a number outside its
+    bounds.
+
+    Example:
+
+        with nbddp.Pool(nproc=1, nnodes=(1, 3)) as pool:
+            pool.scale(2)
+    """
     from nbddp.capabilities.hosts.remote_nodes import RemoteNodes, fixed
 
     pool.group.need_running()
@@ -27,12 +36,16 @@ def scale(pool: Pool, nodes: int, progress: Callable[[str], None] = lambda text:
     return source.scale(nodes, progress)
 
 
-def sync(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-    """Copy this process's working directory to the pool's hosts (`nbddp.capabilities.hosts.sync`). Returns what was
-    copied, as sentences.
+def sync(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Copy this process's working directory to the pool's hosts. Returns what was copied, as sentences.
 
-    Workers that start from now on start in the copy. Raises BadInput if the pool is on this machine or the folder
-    is too large, PoolNotRunning without a pool.
+    Workers that start from now on start in the copy. progress: called with a line on each step (default: nothing).
+    Raises PoolNotRunning, or BadInput if the pool is on this machine or the folder is too large.
+
+    Example:
+
+        with nbddp.Pool(nproc=4, hosts="nodea,nodeb", sync=True) as pool:
+            pool.sync()  # once files have changed
     """
     from nbddp.capabilities.hosts.remote_nodes import RemoteNodes
 
@@ -44,8 +57,15 @@ def sync(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> lis
     return source.sync([node.agent for node in source.nodes], progress)
 
 
-def checkup(pool: Pool, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:
-    """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
+def checkup(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:
+    """Check the pool's hosts, as `%ddp doctor` does. Returns the findings; None for a pool on this machine.
+
+    progress: called with a line on each step (default: nothing).
+
+    Example:
+
+        assert pool.checkup() is None
+    """
     from nbddp.capabilities.hosts import report_query
 
     return report_query.examine(pool.group, progress)

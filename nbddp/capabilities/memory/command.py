@@ -38,8 +38,16 @@ def memory(ranks: IdleRanks) -> list[RankMemory]:
 
 
 def sizes(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
-    """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
-    no rank has or that holds no tensor."""
+    """What names hold on each rank, in bytes: what is shared, and what is sharded.
+
+    names (str): names on the ranks. ranks: which ranks (default: all). Raises PoolNotRunning, or BadInput for a name
+    that no rank has or that holds no tensor.
+
+    Example:
+
+        pool.run_cell("import torch; weights = torch.zeros(10)")
+        assert pool.sizes("weights").held["weights"][0].total == 40
+    """
     chosen = check_ranks(ranks, pool.placed().world_size, "--ranks")
     found: dict[int, dict[str, NameSize | None]] = unpacked(pool.answers("named_memory", chosen, names=list(names)))
     held = {n: {r: one for r, of in found.items() if (one := of[n])} for n in dict.fromkeys(names)}
@@ -55,8 +63,16 @@ def sizes(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> S
 
 
 def allocations(ranks: IdleRanks, step: int | None = None, whole: bool = False) -> Allocations:
-    """What the ranks allocated over a step of the last cell that ran with `memory`: step `step`, or the one with the
-    highest peak; or the `whole` cell. Raises BadInput if there is none."""
+    """What the ranks allocated over a step of the last cell that ran with `memory`.
+
+    step (int): its number (default: the step with the highest peak). whole (bool): the whole cell (default False).
+    Raises PoolNotRunning, or BadInput if nothing was recorded, or not this step.
+
+    Example:
+
+        pool.run_cell("import torch; kept = torch.zeros(1000)", memory=True)
+        found = pool.allocations(whole=True)
+    """
     found: dict[int, RecordedSteps | None] = unpacked(ranks.answers("allocations", part="steps"))
     there = {r: f for r, f in found.items() if f}
     if not there:

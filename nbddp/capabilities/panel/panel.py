@@ -18,14 +18,14 @@ from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures import widget_support
 from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.topology import Topology
-from nbddp.pool.pool import Pool
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.messages import Metadata, MimeBundle
 
 
 class PoolPanel:
     """The panel of a pool. All panels of a pool show the same, and each may be shown several times."""
 
-    def __init__(self, pool: Pool):
+    def __init__(self, pool: WorkerPool):
         self.pool = pool
         self.session: Session = session_of(pool)
         self._view: Any = None
@@ -117,6 +117,6 @@ class PoolPanel:
         return bundle, metadata
 
 
-def shown(pool: Pool, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata] | None:
+def shown(pool: WorkerPool, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata] | None:
     """A pool's rich representation: its panel once it has started, else none but its repr."""
     return PoolPanel(pool)._repr_mimebundle_() if pool.running else None

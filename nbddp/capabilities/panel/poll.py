@@ -14,7 +14,7 @@ from nbddp.capabilities.panel.rows import Pace, SeenRanks, Use, merged
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.execution.execution import Execution
 from nbddp.launch.topology import Topology, rank_words
-from nbddp.pool.pool import Pool
+from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.codec import from_json
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.run_spec import Question
@@ -29,7 +29,7 @@ KEPT = 2000  # steps
 PATIENCE = 2.0  # seconds for an agent's answer
 
 
-def look(pool: Pool, run: Execution | None) -> SeenRanks:
+def look(pool: WorkerPool, run: Execution | None) -> SeenRanks:
     """Where the ranks are, as far as the run has looked."""
     lives = frozenset(r for r, w in list(pool.workers.items()) if w.lives)
     if run is None or not run.request.is_program:
@@ -56,7 +56,7 @@ class Uses:
         self._asked_at: dict[int, float] = {}  # rank → when it was asked for that
         self._each = 0.0  # seconds of CPU for one rank, at most
 
-    def take(self, pool: Pool, placed: Topology) -> None:
+    def take(self, pool: WorkerPool, placed: Topology) -> None:
         """Ask all agents once. A host that does not answer tells nothing, and no more."""
         at = time.monotonic()
         asked = AgentRequests()
@@ -119,7 +119,7 @@ class Paces:
         self._last: set[int] = set()  # ranks that were asked after the run's end
         self.new = False
 
-    def ask(self, pool: Pool, run: Execution, over: bool) -> None:
+    def ask(self, pool: WorkerPool, run: Execution, over: bool) -> None:
         """Ask every rank for what is new. over: the run has ended; a rank that has nothing new is asked no more."""
         if run.number != self.run:
             self.run, self.steps, self._owing, self._last, self.new = run.number, {}, {}, set(), True
@@ -142,7 +142,7 @@ class Paces:
                 self.steps[rank] = merged(self.steps.get(rank, ()), answer, KEPT)
 
 
-def step(pool: Pool, run: int, number: int) -> Recording:
+def step(pool: WorkerPool, run: int, number: int) -> Recording:
     """One step of a run, asked of every rank, also while it works. Raises BadInput if a rank does not have it."""
     heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     ranks = sorted(pool.workers)

@@ -34,7 +34,7 @@ from nbddp.figures.figure import width_of
 from nbddp.figures.html import picture
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.pool.node import weakly
-from nbddp.pool.pool import Pool
+from nbddp.pool.pool import WorkerPool
 from nbddp.pool.state import PoolState
 
 EVERY = 0.5  # seconds between two looks
@@ -49,7 +49,7 @@ class Session:
     A command says what it does before it does it: what comes of it is said by that thread, and stays.
     """
 
-    def __init__(self, pool: Pool):
+    def __init__(self, pool: WorkerPool):
         self._pool = weakref.ref(pool)
         pool.warm_up()
         machine = tuple(pool.machine())
@@ -73,7 +73,7 @@ class Session:
         self._lock = threading.Lock()
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> WorkerPool:
         """The pool. Raises PoolError if it has been dropped."""
         pool = self._pool()
         if pool is None:
@@ -118,7 +118,7 @@ class Session:
             self._watch(pool, pool.topology)
         return True
 
-    def _watch(self, pool: Pool, placed: Topology | None) -> None:
+    def _watch(self, pool: WorkerPool, placed: Topology | None) -> None:
         """See what the ranks do, and how the run has ended that was on."""
         run = pool.current
         run = run if run is not None and run.request.is_program else None
@@ -262,7 +262,7 @@ class Session:
         else:
             in_main(lambda: self._do(lambda: self._take_step(pool.timings(), number)))
 
-    def _select(self, pool: Pool, run: int, number: int) -> None:
+    def _select(self, pool: WorkerPool, run: int, number: int) -> None:
         try:
             recording = poll.step(pool, run, number)
             with self._draws:  # one at a time: of several that are selected in turn the last alone is drawn
@@ -358,10 +358,10 @@ class Session:
         self.look()
 
 
-_sessions: weakref.WeakKeyDictionary[Pool, Session] = weakref.WeakKeyDictionary()
+_sessions: weakref.WeakKeyDictionary[WorkerPool, Session] = weakref.WeakKeyDictionary()
 
 
-def session_of(pool: Pool) -> Session:
+def session_of(pool: WorkerPool) -> Session:
     """The session of a pool, which all its panels share."""
     if pool not in _sessions:
         _sessions[pool] = Session(pool)
@@ -405,12 +405,12 @@ def _look(session: weakref.ref[Session], end: threading.Event) -> None:
         del found
 
 
-def notes_on_times(pool: Pool) -> list[str]:
+def notes_on_times(pool: WorkerPool) -> list[str]:
     """What capabilities have to say of times that were measured on this pool."""
     return [line for say in pool.parts.figure_notes if (line := say("timings"))]
 
 
-def log_of(pool: Pool, error: BaseException) -> Sequence[str]:
+def log_of(pool: WorkerPool, error: BaseException) -> Sequence[str]:
     """The end of the log that says more of a failed start: of the agent, or of the error's own."""
     paths = [getattr(error, "log", ""), pool.agent.log if pool.agent is not None else ""]
     for path in filter(None, paths):

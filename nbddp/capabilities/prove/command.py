@@ -27,7 +27,7 @@ from nbddp.protocol.codec import from_json, to_json
 from nbddp.protocol.run_spec import Question
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 TIMEOUT = 300.0  # seconds for each pair of runs
 LOOK_SECONDS = 0.03
@@ -43,7 +43,7 @@ _numbers = itertools.count(1)  # of copies: an answer that comes late is that of
 
 
 def prove(
-    pool: Pool,
+    pool: WorkerPool,
     step: str,
     *args: str,
     batch: Sequence[str] = (),
@@ -52,11 +52,18 @@ def prove(
 ) -> Proof:
     """Whether N ranks with their batches take the same training step as one process with all of these.
 
-    step: a function on the ranks that does forward and backward; args: names of what it is called with; batch: names
-    of those that are batches, where that is not clear. timeout: in seconds, for each attempt. Works on copies: nothing
-    on the ranks changes. Raises BadInput if the step cannot be run so.
+    - step (str): name of a function on the ranks that does forward and backward; args (str): names that it is called
+      with.
+    - batch (several str): names of those that are batches, where that is not clear (default: found out).
+    - timeout (float): seconds for each attempt (default 300). progress: called with a line on each (default: nothing).
 
-    Example: `pool.prove("step", "model", "x", "y")`.
+    Works on copies: nothing on the ranks changes. Raises PoolNotRunning, or BadInput if the step cannot be run so.
+
+    Example:
+
+        pool.run(train)
+        pool.run_cell(SETUP)  # defines step, model, x and y
+        print(pool.prove("step", "model", "x", "y"))
     """
     ranks = pool.placed().world_size
     for name in (step, *args, *batch):
@@ -179,7 +186,7 @@ def ones(facts: Facts, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
 # -- attempts ------------------------------------------------------------------------------------
 
 
-def _first(pool: Pool, plan: Plan, progress: Callable[[str], None]) -> Attempt:
+def _first(pool: WorkerPool, plan: Plan, progress: Callable[[str], None]) -> Attempt:
     """In float64 where the step allows that, else in its own types. Raises BadInput if it fails there too."""
     why = ""
     for changed in (plan, replace(plan, double=False), replace(plan, double=False, watch=False)):
@@ -195,7 +202,7 @@ def _first(pool: Pool, plan: Plan, progress: Callable[[str], None]) -> Attempt:
     raise BadInput(f"the step failed in {where}: {attempt.error}\nNothing on the ranks has changed.")
 
 
-def _attempt(pool: Pool, plan: Plan, progress: Callable[[str], None], words: str) -> Attempt:
+def _attempt(pool: WorkerPool, plan: Plan, progress: Callable[[str], None], words: str) -> Attempt:
     progress(f"{words}, on copies of {pool.placed().world_size} ranks and in one process")
     copy = next(_numbers)
     try:
@@ -205,7 +212,7 @@ def _attempt(pool: Pool, plan: Plan, progress: Callable[[str], None], words: str
         _end(pool, copy)
 
 
-def _wait(pool: Pool, seconds: float, copy: int) -> dict[int, CopyAnswer]:
+def _wait(pool: WorkerPool, seconds: float, copy: int) -> dict[int, CopyAnswer]:
     """rank → what its copy has found. Once one has failed, the others, which may wait for it, have a moment."""
     found: dict[int, CopyAnswer] = {}
     ranks = range(pool.placed().world_size)
@@ -228,7 +235,7 @@ def _wait(pool: Pool, seconds: float, copy: int) -> dict[int, CopyAnswer]:
     return found
 
 
-def _end(pool: Pool, copy: int) -> None:
+def _end(pool: WorkerPool, copy: int) -> None:
     for rank in range(pool.placed().world_size):
         pool.ask(rank, Question.of("proof", copy=copy, end=True), PATIENCE)
 
@@ -241,7 +248,9 @@ def _is_open(attempt: Attempt) -> bool:
     return not deviation.spread > attempt.comparison.allowed and (deviation.constant or not attempt.random)
 
 
-def _others(pool: Pool, first: Attempt, ranks: int, progress: Callable[[str], None]) -> Iterator[tuple[str, Attempt]]:
+def _others(
+    pool: WorkerPool, first: Attempt, ranks: int, progress: Callable[[str], None]
+) -> Iterator[tuple[str, Attempt]]:
     """The same with one thing changed, until N ranks and one process are equal: what, and the attempt."""
     for name, plan, words in _changes(first, ranks):
         attempt = _attempt(pool, plan, progress, f"the step {words}")

@@ -19,10 +19,14 @@ from nbddp.notebook.commands import Asked
 def findings(ranks: IdleRanks, *, allow: Sequence[str] = (), same_input: bool = False) -> SanitizerFindings:
     """What the last run under `sanitize` did wrong, most serious first.
 
-    allow: kinds that are silenced. same_input: the ranks are to see the same input, as in tensor parallelism. Raises
-    BadInput if no run was under `sanitize`, or `allow` has an unknown kind.
+    - allow (several str): kinds that are silenced (default: none).
+    - same_input (bool): the ranks are to see the same input, as in tensor parallelism (default False).
 
-        pool.run_cell(code, sanitize=True)
+    Raises PoolNotRunning, or BadInput if no run was under `sanitize`, or `allow` has an unknown kind.
+
+    Example:
+
+        pool.run_cell("import torch; model = torch.nn.Linear(4, 2)", sanitize=True)
         for finding in pool.findings():
             print(finding.kind, finding.place)
     """

@@ -18,11 +18,11 @@ from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
 if TYPE_CHECKING:
     from nbddp.capabilities.scripts.logs import LogOptions
     from nbddp.output.screens import Screen
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 
 def run_script(
-    pool: Pool,
+    pool: WorkerPool,
     script: str,
     *words: str,
     module: bool = False,
@@ -34,10 +34,20 @@ def run_script(
     shutdown_timeout: float = SHUTDOWN,
     screen: Screen | None = None,
 ) -> None:
-    """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
+    """Run a script (or a module) on every rank as torchrun does, in new processes that end with it.
 
-    The ranks are new processes that end with the script; keep: use the existing ones, and keep the script's names
-    there. Other arguments and exceptions are as for `run_cell`.
+    - script (str): its path, or a module's name; words (str): its arguments.
+    - module (bool): `script` is a module, as in `python -m` (default False).
+    - keep (bool): use the existing processes, and keep the script's names there (default False).
+    - logs: files for the output, as `%ddp run --log-dir` writes them (default: none).
+    - max_restarts, hang_after, timeout, shutdown_timeout: as for `run_cell`.
+    - screen: where the output is shown (default: this notebook or terminal).
+
+    Raises BadInput if there is no such file, or a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut.
+
+    Example:
+
+        pool.run_script("train.py", "--epochs", "1", timeout=600.0)
     """
     program = ScriptProgram(script, module, keep)
     if not pool.spec.elsewhere:
@@ -56,7 +66,7 @@ def run(asked: Asked, line: CommandLine) -> None:
     asked.run(spec)
 
 
-def _is_elsewhere(pool: Pool, spec: LaunchSpec) -> bool:
+def _is_elsewhere(pool: WorkerPool, spec: LaunchSpec) -> bool:
     """Whether workers have other files than this machine's."""
     return spec.elsewhere or (pool.running and pool.spec.elsewhere)
 

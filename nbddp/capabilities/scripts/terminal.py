@@ -25,7 +25,7 @@ from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import load
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 FAILED = 1
 KEPT = 600.0  # seconds for which the warm process waits for the next launch from a terminal
@@ -40,9 +40,9 @@ def run(command: CommandLine) -> int:
     _leave_working_directory()
     waiting = ask(os.environ)
     agent = AgentClient.launch(os.environ, waiting)  # it imports torch while this process imports the rest
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
-    pool = Pool(agent=agent)
+    pool = WorkerPool(agent=agent)
     keeps = _keeps_by_default(command)
     if keeps:
         pool.keep(KEPT)
@@ -64,7 +64,7 @@ def _keeps_by_default(command: CommandLine) -> bool:
     return command.name == "run" and spec.keep_warm is None and not spec.elsewhere and typed
 
 
-def _say_kept(pool: Pool) -> None:
+def _say_kept(pool: WorkerPool) -> None:
     if not pool.group.nodes[0].agent.why_not_kept():
         print(
             f"the next start is faster: the process that has imported torch stays for {lasts(KEPT)}; --keep-warm 0 "
@@ -73,7 +73,7 @@ def _say_kept(pool: Pool) -> None:
         )
 
 
-def _carry_out(pool: Pool, spec: LaunchSpec, says_kept: bool) -> int:
+def _carry_out(pool: WorkerPool, spec: LaunchSpec, says_kept: bool) -> int:
     from nbddp.execution import report
     from nbddp.output.screens import for_shell
 
@@ -96,7 +96,7 @@ def _carry_out(pool: Pool, spec: LaunchSpec, says_kept: bool) -> int:
     return 0
 
 
-def _signal_of(pool: Pool) -> str:
+def _signal_of(pool: WorkerPool) -> str:
     """The signal that has ended the run, if it was not Ctrl-C."""
     run = pool.last_run
     if run is None or run.stop_signal == signal.SIGINT:
@@ -105,7 +105,7 @@ def _signal_of(pool: Pool) -> str:
 
 
 @contextmanager
-def _passing_on(pool: Pool, spec: LaunchSpec) -> Iterator[None]:
+def _passing_on(pool: WorkerPool, spec: LaunchSpec) -> Iterator[None]:
     """Signals that torchrun hands on go to the ranks; before and after the run they end the launcher as Ctrl-C does."""
     assert isinstance(spec.program, ScriptProgram)
     numbers = [signal.Signals[name] for name in spec.program.signals.split(",")]

@@ -22,7 +22,7 @@ COUNTED = "Simulated GPUs: memory is counted by the rules of torch's allocator; 
 HIDDEN = "--device cpu hides the simulated GPUs from every process"
 TIMED = "Simulated GPUs: the CPU computes in their place, so the times are not a GPU's."
 # command or option → what is said under its figure, where that is not TIMED
-UNDER = {"topology": "", "memory": COUNTED}
+UNDER = {"topology": "", "memory": COUNTED, "compare": "Simulated GPUs: the CPU computes in their place."}
 UNTOLD = "the GPUs are simulated: the CPU computes in their place, and times are not a GPU's"
 
 

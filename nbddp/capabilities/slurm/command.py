@@ -13,7 +13,7 @@ from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.screens import for_shell
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 
 import codecs
@@ -40,11 +40,16 @@ ENDS = {  # of a batch job
 }
 
 
-def attach(pool: Pool, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-    """Start workers on the Slurm nodes that an earlier kernel kept (`--keep-alive`). Returns what was done, as
-    sentences.
+def attach(pool: WorkerPool, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+    """Start workers on the Slurm nodes that an earlier process kept (`keep_alive`).
 
-    job: needed if several jobs are kept. Raises BadInput if none is kept, or if this pool is running.
+    job (int): the number of the job, needed if several are kept. progress: called with a line on each step (default:
+    nothing). Returns what was done, as sentences. Raises BadInput if no job is kept, or if this pool is running.
+
+    Example:
+
+        pool = nbddp.Pool()
+        pool.attach()
     """
     if pool.running:
         where = pool.group.source.on(pool.spec)

@@ -65,6 +65,10 @@ class Slurm:
     - partition, account, qos, constraint, gpus_per_node (`4`, `a100:4`), time (`1:00:00`): passed to salloc.
     - cpus_per_node: cores for all workers of a node (default: one per worker, if no GPUs are requested).
     - more: other options for salloc, as typed.
+
+    Example:
+
+        job = nbddp.Slurm(nodes=2, time="1:00:00")
     """
 
     job: int | None = None

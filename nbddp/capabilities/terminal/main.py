@@ -127,11 +127,11 @@ def restart(line: CommandLine) -> None:
 
 def start(line: CommandLine) -> None:
     """Hold a pool in the foreground until it is stopped."""
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    pool = Pool()
+    pool = WorkerPool()
     try:
         for note in pool.ensure(line.launch, progress=lambda text: print(text, file=sys.stderr)):
             print(note)

@@ -15,7 +15,7 @@ from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol.run_spec import Question
 
 if TYPE_CHECKING:
-    from nbddp.pool.pool import Pool
+    from nbddp.pool.pool import WorkerPool
 
 RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
 
@@ -59,7 +59,7 @@ def show_recorded(asked: Asked, said: bool) -> list[Any]:
     return [figure_of_timings(asked.pool)]
 
 
-def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
+def figure_of_timings(pool: WorkerPool, asked: int | None = None) -> Any:
     """Step `asked` of the last run that trained, or the median one; the last collectives where none trained."""
     from nbddp.capabilities.timings.figure import draw_timings
 
@@ -72,16 +72,21 @@ def figure_of_timings(pool: Pool, asked: int | None = None) -> Any:
         except BadInput:
             pass  # neither is there: DDP is what most will have wanted
         raise no_step from None
+    return draw_timings(recording, chosen(recording, asked))
+
+
+def chosen(recording: Recording, asked: int | None) -> int:
+    """The step that was asked for, or the median one. Raises BadInput if not every rank has it."""
     number = typical(recording) if asked is None else asked
     have = recording.numbers()
     if number is None or not have:
         raise BadInput("no step was recorded on every rank; train on all ranks in one cell")
     if number not in have:
         raise BadInput(f"there is no step {number}; steps {have[0]} to {have[-1]} are recorded on every rank")
-    return draw_timings(recording, number)
+    return number
 
 
-def _figure_of_collectives(pool: Pool) -> Any:
+def _figure_of_collectives(pool: WorkerPool) -> Any:
     if not hasattr(pool, "collectives"):
         raise BadInput("collectives are not recorded here; leave out --collectives")
     return pool.collectives().draw()

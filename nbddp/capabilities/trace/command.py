@@ -16,9 +16,15 @@ from nbddp.protocol.pickling import NotSent
 
 
 def trace(ranks: IdleRanks) -> Merged:
-    """The merged traces of the last cell that ran with `trace`. Raises BadInput if there are none.
+    """The merged profile of the last cell that ran with `trace`. Its `data` is the content of a file
+    for Perfetto.
 
-    Ranks that have been replaced since are listed in `missing`.
+    Ranks that have been replaced since are listed in `missing`. Raises PoolNotRunning, or BadInput if there is none.
+
+    Example:
+
+        pool.run_cell("import torch; torch.ones(3).sum()", trace=True)
+        merged = pool.trace()
     """
     found: dict[int, RankTrace | str | NotSent] = unpacked(ranks.answers("trace"))  # the trace, or why there is none
     places = ranks.placed().workers

@@ -26,7 +26,8 @@ from nbddp.lessons.framework.on_rank import enter, leave, seeded, tabulate
 from nbddp.lessons.framework.tables import Case, Outcome, TableExercise
 from nbddp.lessons.framework.worlds import end_worlds, make_world, within
 from nbddp.output.screens import NullScreen, Screen, for_shell
-from nbddp.pool.pool import Pool
+from nbddp.pool.pool import WorkerPool
+from nbddp.public import Pool, inner
 
 DEADLINE = 20.0  # seconds a check's run may take
 CLEANUP = 2.0  # seconds that ranks have to clean up when it is ended
@@ -38,25 +39,26 @@ ENDINGS = (RankStatus.DIED, RankStatus.REPLACED, RankStatus.ENDED)  # with its p
 WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks communicate, and a CPU is everywhere
 
 T = TypeVar("T")
+AnyPool = TypeVar("AnyPool", Pool, WorkerPool)
 Known = Mapping[str, Mapping[int, object]]  # the name of a reference → rank → what is right there
-_given: list[Pool] = []
+_given: list[WorkerPool] = []
 _known: list[Known] = []
-_own: list[Pool] = []
+_own: list[WorkerPool] = []
 _screens: list[Screen] = []  # of the check that runs
 _gone: set[int] = set()  # ranks whose processes have ended in the check that runs
 
 
 @contextmanager
-def on(pool: Pool) -> Iterator[Pool]:
+def on(pool: AnyPool) -> Iterator[AnyPool]:
     """Checks run on `pool` inside this block: for tests, and to grade outside a notebook."""
-    _given.append(pool)
+    _given.append(inner(pool))
     try:
         yield pool
     finally:
         _given.pop()
 
 
-def pool(at_least: int = 1) -> Pool:
+def pool(at_least: int = 1) -> WorkerPool:
     """The pool on which checks run now, started. Raises Wrong if it has fewer than `at_least` ranks."""
     found = _given[-1] if _given else _standing()
     if not found.running:
@@ -70,14 +72,14 @@ def pool(at_least: int = 1) -> Pool:
     return found
 
 
-def _standing() -> Pool:
+def _standing() -> WorkerPool:
     from nbddp.notebook.magics import standing_pool
 
     found = standing_pool()
     if found is not None:
         return found
     if not _own:
-        _own.append(Pool())
+        _own.append(WorkerPool())
     return _own[0]
 
 
@@ -89,7 +91,7 @@ def on_ranks(
     deadline: float | None = None,
     hang_after: float | None = HANG_AFTER,
     screen: Screen | None = None,
-) -> RankValues:
+) -> RankValues[Any]:
     """`function(*args)` on every rank (or `ranks`) of the pool; the values.
 
     What the function prints is shown. Raises Wrong with the learner's line if it raises, hangs, takes longer than
