@@ -179,6 +179,7 @@ class Models:
     @digest.safely
     def _begin(self, known: KnownModel, module: Any, given: Any, armed: bool) -> Forward | None:
         recorder = self.recorder
+        recorder.reads.forward_begins()
         training = torch.is_grad_enabled()
         if training:
             self.trained.add(known.facts.number)
@@ -218,6 +219,7 @@ class Models:
         flag = bool(getattr(module, "require_backward_grad_sync", True))
         made = Backward(known.facts.number, self.recorder.tick(), self.recorder.place(2), fact.armed, flag)
         self.recorder.calls.graph_used()
+        self.recorder.reads.backward_begins()
         if not self.recorder.keep(self.recorder.record.backwards, made):
             return
 

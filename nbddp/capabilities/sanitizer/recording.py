@@ -217,6 +217,22 @@ class HookCall:
 
 
 @dataclass
+class HostRead:
+    """A line that waits for a GPU in training. count: how often; steps: at how many optimizer steps. waits: seconds
+    that the first ones took, of a real GPU; seconds: from the first one to the last."""
+
+    name: str
+    place: int
+    count: int = 0
+    steps: int = 0
+    last_step: int = -1
+    since: float = 0.0
+    seconds: float = 0.0
+    simulated: bool = False
+    waits: list[float] = field(default_factory=list)
+
+
+@dataclass
 class RankRecord:
     """All of one rank. ended: how the program ended, empty if well. dropped: kind of fact → how many were not kept.
     lost: why more was not recorded, empty if all was."""
@@ -238,6 +254,7 @@ class RankRecord:
     calls: list[CalledFunction] = field(default_factory=list)
     collectives: list[GroupCall] = field(default_factory=list)
     hooks: list[HookCall] = field(default_factory=list)
+    reads: list[HostRead] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     lost: str = ""

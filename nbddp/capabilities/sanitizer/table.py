@@ -324,6 +324,13 @@ ROWS = (
         "dist.all_reduce(p.grad); p.grad /= world",
     ),
     MistakeKind(
+        "host-sync", SPEED, 21,
+        "at 90 % of at least 30 optimizer steps, one line of the program waited for a GPU: it read the loss, or a "
+        "number after backward, or synchronized in a function that does not ask for the time",
+        "keep loss.detach() on the GPU, and read it at each k-th step: if step % 50 == 0: print(loss.item())",
+        "optimizer.step(); total += loss.item()",
+    ),
+    MistakeKind(
         "starved-rank", SPEED, 24,
         "the median wait for a batch was more than 5 ms on one rank, and over five times that of any other rank",
         "give its loader more workers, or spread the slow samples over all ranks",
