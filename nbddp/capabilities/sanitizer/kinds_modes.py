@@ -174,6 +174,6 @@ def _waited(read: HostRead) -> list[str]:
         return ["what it costs was not measured: the GPU is simulated"] if read.simulated else []
     wait, step = median(read.waits), read.seconds / (read.count - 1)
     return [
-        f"it waited {1000 * wait:.3g} ms (median of {len(read.waits)}), and came once in {1000 * step:.3g} ms; how long "
-        "the GPU then stood idle was not measured"
+        f"it waited {1000 * wait:.3g} ms (median of {len(read.waits)}), and came once in {1000 * step:.3g} ms; how "
+        "long the GPU then stood idle was not measured"
     ]

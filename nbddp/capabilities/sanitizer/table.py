@@ -273,6 +273,14 @@ ROWS = (
         "x = x[: 4 - 3 * rank]",
     ),
     MistakeKind(
+        "unequal-tokens", MEANS, 57,
+        "at half of the steps and at least 4, counts of targets were 1.2 times apart between ranks, and each rank's "
+        "targets weighed the same in all",
+        "divide by the count of all ranks: dist.all_reduce(n); loss = cross_entropy(..., reduction='sum') * world / n",
+        "cross_entropy(logits, labels)  # labels of -100 are not counted",
+        ("unequal-batches",),
+    ),
+    MistakeKind(
         "scheduler-steps", MEANS, 56,
         "a scheduler made exactly world-size steps for each step of its optimizer",
         "step the scheduler once for each optimizer step",
