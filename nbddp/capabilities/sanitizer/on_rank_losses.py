@@ -1,8 +1,8 @@
 """What a rank records of losses that are means over counted targets: read off the graph that backward runs through.
 
 From the loss down to a sum over counted targets, the graph holds every number that multiplies or divides it. So the
-weight of one target is known, whoever computed it: `reduction="mean"` with ignored labels, a masked sum over a count,
-or a loss that the program has corrected by the counts of all ranks.
+weight of one target is known, whoever computed it. It may be a mean that leaves labels out, or a masked sum over a
+count. The program may have corrected it by the counts of all ranks.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _number(value: Any) -> Any:
 
 
 def counted(node: Any, times: Numbers) -> list[tuple[str, int, Any, Any, Numbers, Numbers]]:
-    """Sums over counted targets below a loss: form, all targets, how many count, how many of the mask's numbers are
-    neither 0 nor 1, and what multiplies and divides the sum."""
+    """Sums over counted targets below a loss. Of each: its form, all targets, and how many count; how many of the mask's
+    numbers are neither 0 nor 1; what multiplies and divides the sum."""
     found: list[tuple[str, int, Any, Any, Numbers, Numbers]] = []
     waiting: list[tuple[Any, Numbers, Numbers]] = [(node, times, ())]
     for _ in range(NODES):

@@ -235,8 +235,8 @@ class HostRead:
 
 @dataclass
 class CountedLoss:
-    """A sum over counted targets in a loss that backward ran from. index: of the sum within the loss; form: how they
-    are counted; count: of `whole` targets; odd: numbers of a mask that are no 0 or 1. times, over: what multiplies and
+    """A sum over counted targets in a loss that backward ran from. index: of the sum within the loss. form: how they
+    are counted; count: of `whole` targets. odd: numbers of a mask that are no 0 or 1. times, over: what multiplies and
     divides the sum. ended: `at` when backward had returned."""
 
     at: int
