@@ -283,9 +283,11 @@ def _say_tokens(replica: Replica, steps: int, bad: Sequence[Counted]) -> Seen:
 
 
 def _graph(view: RanksView) -> Iterator[Seen]:
+    """A loss that was reduced, and that backward reaches with another factor than 1: as 1 changes nothing."""
     calls = {
-        r: [c for c in rec.calls if c.what == "graph reduced"] for r, rec in view.records.items() if rec.step_counts
-    }
+        r: [c for c in rec.calls if c.what == "graph reduced" and _detail(c)[1:] != (1.0,)]
+        for r, rec in view.records.items() if rec.step_counts
+    }  # fmt: skip
     some = {r: each for r, each in calls.items() if each}
     if not some:
         return
@@ -295,8 +297,8 @@ def _graph(view: RanksView) -> Iterator[Seen]:
     world = len(groups[0].group) if groups else len(view.records)
     yield make(
         "reduced-in-graph", "a tensor of the loss's graph is all-reduced in place before backward",
-        [f"backward ran through a tensor that {first.detail} had reduced, {counted(len(some[rank]), 'time')} on rank "
-         f"{rank}; autograd does not know of the reduction"],
+        [f"backward ran through a tensor that {_detail(first)[0]} had reduced, {counted(len(some[rank]), 'time')} on "
+         f"rank {rank}; autograd does not know of the reduction"],
         f"the gradient is that of the rank's own loss, and what divides the sum by {world} divides the gradient too "
         f"(1/{world} of the mean)", view.records[rank].at(first.place), ranks=tuple(some),
     )  # fmt: skip

@@ -89,9 +89,10 @@ class CollectiveCalls:
             if tensor.numel() > 1:
                 return  # a statistic over ranks that the loss is made of, as a cross-correlation; not the loss
 
-            def used(_: Any) -> None:
-                if recorder.on:
-                    recorder.keep(recorder.record.calls, CalledFunction("graph reduced", recorder.tick(), place, op))
+            def used(gradient: Any) -> None:
+                fact = CalledFunction("graph reduced", recorder.tick(), place, [op])
+                if recorder.on and recorder.keep(recorder.record.calls, fact):
+                    recorder.later(fact.detail, "append", gradient.detach().reshape(()).clone())
 
             tensor.register_hook(used)
         elif tensor.is_floating_point():

@@ -82,8 +82,8 @@ def _number(value: Any) -> Any:
 
 
 def counted(node: Any, times: Numbers) -> list[tuple[str, int, Any, Any, Numbers, Numbers]]:
-    """Sums over counted targets below a loss. Of each: its form, all targets, and how many count; how many of the mask's
-    numbers are neither 0 nor 1; what multiplies and divides the sum."""
+    """Sums over counted targets below a loss. Of each: its form, all targets, and how many count. Then how many of the
+    mask's numbers are neither 0 nor 1, and what multiplies and divides the sum."""
     found: list[tuple[str, int, Any, Any, Numbers, Numbers]] = []
     waiting: list[tuple[Any, Numbers, Numbers]] = [(node, times, ())]
     for _ in range(NODES):

@@ -19,6 +19,7 @@ AT_ONCE = 16  # tensors that one sample of a step has
 OUTPUTS = 8  # forwards whose outputs are digested
 RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
+KEPT = 16  # backwards before which gradients are looked at
 ENDS = 4096  # tensors of a model that are looked at in the end
 
 
@@ -222,6 +223,10 @@ class Models:
         self.recorder.reads.backward_begins()
         if not self.recorder.keep(self.recorder.record.backwards, made):
             return
+
+        if known.facts.kind == "ddp" and len(self.recorder.record.backwards) <= KEPT:
+            held = [each.grad for each in self.recorder.steps.sampled(known)[:4] if each.grad is not None]
+            self.recorder.later(made, "kept", digest.size(held) if held else 0.0)
 
         def through() -> None:
             self.engine.queue_callback(lambda: self._backward_ended(known, made))

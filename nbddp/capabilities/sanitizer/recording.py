@@ -101,7 +101,8 @@ class Past:
 @dataclass
 class Backward:
     """A backward through the model's output. flag: `require_backward_grad_sync` when it began; armed: as its forward
-    was. grads: a sample once the exchange is through."""
+    was. grads: a sample once the exchange is through. kept: the sum of some gradients' sizes that were there before;
+    None if unknown."""
 
     model: int
     at: int
@@ -110,6 +111,7 @@ class Backward:
     flag: bool
     ended: int = 0
     grads: Sample = field(default_factory=list)
+    kept: float | None = None
 
 
 @dataclass

@@ -85,6 +85,12 @@ ROWS = (
         ("gradients-differ", "replicas-differ", "no-exchange"),
     ),
     MistakeKind(
+        "kept-gradients", GRADIENTS, 84,
+        "before the first backward of at least 2 steps some ranks had gradients, and others had none or zeros",
+        "call optimizer.zero_grad() on all ranks, before each step's first backward",
+        "if rank == 0: optimizer.zero_grad()",
+    ),
+    MistakeKind(
         "no-exchange", GRADIENTS, 88,
         "no backward through DDP's output came before a step, and gradients differed there",
         "run the forward through the DDP model, and its backward once before each step",
@@ -256,7 +262,7 @@ ROWS = (
     ),
     MistakeKind(
         "reduced-in-graph", MEANS, 80,
-        "a tensor of one element was all-reduced in place, and backward then ran through it",
+        "a tensor of one element was all-reduced in place, and backward then ran through it, by a factor other than 1",
         "all-reduce a copy for the log: dist.all_reduce(loss.detach().clone()); run backward on the rank's own loss",
         "dist.all_reduce(loss); (loss / world).backward()",
     ),
