@@ -296,7 +296,7 @@ def _graph(view: RanksView) -> Iterator[Seen]:
     groups = [c for c in view.records[rank].collectives if c.place == first.place]
     world = len(groups[0].group) if groups else len(view.records)
     yield make(
-        "reduced-in-graph", "a tensor of the loss's graph is all-reduced in place before backward",
+        "reduced-in-graph", "a tensor of the loss's graph is reduced over ranks, in place, before backward",
         [f"backward ran through a tensor that {_detail(first)[0]} had reduced, {counted(len(some[rank]), 'time')} on "
          f"rank {rank}; autograd does not know of the reduction"],
         f"the gradient is that of the rank's own loss, and what divides the sum by {world} divides the gradient too "

@@ -78,7 +78,7 @@ class CollectiveCalls:
             recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
         if not torch.is_grad_enabled() or torch_compat.in_backward():
             return
-        if op == "all_reduce" and given:
+        if op in ("all_reduce", "reduce") and given:
             self._reduced(given[0], reduce_op, at, place, ranks)
         if op == "all_gather" and len(given) > 1:
             self._gathered(given, place)

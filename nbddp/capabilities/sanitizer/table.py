@@ -262,7 +262,8 @@ ROWS = (
     ),
     MistakeKind(
         "reduced-in-graph", MEANS, 80,
-        "a tensor of one element was all-reduced in place, and backward then ran through it, by a factor other than 1",
+        "a tensor of one element was reduced over ranks in place, and backward then ran through it, by a factor other "
+        "than 1",
         "all-reduce a copy for the log: dist.all_reduce(loss.detach().clone()); run backward on the rank's own loss",
         "dist.all_reduce(loss); (loss / world).backward()",
     ),
