@@ -166,6 +166,7 @@ class Pool(PublicMethods):
         """
         return self._pool.run(function, *args, **kwargs)
 
+    @with_options("run")
     def call(
         self,
         function: Callable[..., T],
@@ -176,13 +177,15 @@ class Pool(PublicMethods):
         hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,
         shutdown_timeout: float = SHUTDOWN,
+        **options: Unpack[RunArguments],
     ) -> RankValues[T]:
-        """Call `function(*args, **kwargs)` as `run` does, on some ranks and within limits.
+        """Call `function(*args, **kwargs)` as `run` does, on some ranks, within limits, with the options of `run_cell`.
 
         - ranks: which ranks (default: all).
         - hang_after: seconds that a deadlock may stand before it is ended (default 5); None: it is never ended.
         - timeout: seconds that the call may take (default: any time).
         - shutdown_timeout: seconds that ranks have to clean up when the call is ended (default 30).
+        - options: those of `run_cell`, for example `sanitize=True`, and then `findings()`.
 
         Returns the values; a rank whose function calls `sys.exit()` has none. Raises BadInput if something cannot be
         sent or a rank is not there, or a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut.
@@ -191,9 +194,10 @@ class Pool(PublicMethods):
 
             assert pool.call(abs, (-3,), ranks=[1], timeout=30.0)[1] == 3
         """
+        check_arguments("call", "run", options)
         return self._pool.call(
             function, args, kwargs, ranks=ranks, hang_after=hang_after, timeout=timeout,
-            shutdown_timeout=shutdown_timeout,
+            shutdown_timeout=shutdown_timeout, **options,
         )  # fmt: skip
 
     @with_options("run")

@@ -239,7 +239,7 @@ class WorkerPool(PoolMethods):
         return payloads.answered(run.ended) if request.want_value else RankValues({})
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> RankValues[T]:
-        """Call `function(*args, **kwargs)` on every rank. Returns every rank's value.
+        """Call `function(*args, **kwargs)` on every rank. Returns every rank's value. `call` also takes options.
 
         Function and arguments are sent by cloudpickle. Raises the first failing rank's own exception, with the
         WorkerFailed that holds the remote traceback as its cause; or the WorkerFailed itself if the exception cannot be
@@ -257,6 +257,7 @@ class WorkerPool(PoolMethods):
             failed.__cause__ = error.__cause__  # its own goes on to be told
             raise error from failed
 
+    @with_options("run")
     def call(
         self,
         function: Callable[..., T],
@@ -268,8 +269,12 @@ class WorkerPool(PoolMethods):
         hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,
         shutdown_timeout: float = SHUTDOWN,
+        **options: Unpack[RunArguments],
     ) -> RankValues[T]:
-        """As `run`, on some ranks and with limits in seconds, as in `run_cell`.
+        """As `run`, on some ranks, with limits in seconds and with the options of `run_cell`.
+
+            pool.call(train, [config], sanitize=True)
+            print(pool.findings())
 
         Names on the ranks are kept. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
         RunStopped, RunHung or RunTimedOut. A rank whose function calls `sys.exit()` has no value.
@@ -279,7 +284,8 @@ class WorkerPool(PoolMethods):
             screen.say(note)
         chosen = check_ranks(ranks, self.world_size, "ranks")
         limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
-        request = payloads.call(function, args, kwargs, chosen, self.plain, **limits)
+        said = given("call", "run", options)
+        request = payloads.call(function, args, kwargs, chosen, self.plain, **limits, **said)
         run = self.runs.run(request, screen)
         return payloads.answered(run.ended, json_values.read if self.plain else pickling.unpack)
 

@@ -115,9 +115,9 @@ class Request(Options):
 
     def spec(self, run: int) -> RunSpec:
         """What a worker gets to know of it. run: the run's number."""
-        if not self.is_numbered:
-            return RunSpec(self.op, run, fields=self.fields)
         told = {each.name: bool(getattr(self, each.name)) for each in added_options("run") if each.to_ranks}
+        if not self.is_numbered:
+            return RunSpec(self.op, run, fields=self.fields, options=told if self.is_program else {})
         return RunSpec(
             self.op, run, cell=self.cell, argv=(self.argv0, *self.argv), want_value=self.want_value, options=told,
             fields=self.fields if self.program is None else self.program.fields,

@@ -19,7 +19,12 @@ def _call(worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], pl
 
     sys.argv = list(argv)
     function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
-    value = function(*arguments, **options)
+    try:
+        value = function(*arguments, **options)
+    except BaseException as e:
+        worker.parts.ended(e)
+        raise
+    worker.parts.ended(None)
     return [json_values.write(value) if plain else pickling.pack_or_words(value)]
 
 

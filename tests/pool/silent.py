@@ -68,6 +68,30 @@ def programs() -> list[Program]:
 
 
 PROGRAMS = {each.name: each for each in programs()}
+ON_GPU = """
+import os, torch, torch.distributed as dist
+from torch.nn.functional import cross_entropy as loss
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("cpu:gloo,cuda:nccl")
+r, nowhere = dist.get_rank(), open(os.devnull, "w")
+torch.cuda.set_device(r); torch.manual_seed(0)
+d, c = DDP(torch.nn.Linear(8, 4).cuda()), DDP(torch.nn.Linear(8, 4))
+o, oc = (torch.optim.SGD(m.parameters(), .1) for m in (d, c))
+seen, scaler = [], torch.amp.GradScaler("cuda"); torch.manual_seed(r)
+xs, ys = torch.randn(32, 4, 8).cuda(), torch.randint(0, 4, (32, 4)).cuda()
+for i in range(32):
+    x, y = xs[i], ys[i]
+"""
+
+
+def reads() -> dict[str, tuple[str, str]]:
+    """Loops on a GPU: name → words of the line that waits for it at each step (none: no line does), and the program."""
+    found = {}
+    text = (ROOT / "tests/data/reads.txt").read_text(encoding="utf-8")
+    for title, body in re.findall(r"^## (.*)\n((?:(?!## ).*\n?)*)", text, re.MULTILINE):
+        name, line = (part.strip() for part in title.split("|"))
+        found[name] = (line, f"{ON_GPU}{body.rstrip()}\ndist.destroy_process_group()\n")
+    return found
 
 
 def define(pool: WorkerPool, body: str = "", name: str = "") -> None:

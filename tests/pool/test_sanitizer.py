@@ -193,6 +193,34 @@ def test_a_kind_can_be_allowed_and_a_line_marked(ready: WorkerPool) -> None:
     assert "(# nbddp: ok)" in str(found_in(ready, "marked_ok", bad=True))
 
 
+def trains(past: bool, sanitize: int = 3) -> int:
+    """A function whose own argument is named like the option."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(3):
+        optimizer.zero_grad()
+        (ddp.module if past else ddp)(torch.randn(4, 4)).square().mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    return sanitize
+
+
+def test_a_function_that_is_called_on_the_ranks_can_be_sanitized(ready: WorkerPool) -> None:
+    assert list(ready.call(trains, [True], {"sanitize": 5}, sanitize=True, screen=NullScreen())) == [5, 5]
+    found = ready.findings()
+    assert [each.kind for each in found] == ["past-ddp"]
+    assert not found.notes  # as that the function did not end well
+    assert list(ready.call(trains, [False], sanitize=True, screen=NullScreen())) == [3, 3]
+    assert not ready.findings()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sanitise'"):
+        ready.call(trains, [False], sanitise=True)  # type: ignore[call-arg]
+
+
 def test_ranks_that_are_to_see_the_same_input_are_not_accused_of_it(ready: WorkerPool) -> None:
     define(ready, PROGRAMS["no_sampler"].body, "no_sampler")
     assert found_in(ready, "no_sampler", bad=True).of("same-batch")

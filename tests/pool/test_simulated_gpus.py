@@ -16,7 +16,9 @@ from nbddp.capabilities.simulated_gpus.part import COUNTED, TIMED
 from nbddp.capabilities.timings.public import timings as public_timings
 from nbddp.errors import BadInput, RunFailed, RunHung, RunStopped
 from nbddp.launch.options import parse_cell
+from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
+from tests.pool.silent import reads
 
 SAID = "computed on the CPU; times are not a GPU's)"
 INIT = """
@@ -174,6 +176,22 @@ def test_where_torch_is_unknown_the_pool_is_refused(monkeypatch: pytest.MonkeyPa
         pool.ensure(parse_cell("--simulate-gpus 4xL4"))
     assert pool.placed().nodes[0].devices[0].name == "Tesla T4"
     assert values(pool, INIT, "t.tolist()") == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.every(6)
+@pytest.mark.parametrize("program", [pytest.param(each, id=name) for name, each in reads().items()])
+def test_a_line_that_waits_for_the_gpu_in_each_step_is_named_and_no_other(
+    pool: WorkerPool, program: tuple[str, str]
+) -> None:
+    line, code = program
+    pool.ensure(parse_cell("--simulate-gpus 2xA100-80GB"))
+    pool.run_cell(code, sanitize=True, screen=NullScreen())
+    found = pool.findings()
+    assert [each.kind for each in found] == ["host-sync"] * bool(line), str(found)
+    for each in found:
+        assert line in each.place.text
+        assert "of 32 optimizer steps" in each.evidence[0]
+        assert "was not measured: the GPU is simulated" in each.evidence[-1]
 
 
 # -- without the option ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica, d
 from nbddp.launch.machine import counted, listed
 from nbddp.launch.topology import rank_words
 
+LEAST = 2  # steps
 ALONE = "each rank moves its copy of these parameters by its own gradient, so the replicas drift apart"
 
 
@@ -19,6 +20,7 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _outside(replica)
             yield from _moved(replica)
             yield from _steps(replica)
+            yield from _kept(replica)
 
 
 def _steps(replica: Replica) -> Iterator[Seen]:
@@ -47,6 +49,32 @@ def _why(step: AlignedStep) -> str:
     if len(unarmed) < len(step.backs):
         return "no-exchange"
     return "sync-flag-late" if any(each.flag for each in unarmed) else "no-sync-at-step"
+
+
+def _kept(replica: Replica) -> Iterator[Seen]:
+    """Gradients that were cleared on some ranks alone."""
+    bad = [step for step in replica.steps[1:] if len({bool(k) for k in _held(step).values()}) == 2]
+    if len(bad) < LEAST:
+        return
+    step = bad[0]
+    kept = [rank for rank, each in _held(step).items() if each]
+    cleared = [rank for rank in step.backs if rank not in kept]
+    rank = kept[0]
+    yield make(
+        "kept-gradients", f"{rank_words(kept)} {'keeps' if len(kept) == 1 else 'keep'} gradients that other ranks have "
+        "cleared",
+        [f"before the first backward of {counted(len(bad), 'step')}, first of step {step.number}, gradients were none "
+         f"or 0 on {rank_words(cleared)}, and not on {rank_words(kept)}"],
+        "the exchanged mean holds gradients of earlier batches of these ranks as well",
+        replica.place(rank, step.backs[rank][0].place), about=replica.group, ranks=kept,
+    )  # fmt: skip
+
+
+def _held(step: AlignedStep) -> dict[int, float]:
+    """Rank → size of the gradients before the step's first backward; none if it is not known of all."""
+    held = {rank: backs[0].kept for rank, backs in step.backs.items() if backs}
+    known = {rank: each for rank, each in held.items() if each is not None}
+    return known if len(known) == len(step.steps) else {}
 
 
 def _past(replica: Replica, some: list[AlignedStep]) -> Seen:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall, Place
+from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss, GroupCall, Place
 from nbddp.capabilities.sanitizer.rules import Seen, make
 from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica
 from nbddp.launch.machine import counted
@@ -14,6 +16,7 @@ from nbddp.launch.topology import rank_words
 
 LEAST, MOST = 2, 0.5  # forwards that differ; share of a rank's that have its usual size
 LEAST_SHARE = 0.1  # of the forwards at which sizes must differ
+APART, FEWEST = 1.2, 4  # largest count over the smallest; steps at which they are so
 COUNTS = 4  # elements of a tensor that may carry a count
 
 
@@ -24,6 +27,7 @@ def found(view: RanksView) -> Iterator[Seen]:
         if view.trains:
             yield from _unequal(replica)
         yield from _scheduler(replica)
+        yield from _tokens(replica)
     yield from _graph(view)
     yield from _gather(view)
     yield from _crossed(view)
@@ -189,13 +193,101 @@ def _scheduler(replica: Replica) -> Iterator[Seen]:
             return
 
 
+# -- counted targets -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The counted targets of one step. number: of the step; counts: rank → how many; loss: of the first rank."""
+
+    number: int
+    counts: dict[int, float]
+    loss: CountedLoss
+
+    @property
+    def apart(self) -> float:
+        return max(self.counts.values()) / min(self.counts.values())
+
+    def factor(self, rank: int) -> float:
+        """What a target of a rank weighs in DDP's mean, over what it weighs in a mean over all targets."""
+        return sum(self.counts.values()) / (len(self.counts) * self.counts[rank])
+
+
+def _tokens(replica: Replica) -> Iterator[Seen]:
+    """Each rank's loss is a mean over its own count, and the counts differ."""
+    if replica.kind != "ddp" or any(f.joins or _has_own_hook(f.hook) for f in replica.facts.values()):
+        return
+    if all(f.size <= 1 for some in replica.training.values() for f in some):
+        return  # one sequence on each rank: a mean over each may be meant
+    index = {rank: _of_model(replica, rank) for rank in replica.records}
+    for number in range(max((loss.index for some in index.values() for loss in some), default=-1) + 1):
+        rows = [_losses_before(step, index, number) for step in replica.steps]
+        known = [row for row in rows if all(row[1].values())]
+        bad = [one for row in known if (one := _counts(*row)) is not None and one.apart >= APART]
+        if len(bad) >= max(FEWEST, len(known) / 2):
+            yield _say_tokens(replica, len(known), bad)
+            return
+
+
+def _has_own_hook(hook: str) -> bool:
+    return bool(hook) and not hook.startswith("torch.")
+
+
+def _of_model(replica: Replica, rank: int) -> list[CountedLoss]:
+    """Losses whose backward came through the model."""
+    record, own = replica.records[rank], replica.facts[rank].number
+    backs = [b.at for b in record.backwards if b.model == own]
+    return [loss for loss in record.losses if any(loss.at < at < loss.ended for at in backs)]
+
+
+def _losses_before(
+    step: AlignedStep, losses: Mapping[int, Sequence[CountedLoss]], index: int
+) -> tuple[int, dict[int, list[CountedLoss]]]:
+    return step.number, {
+        rank: [e for e in some if e.index == index and step.since[rank] < e.at < step.steps[rank].at]
+        for rank, some in losses.items()
+    }  # fmt: skip
+
+
+def _counts(number: int, of: Mapping[int, Sequence[CountedLoss]]) -> Counted | None:
+    """The counts before a step, if each rank's targets weigh the same in all: then its loss is a mean over its own."""
+    every = [each for some in of.values() for each in some]
+    if any(each.odd or not each.count > 0 or not each.weight for each in every):
+        return None
+    if all(each.count >= each.whole for each in every) or len({each.form for each in every}) > 1:
+        return None
+    sums = [sum(abs(each.weight) * each.count for each in some) for some in of.values()]
+    if max(sums) > 1.001 * min(sums):
+        return None
+    first = of[min(of)][0]
+    return Counted(number, {rank: sum(each.count for each in some) for rank, some in of.items()}, first)
+
+
+def _say_tokens(replica: Replica, steps: int, bad: Sequence[Counted]) -> Seen:
+    worst = max(bad, key=lambda row: row.apart)
+    rank = max(worst.counts, key=lambda r: abs(log(worst.factor(r))))
+    first = bad[0]
+    return make(
+        "unequal-tokens", "each rank's loss is a mean over its own count of targets, and the counts differ",
+        [f"counted targets ({first.loss.form}) at step {first.number}: {by_value(first.counts)}",
+         f"at {len(bad)} of {counted(steps, 'optimizer step')} the largest count is at least {APART:g} times the "
+         f"smallest; {worst.apart:.3g} times at step {worst.number}",
+         "the factors in the graph make each rank's targets weigh the same in all, whatever their number"],
+        f"at step {worst.number} a target of rank {rank} weighs {worst.factor(rank):.3g} times as much as in a mean "
+        "over the targets of all ranks",
+        replica.place(min(worst.counts), first.loss.place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
 # -- collectives in the graph, and crossed ---------------------------------------------------------
 
 
 def _graph(view: RanksView) -> Iterator[Seen]:
+    """A loss that was reduced, and that backward reaches with another factor than 1: as 1 changes nothing."""
     calls = {
-        r: [c for c in rec.calls if c.what == "graph reduced"] for r, rec in view.records.items() if rec.step_counts
-    }
+        r: [c for c in rec.calls if c.what == "graph reduced" and _detail(c)[1:] != (1.0,)]
+        for r, rec in view.records.items() if rec.step_counts
+    }  # fmt: skip
     some = {r: each for r, each in calls.items() if each}
     if not some:
         return
@@ -204,9 +296,9 @@ def _graph(view: RanksView) -> Iterator[Seen]:
     groups = [c for c in view.records[rank].collectives if c.place == first.place]
     world = len(groups[0].group) if groups else len(view.records)
     yield make(
-        "reduced-in-graph", "a tensor of the loss's graph is all-reduced in place before backward",
-        [f"backward ran through a tensor that {first.detail} had reduced, {counted(len(some[rank]), 'time')} on rank "
-         f"{rank}; autograd does not know of the reduction"],
+        "reduced-in-graph", "a tensor of the loss's graph is reduced over ranks, in place, before backward",
+        [f"backward ran through a tensor that {_detail(first)[0]} had reduced, {counted(len(some[rank]), 'time')} on "
+         f"rank {rank}; autograd does not know of the reduction"],
         f"the gradient is that of the rank's own loss, and what divides the sum by {world} divides the gradient too "
         f"(1/{world} of the mean)", view.records[rank].at(first.place), ranks=tuple(some),
     )  # fmt: skip

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from statistics import median
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.recording import Backward, Forward
+from nbddp.capabilities.sanitizer.recording import Backward, Forward, HostRead
 from nbddp.capabilities.sanitizer.rules import Seen, make
 from nbddp.capabilities.sanitizer.view import RanksView, Replica, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
 BATCHES = 8
+STEPS, MOST = 30, 0.9  # optimizer steps that must have been made; share of them at which a line waited
 OWN = ("threads", "cores", "on CPU")  # which each rank may have otherwise
 
 
@@ -25,6 +26,7 @@ def found(view: RanksView) -> Iterator[Seen]:
     yield from _settings(view)
     yield from _files(view)
     yield from _threads(view)
+    yield from _reads(view)
 
 
 def _mode(forward: Forward) -> str:
@@ -140,3 +142,38 @@ def _threads(view: RanksView) -> Iterator[Seen]:
                 [f"on {host}: torch.get_num_threads() is {by_value({r: t for r, (t, _) in ranks.items()})}"],
                 f"threads wait for each other: {percent(1 - cores / threads)} of them have no core", ranks=tuple(ranks),
             )  # fmt: skip
+
+
+def _reads(view: RanksView) -> Iterator[Seen]:
+    """A line that waits for the GPU at nearly every step."""
+    steps = {rank: max(record.step_counts.values(), default=0) for rank, record in view.records.items()}
+    some = {
+        rank: each for rank, record in view.records.items()
+        if steps[rank] >= STEPS and (each := [one for one in record.reads if one.steps >= MOST * steps[rank]])
+    }  # fmt: skip
+    if not some:
+        return
+    rank = min(some)
+    first = max(some[rank], key=lambda one: sum(one.waits))
+    place = view.records[rank].at(first.place)
+    others = [str(view.records[rank].at(one.place)) for one in some[rank] if one is not first]
+    seen = [f"{first.name} waited for the GPU at {first.steps} of {counted(steps[rank], 'optimizer step')} of rank "
+            f"{rank}, {counted(first.count, 'time')}"]  # fmt: skip
+    seen += [f"{rank_words([r for r in some if r != rank])} did so too"] if len(some) > 1 else []
+    seen += [f"so did {', '.join(others[:3])}"] if others else []
+    yield make(
+        "host-sync", f"{rank_words(list(some))} {'waits' if len(some) == 1 else 'wait'} for the GPU in each step",
+        [*seen, *_waited(first)],
+        "until the GPU is done, the rank gives it no further work",
+        place, ranks=tuple(some),
+    )  # fmt: skip
+
+
+def _waited(read: HostRead) -> list[str]:
+    if read.simulated or len(read.waits) < 2 or read.count < 2:
+        return ["what it costs was not measured: the GPU is simulated"] if read.simulated else []
+    wait, step = median(read.waits), read.seconds / (read.count - 1)
+    return [
+        f"it waited {1000 * wait:.3g} ms (median of {len(read.waits)}), and came once in {1000 * step:.3g} ms; how "
+        "long the GPU then stood idle was not measured"
+    ]

@@ -78,7 +78,7 @@ class CollectiveCalls:
             recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
         if not torch.is_grad_enabled() or torch_compat.in_backward():
             return
-        if op == "all_reduce" and given:
+        if op in ("all_reduce", "reduce") and given:
             self._reduced(given[0], reduce_op, at, place, ranks)
         if op == "all_gather" and len(given) > 1:
             self._gathered(given, place)
@@ -89,9 +89,10 @@ class CollectiveCalls:
             if tensor.numel() > 1:
                 return  # a statistic over ranks that the loss is made of, as a cross-correlation; not the loss
 
-            def used(_: Any) -> None:
-                if recorder.on:
-                    recorder.keep(recorder.record.calls, CalledFunction("graph reduced", recorder.tick(), place, op))
+            def used(gradient: Any) -> None:
+                fact = CalledFunction("graph reduced", recorder.tick(), place, [op])
+                if recorder.on and recorder.keep(recorder.record.calls, fact):
+                    recorder.later(fact.detail, "append", gradient.detach().reshape(()).clone())
 
             tensor.register_hook(used)
         elif tensor.is_floating_point():

@@ -92,6 +92,12 @@ def sample(tensors: Sequence[Any]) -> Any:
         return sums.reshape(-1)
 
 
+def size(tensors: Sequence[Any]) -> Any:
+    """The sum of the absolute values of some elements."""
+    with torch.no_grad():
+        return torch.cat([elements(each.detach()).double() for each in tensors]).abs().sum()
+
+
 def _is_plain(tensor: Any, device: Any) -> bool:
     return (
         tensor.layout is torch.strided and tensor.is_contiguous() and tensor.device == device

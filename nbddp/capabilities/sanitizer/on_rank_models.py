@@ -19,6 +19,7 @@ AT_ONCE = 16  # tensors that one sample of a step has
 OUTPUTS = 8  # forwards whose outputs are digested
 RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
+KEPT = 16  # backwards before which gradients are looked at
 ENDS = 4096  # tensors of a model that are looked at in the end
 
 
@@ -179,6 +180,7 @@ class Models:
     @digest.safely
     def _begin(self, known: KnownModel, module: Any, given: Any, armed: bool) -> Forward | None:
         recorder = self.recorder
+        recorder.reads.forward_begins()
         training = torch.is_grad_enabled()
         if training:
             self.trained.add(known.facts.number)
@@ -218,8 +220,13 @@ class Models:
         flag = bool(getattr(module, "require_backward_grad_sync", True))
         made = Backward(known.facts.number, self.recorder.tick(), self.recorder.place(2), fact.armed, flag)
         self.recorder.calls.graph_used()
+        self.recorder.reads.backward_begins()
         if not self.recorder.keep(self.recorder.record.backwards, made):
             return
+
+        if known.facts.kind == "ddp" and len(self.recorder.record.backwards) <= KEPT:
+            held = [each.grad for each in self.recorder.steps.sampled(known)[:4] if each.grad is not None]
+            self.recorder.later(made, "kept", digest.size(held) if held else 0.0)
 
         def through() -> None:
             self.engine.queue_callback(lambda: self._backward_ended(known, made))

@@ -30,7 +30,10 @@ from nbddp.worker.parts import RankWorker
 
 TORCH = f"{Path(torch.__file__).parent}/"
 MACHINERY = ("", "torch", "ipykernel", "IPython")  # packages whose lines are never shown; empty: of none
-WATCHERS = ("models:Models", "modules:ModuleWatcher", "steps:Steps", "data:Data", "calls:CollectiveCalls")
+WATCHERS = (
+    "models:Models", "modules:ModuleWatcher", "steps:Steps", "data:Data", "calls:CollectiveCalls", "reads:HostReads",
+    "losses:Losses",
+)  # fmt: skip
 FRAMES = 80  # that are looked through for the program's line
 
 
@@ -57,7 +60,7 @@ class SanitizerRecorder:
         self.thread = threading.get_ident()
         self.record = RankRecord(int(env.get("RANK", 0)), spec.run, spec.cell, socket.gethostname())
         self.watchers = [load(f"nbddp.capabilities.sanitizer.on_rank_{target}")(self) for target in WATCHERS]
-        self.models, self.modules, self.steps, self.data, self.calls = self.watchers
+        self.models, self.modules, self.steps, self.data, self.calls, self.reads, self.losses = self.watchers
         self.on = True
         for watcher in self.watchers:
             watcher.install()
@@ -87,13 +90,14 @@ class SanitizerRecorder:
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any], graphs: bool = False) -> None:
         """Replace an attribute until the program ends. graphs: compiled programs call it within a graph."""
-        original = vars(owner)[name]
+        own = name in vars(owner)
+        original = vars(owner)[name] if own else getattr(owner, name)
         bound = original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
         made = functools.wraps(bound)(make(bound))
         if not graphs:
             made = torch.compiler.disable(made, recursive=False)
         setattr(owner, name, made)
-        self._undo.append(lambda: setattr(owner, name, original))
+        self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
     def undo(self, call: Callable[[], None]) -> None:
         self._undo.append(call)
@@ -156,6 +160,9 @@ class SanitizerRecorder:
                 found, through = frame, library
             frame = frame.f_back
         return 0 if found is None else self._known(found.f_code, found.f_lineno, through)
+
+    def is_programs(self, file: str) -> bool:
+        return self._library(file) == ""
 
     def _library(self, file: str) -> str | None:
         """The library that a file is of: empty for the program's own, None for torch's, Python's and ours."""

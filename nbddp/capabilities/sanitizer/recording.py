@@ -7,6 +7,7 @@ each sampled tensor it has the dot product with fixed weights and the norm, of a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
 NO_TENSOR = 12321.0  # the norm in a sample where there is no tensor, as a gradient that is None
@@ -100,7 +101,8 @@ class Past:
 @dataclass
 class Backward:
     """A backward through the model's output. flag: `require_backward_grad_sync` when it began; armed: as its forward
-    was. grads: a sample once the exchange is through."""
+    was. grads: a sample once the exchange is through. kept: the sum of some gradients' sizes that were there before;
+    None if unknown."""
 
     model: int
     at: int
@@ -109,6 +111,7 @@ class Backward:
     flag: bool
     ended: int = 0
     grads: Sample = field(default_factory=list)
+    kept: float | None = None
 
 
 @dataclass
@@ -217,6 +220,46 @@ class HookCall:
 
 
 @dataclass
+class HostRead:
+    """A line that waits for a GPU in training. count: how often; steps: at how many optimizer steps. waits: seconds
+    that the first ones took, of a real GPU; seconds: from the first one to the last."""
+
+    name: str
+    place: int
+    count: int = 0
+    steps: int = 0
+    last_step: int = -1
+    since: float = 0.0
+    seconds: float = 0.0
+    simulated: bool = False
+    waits: list[float] = field(default_factory=list)
+
+
+@dataclass
+class CountedLoss:
+    """A sum over counted targets in a loss that backward ran from. index: of the sum within the loss. form: how they
+    are counted; count: of `whole` targets. odd: numbers of a mask that are no 0 or 1. times, over: what multiplies and
+    divides the sum. ended: `at` when backward had returned."""
+
+    at: int
+    place: int
+    index: int
+    form: str
+    whole: int
+    count: float = 0.0
+    odd: float = 0.0
+    times: list[float] = field(default_factory=list)
+    over: list[float] = field(default_factory=list)
+    ended: int = 0
+
+    @property
+    def weight(self) -> float:
+        """Of one counted target; 0 if unknown."""
+        over = prod(self.over)
+        return prod(self.times) / over if over else 0.0
+
+
+@dataclass
 class RankRecord:
     """All of one rank. ended: how the program ended, empty if well. dropped: kind of fact → how many were not kept.
     lost: why more was not recorded, empty if all was."""
@@ -238,6 +281,8 @@ class RankRecord:
     calls: list[CalledFunction] = field(default_factory=list)
     collectives: list[GroupCall] = field(default_factory=list)
     hooks: list[HookCall] = field(default_factory=list)
+    losses: list[CountedLoss] = field(default_factory=list)
+    reads: list[HostRead] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     lost: str = ""

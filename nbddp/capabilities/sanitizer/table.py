@@ -85,6 +85,12 @@ ROWS = (
         ("gradients-differ", "replicas-differ", "no-exchange"),
     ),
     MistakeKind(
+        "kept-gradients", GRADIENTS, 84,
+        "before the first backward of at least 2 steps some ranks had gradients, and others had none or zeros",
+        "call optimizer.zero_grad() on all ranks, before each step's first backward",
+        "if rank == 0: optimizer.zero_grad()",
+    ),
+    MistakeKind(
         "no-exchange", GRADIENTS, 88,
         "no backward through DDP's output came before a step, and gradients differed there",
         "run the forward through the DDP model, and its backward once before each step",
@@ -256,7 +262,8 @@ ROWS = (
     ),
     MistakeKind(
         "reduced-in-graph", MEANS, 80,
-        "a tensor of one element was all-reduced in place, and backward then ran through it",
+        "a tensor of one element was reduced over ranks in place, and backward then ran through it, by a factor other "
+        "than 1",
         "all-reduce a copy for the log: dist.all_reduce(loss.detach().clone()); run backward on the rank's own loss",
         "dist.all_reduce(loss); (loss / world).backward()",
     ),
@@ -271,6 +278,14 @@ ROWS = (
         "ranks trained on batches of different sizes at the same forward, and no count was exchanged",
         "weight each rank's loss by its share: loss * n * world / n_of_all_ranks",
         "x = x[: 4 - 3 * rank]",
+    ),
+    MistakeKind(
+        "unequal-tokens", MEANS, 57,
+        "at half of the steps and at least 4, counts of targets were 1.2 times apart between ranks, and each rank's "
+        "targets weighed the same in all",
+        "divide by the count of all ranks: dist.all_reduce(n); loss = cross_entropy(..., reduction='sum') * world / n",
+        "cross_entropy(logits, labels)  # labels of -100 are not counted",
+        ("unequal-batches",),
     ),
     MistakeKind(
         "scheduler-steps", MEANS, 56,
@@ -322,6 +337,13 @@ ROWS = (
         "gradients of a DDP model were all-reduced by hand after DDP had exchanged them, and stayed as they were",
         "leave out the all-reduce: DDP has averaged the gradients when backward returns",
         "dist.all_reduce(p.grad); p.grad /= world",
+    ),
+    MistakeKind(
+        "host-sync", SPEED, 21,
+        "at 90 % of at least 30 optimizer steps, one line of the program waited for a GPU: it read the loss, or a "
+        "number after backward, or synchronized in a function that does not ask for the time",
+        "keep loss.detach() on the GPU, and read it at each k-th step: if step % 50 == 0: print(loss.item())",
+        "optimizer.step(); total += loss.item()",
     ),
     MistakeKind(
         "starved-rank", SPEED, 24,

@@ -1,0 +1,165 @@
+"""What a rank records of losses that are means over counted targets: read off the graph that backward runs through.
+
+From the loss down to a sum over counted targets, the graph holds every number that multiplies or divides it. So the
+weight of one target is known, whoever computed it. It may be a mean that leaves labels out, or a masked sum over a
+count. The program may have corrected it by the counts of all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.recording import CountedLoss
+from nbddp.worker.gpus import capturing
+
+KEPT = 400  # losses that are looked at
+NODES = 48  # of a graph that are looked through
+AT_ONCE = 4  # counted sums of one loss
+NLL = ("NllLossBackward0", "NllLoss2DBackward0")
+PASSES = (  # which change neither a number nor a sum
+    "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1",
+    "UnsqueezeBackward0", "CloneBackward0", "ToCopyBackward0", "AliasBackward0", "NegBackward0",
+)  # fmt: skip
+MEAN, SUM, EACH = 1, 2, 0  # `reduction` in torch's graph
+Numbers = tuple[Any, ...]
+
+
+class Losses:
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+
+    def install(self) -> None:
+        self.recorder.wrap(torch.Tensor, "backward", self._from, graphs=True)
+
+    def _from(self, original: Any) -> Any:
+        compiling = torch.compiler.is_compiling
+
+        def backward(loss: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
+            looks = not compiling() and self.recorder.on and len(self.recorder.record.losses) < KEPT
+            facts = self._look(loss, gradient) if looks else None
+            found = original(loss, gradient, *args, **kwargs)
+            for fact in facts or ():
+                fact.ended = self.recorder.tick()
+            return found
+
+        return backward
+
+    @digest.safely
+    def _look(self, loss: Any, gradient: Any) -> list[CountedLoss]:
+        if loss.numel() != 1 or loss._backward_hooks or capturing():
+            return []
+        weight = () if gradient is None else (_number(gradient),)
+        at, place, facts = self.recorder.tick(), self.recorder.place(2), []
+        try:
+            found = counted(loss.grad_fn, weight)
+        except (RuntimeError, AttributeError):  # a graph that was let go of, or whose node holds other fields
+            return []
+        for index, (form, whole, count, odd, times, over) in enumerate(found):
+            fact = CountedLoss(at, place, index, form, whole)
+            for name, value in (("count", count), ("odd", odd)):
+                self.recorder.later(fact, name, value)
+            for numbers, values in ((fact.times, times), (fact.over, over)):
+                for value in values:
+                    self.recorder.later(numbers, "append", value)
+            self.recorder.record.losses.append(fact)
+            facts.append(fact)
+        return facts
+
+    def close(self) -> None:
+        pass
+
+
+def _number(value: Any) -> Any:
+    """A number, or a tensor of one element that no one changes."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().reshape(())
+    return float(value) if value.device.type == "cpu" else value.clone()
+
+
+def counted(node: Any, times: Numbers) -> list[tuple[str, int, Any, Any, Numbers, Numbers]]:
+    """Sums over counted targets below a loss. Of each: its form, all targets, and how many count. Then how many of the
+    mask's numbers are neither 0 nor 1, and what multiplies and divides the sum."""
+    found: list[tuple[str, int, Any, Any, Numbers, Numbers]] = []
+    waiting: list[tuple[Any, Numbers, Numbers]] = [(node, times, ())]
+    for _ in range(NODES):
+        if not waiting or len(found) == AT_ONCE:
+            break
+        node, times, over = waiting.pop()
+        name = "" if node is None else type(node).__name__
+        if name in NLL:
+            if node._saved_weight is None and node._saved_reduction != EACH:
+                mean = node._saved_reduction == MEAN
+                count = node._saved_total_weight.clone() if mean else _labels(node)
+                form = f"cross entropy with ignore_index={_ignored(node)}"
+                found.append((form, node._saved_target.numel(), count, 0, times, (*over, count) if mean else over))
+        elif name == "SumBackward0" or name == "MeanBackward0":
+            whole = math.prod(node._saved_self_sym_sizes)
+            some = _masked(_below(node), whole)
+            if some is not None:
+                divides = over if name == "SumBackward0" else (*over, whole)
+                found.append((some[0], whole, some[1], some[2], times, divides))
+        elif (step := _scaled(node, name)) is not None:
+            waiting += [(below, (*times, *step[0]), (*over, *step[1])) for below, _ in node.next_functions]
+    return found
+
+
+def _scaled(node: Any, name: str) -> tuple[Numbers, Numbers] | None:
+    """What a node multiplies and divides what is below it by; None if it does other things."""
+    if name in PASSES:
+        return (), ()
+    if name in ("AddBackward0", "SubBackward0"):
+        return ((), ()) if node._saved_alpha == 1 else None
+    if name in ("MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1"):
+        other = _factor(node)
+        if other is not None and (not isinstance(other, torch.Tensor) or other.numel() == 1):
+            return ((_number(other),), ()) if name.startswith("Mul") else ((), (_number(other),))
+    return None
+
+
+def _factor(node: Any) -> Any:
+    """The operand of a product that has no gradient; None if both or neither have one."""
+    other = node._saved_other
+    if other is None and type(node).__name__ == "MulBackward0":
+        other = node._saved_self
+    return None if getattr(other, "requires_grad", False) else other
+
+
+def _below(node: Any) -> Any:
+    """The next node that does more than to change a shape or a dtype."""
+    for _ in range(8):
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+        if type(node).__name__ not in PASSES:
+            break
+    return node
+
+
+def _masked(node: Any, whole: int) -> tuple[str, Any, Any] | None:
+    """What a sum has of a mask: its form, how many count, and how many of its numbers are no 0 or 1. Losses that an
+    index selects are left out: they may be the hardest of the batch."""
+    name = type(node).__name__
+    if name in NLL and node._saved_reduction == EACH and node._saved_weight is None:
+        return f"cross entropy with ignore_index={_ignored(node)}", _labels(node), 0
+    mask = {"MulBackward0": "factor", "MaskedFillBackward0": "_saved_mask", "WhereBackward0": "_saved_condition"}
+    if name not in mask:
+        return None
+    given = _factor(node) if name == "MulBackward0" else getattr(node, mask[name])
+    if not isinstance(given, torch.Tensor) or given.numel() != whole or whole < 2:
+        return None
+    ones = (given.detach() != 0).sum()
+    odd = ((given.detach() != 0) & (given.detach() != 1)).sum()
+    left_out = name == "MaskedFillBackward0" or (name == "WhereBackward0" and node.next_functions[0][0] is None)
+    return "masked losses", whole - ones if left_out else ones, odd
+
+
+def _labels(node: Any) -> Any:
+    return (node._saved_target != _ignored(node)).sum()
+
+
+def _ignored(node: Any) -> int:
+    number = int(node._saved_ignore_index)
+    return number - (1 << 64) if number >= 1 << 63 else number
