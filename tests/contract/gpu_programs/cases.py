@@ -76,6 +76,43 @@ def case_recurrent() -> None:
     assert nn.LSTM(4, 5, batch_first=True).cuda()(packed)[0].data.is_cuda
 
 
+def case_nested() -> None:
+    parts = [torch.randn(n, 8) for n in (3, 5, 2)]
+    on_cpu, on_gpu = pair(lambda: nn.Linear(8, 8))
+    for made in (
+        torch.nested.nested_tensor(parts, device="cuda:0"),
+        torch.nested.nested_tensor(parts).cuda(),
+        torch.nested.as_nested_tensor([part.cuda() for part in parts]),
+    ):
+        y = on_gpu(made)
+        assert {str(one.device) for one in (made, y, y.transpose(1, 2), *y.unbind())} == {"cuda:0"}
+        assert all(equal(a, b) for a, b in zip(on_cpu(made.cpu()).unbind(), y.unbind(), strict=True))
+    assert made.half().to("cuda:1").unbind()[1].device == torch.device("cuda:1")
+    y.to_padded_tensor(0.0).square().sum().backward()
+    assert on_gpu.weight.grad.is_cuda
+    outputs, grads = [], []
+    for device in ("cpu", CUDA):
+        jagged = torch.nested.nested_tensor(parts, layout=torch.jagged, device=device, requires_grad=True)
+        heads = jagged.unflatten(-1, [2, 4]).transpose(1, 2)
+        out = F.scaled_dot_product_attention(heads, heads, heads).values()
+        out.square().sum().backward()
+        outputs.append(out)
+        grads.append(jagged.grad.values())
+    assert outputs[1].is_cuda
+    assert equal(*outputs)
+    assert equal(*grads)
+
+
+def case_encoder_for_inference() -> None:
+    """With a mask of padding its layers have nested tensors."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    on_cpu, on_gpu = pair(lambda: nn.TransformerEncoder(layer, 2).eval())
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
+    with torch.no_grad():
+        a, b = on_cpu(x, src_key_padding_mask=padding), on_gpu(x.cuda(), src_key_padding_mask=padding.cuda())
+    assert torch.allclose(a, b.cpu(), atol=1e-6)
+
+
 def case_autocast() -> None:
     model = nn.Linear(8, 8).cuda()
     scaler = torch.amp.GradScaler(CUDA)

@@ -195,6 +195,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_tunableop_tuning_is_enabled": lambda: False,
     "_cuda_get_cudnn_benchmark_limit": lambda: 10,
     "_cuda_set_cudnn_benchmark_limit": nothing,
+    **dict.fromkeys(
+        ("_can_use_flash_attention", "_can_use_mem_efficient_attention", "_can_use_cudnn_attention"),
+        lambda parameters, debug=False: False,  # else a CUDA build asks the driver; attention is written out
+    ),
 }
 ACCELERATOR: Mapping[str, Callable[..., Any]] = {  # of torch._C, from 2.6 on; those that it has
     "_accelerator_setDeviceIndex": devices.set_checked,
