@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,83 @@ def test_a_ddp_program_for_gpus_runs_as_it_is(pool: nbddp.Pool) -> None:
 def test_ranks_that_seed_nothing_draw_different_numbers(pool: nbddp.Pool) -> None:
     anew = "torch.cuda.default_generators._made.clear()  # as in a new process"
     assert len({*values(pool, INIT + anew, "torch.rand(1, device='cuda').item()")}) == 2
+
+
+TOY = """
+import os, torch, torch.distributed as dist, torch.nn as nn, torch.optim as optim
+from torch.nn.parallel import DistributedDataParallel as DDP
+class ToyModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net1, self.relu, self.net2 = nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)
+    def forward(self, x):
+        return self.net2(self.relu(self.net1(x)))
+def step(ddp_model, device):
+    optimizer = optim.SGD(ddp_model.parameters(), lr=0.001)
+    optimizer.zero_grad()
+    outputs = ddp_model(torch.randn(20, 10))
+    nn.MSELoss()(outputs, torch.randn(20, 5).to(device)).backward()
+    optimizer.step()
+    dist.destroy_process_group()
+    return str(outputs.device)
+rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+if dist.is_initialized(): dist.destroy_process_group()
+"""
+DOCUMENTS = {  # what tutorials of torch's own and of others write, line by line
+    "the accelerator's API": """
+acc = torch.accelerator.current_accelerator()
+vendor_backend = torch.distributed.get_default_backend_for_device(acc)
+torch.accelerator.set_device_index(rank)
+torch.distributed.init_process_group(backend=vendor_backend)
+model = ToyModel().to(rank)
+found = step(DDP(model, device_ids=[rank]), rank)
+""",
+    "GPUs shared out among ranks": """
+dist.init_process_group(backend="nccl")
+local_world_size = 4  # the pool has four GPUs and two ranks
+n = torch.cuda.device_count() // local_world_size
+device_ids = list(range(local_rank * n, (local_rank + 1) * n))
+model = ToyModel().cuda(device_ids[0])
+found = step(DDP(model, device_ids), device_ids[0])
+""",
+    "synchronised batch norm": """
+dist.init_process_group(backend="nccl", init_method="env://", world_size=int(os.environ["WORLD_SIZE"]), rank=rank)
+model = nn.Sequential(ToyModel(), nn.BatchNorm1d(5)).cuda(local_rank)
+model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+model = nn.parallel.DistributedDataParallel(model, device_ids=[local_rank])
+found = step(model, local_rank)
+""",
+    "a checkpoint of rank 0": """
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", rank=rank, world_size=2)
+ddp_model = DDP(ToyModel().to(rank), device_ids=[rank])
+if rank == 0: torch.save(ddp_model.state_dict(), CHECKPOINT)
+dist.barrier()
+map_location = {"cuda:%d" % 0: "cuda:%d" % rank}
+ddp_model.load_state_dict(torch.load(CHECKPOINT, map_location=map_location))
+dist.barrier()
+if rank == 0: os.remove(CHECKPOINT)
+found = step(ddp_model, rank)
+""",
+    "a model on two GPUs": """
+class ToyMpModel(nn.Module):
+    def __init__(self, dev0, dev1):
+        super().__init__()
+        self.dev0, self.dev1 = dev0, dev1
+        self.net1, self.relu, self.net2 = nn.Linear(10, 10).to(dev0), nn.ReLU(), nn.Linear(10, 5).to(dev1)
+    def forward(self, x):
+        return self.net2(self.relu(self.net1(x.to(self.dev0))).to(self.dev1))
+dist.init_process_group("nccl")
+dev0, dev1 = (rank + 2) % 4, rank
+found = step(DDP(ToyMpModel(dev0, dev1)), dev1)
+""",
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_program_of_a_tutorial_runs_as_it_is(name: str, pool: nbddp.Pool, tmp_path: Path) -> None:
+    code = f"CHECKPOINT = {str(tmp_path / 'toy')!r}{TOY}{DOCUMENTS[name]}"
+    assert values(pool, code, "found") == ["cuda:0", "cuda:1"]
 
 
 def test_the_pool_says_what_they_are(pool: nbddp.Pool) -> None:

@@ -6,9 +6,14 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
+import sys
+import tempfile
 import traceback
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -256,8 +261,19 @@ def case_profiler_and_marks() -> None:
 
 
 def case_refused_by_name() -> None:
+    from torch.utils import cpp_extension
+
+    @torch.compile
+    def makes_one() -> Any:
+        return torch.ones(1, device=CUDA) + 1
+
     expected = {
         "utilization": lambda: torch.cuda.utilization(),
+        "the CUDA extension 'a'": lambda: cpp_extension.load("a", ["a.cpp", "a.cu"]),
+        "the CUDA extension 'b'": lambda: cpp_extension.load_inline("b", "", cuda_sources="__global__ void f() {}"),
+        "the CUDA extension 'c'": lambda: cpp_extension.CUDAExtension("c", ["c.cu"]),
+        "inductor, writes Triton kernels": makes_one,
+        "the backend cudagraphs": lambda: torch.compile(torch.sin, backend="cudagraphs")(torch.ones(1, device=CUDA)),
         "inductor": lambda: torch.compile(nn.Linear(3, 2).cuda())(torch.ones(1, 3, device=CUDA)),
         "_flash_attention_forward": lambda: torch.ops.aten._flash_attention_forward(
             *[torch.randn(1, 3, 2, 8, device=CUDA)] * 3, None, None, 3, 3, 0.0, False, False
@@ -267,8 +283,23 @@ def case_refused_by_name() -> None:
     for words, program in expected.items():
         with pytest.raises(Exception, match=words):
             program()
+    assert cpp_extension.CppExtension("d", ["d.cpp"]).name == "d"
     torch._dynamo.reset()
     assert torch.compile(torch.sin, backend="aot_eager")(torch.zeros(1, device=CUDA)).item() == 0
+
+
+def case_triton() -> None:
+    """A launch is refused. Where Triton is not installed, a module that has only what a launch is stands for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        if importlib.util.find_spec("triton") is None:
+            runtime = Path(folder, "triton", "runtime")
+            runtime.mkdir(parents=True)
+            (runtime / "jit.py").write_text("class JITFunction:\n    def run(self):\n        return 'it ran'\n")
+            sys.path.append(folder)
+        from triton.runtime.jit import JITFunction
+
+        with pytest.raises(NotImplementedError, match="cannot run the Triton kernel add: Triton compiles for a GPU"):
+            JITFunction.run(SimpleNamespace(__name__="add"))
 
 
 def case_memory() -> None:
