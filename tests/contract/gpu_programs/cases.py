@@ -153,6 +153,34 @@ def case_sparse() -> None:
     assert equal(on_cpu.weight, on_gpu.weight)
 
 
+def case_old_types() -> None:
+    """Programs of before 2018 name a type for the device too."""
+    kind, x = torch.cuda.FloatTensor, torch.ones(2, dtype=torch.float64)
+    assert kind(2, 3).fill_(1).is_cuda
+    assert isinstance(kind([1.0]), kind)
+    assert not isinstance(x, kind)
+    assert x.type(kind).type() == "torch.cuda.FloatTensor"
+    assert x.to("cuda:1").type("torch.cuda.HalfTensor").device == torch.device("cuda:1")
+    assert (x.cuda().type(torch.FloatTensor).type(), x.type(torch.int64).dtype) == ("torch.FloatTensor", torch.int64)
+    torch.set_default_tensor_type(kind)
+    made = (torch.ones(1), torch.Tensor([1.0]), torch.Tensor(2, 3), nn.Linear(2, 2).weight, nn.Parameter(torch.ones(1)))
+    torch.set_default_tensor_type(torch.FloatTensor)
+    assert {one.device.type for one in made} == {CUDA}
+    assert {one.device.type for one in (torch.ones(1), torch.Tensor([1.0]), torch.Tensor(2, 3))} == {"cpu"}
+
+
+def case_capturable_optimizer() -> None:
+    """Its lists of tensors come after a number in `_foreach_pow`."""
+    on_cpu, on_gpu = pair(lambda: nn.Linear(3, 2))
+    for model, device, options in ((on_cpu, "cpu", {}), (on_gpu, CUDA, {"capturable": True})):
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1, foreach=True, **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, device=device)).square().sum().backward()
+            optimizer.step()
+    assert all(torch.allclose(a, b.cpu()) for a, b in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True))
+
+
 def case_random_numbers() -> None:
     gpu, cpu = torch.Generator(CUDA).manual_seed(5), torch.Generator().manual_seed(5)
     assert gpu.get_state().numel() == 16
@@ -339,6 +367,7 @@ def case_flags() -> None:
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
     torch.set_float32_matmul_precision("highest")
+    assert torch.backends.cuda.preferred_linalg_library("magma") == torch._C._LinalgBackend.Magma
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         F.scaled_dot_product_attention(*[torch.randn(1, 2, 3, 4, device=CUDA)] * 3)
 

@@ -268,7 +268,7 @@ def foreach(op: Any) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         lists = [arg for arg in args if isinstance(arg, list | tuple) and arg and isinstance(arg[0], Tensor)]
-        if len(args[0]) < 2 or len({tensor.device for one in lists for tensor in one}) < 2:
+        if not lists or len({tensor.device for one in lists for tensor in one}) < 2:
             return run(op, *args, **kwargs)
         single = [
             op(*([arg[i]] if isinstance(arg, list | tuple) else arg for arg in args), **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.spawn
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -27,7 +27,7 @@ def install() -> None:
     os.register_at_fork(after_in_child=_forked)
     prepared = multiprocessing.spawn.get_preparation_data
 
-    def with_gpus(name: str) -> Mapping[str, object]:
+    def with_gpus(name: str) -> Any:
         """What a process of `spawn` or `forkserver` reads before it does anything."""
         return {**prepared(name), "nbddp_simulated_gpus": _Again()}
 
