@@ -116,6 +116,9 @@ def case_encoder_for_inference() -> None:
     with torch.no_grad():
         a, b = on_cpu(x, src_key_padding_mask=padding), on_gpu(x.cuda(), src_key_padding_mask=padding.cuda())
     assert torch.allclose(a, b.cpu(), atol=1e-6)
+    attention, copied = pair(lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval())
+    with torch.no_grad():
+        assert equal(attention(x, x, x)[0], copied(*[x.cuda()] * 3)[0])
 
 
 def case_autocast() -> None:

@@ -219,14 +219,20 @@ def functional(op: Any) -> Kernel:
 def _twins(args: Sequence[Any]) -> tuple[int, int, list[Any]] | None:
     """The only device, the product of all elements, and the arguments for the CPU's kernel. None: not so simple."""
     index, elements, twins = -1, 1, []
+    last: Any = None
+    twin: Any = None
     for arg in args:
         if isinstance(arg, Tensor):
-            own = machine.index_of(arg)
+            if arg is last:  # attention asks whether query, key and value are one
+                elements *= arg.numel()
+                twins.append(twin)
+                continue
+            last, own = arg, machine.index_of(arg)
             if own < 0 or (index >= 0 and own != index):
                 return None
             index = own
             elements *= arg.numel()
-            arg = machine.twin(arg)
+            arg = twin = machine.twin(arg)
         elif type(arg) in (list, tuple) and arg and (arg[0] is None or isinstance(arg[0], Tensor)):
             return None
         twins.append(arg)

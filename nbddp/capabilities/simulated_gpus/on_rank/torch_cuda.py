@@ -249,8 +249,8 @@ def install() -> None:
     cuda = torch.cuda
     put(FUNCTIONS)
     put(ACCELERATOR)
-    for what in ("linalg", "blas"):
-        put(_remembered(what))
+    put(_remembered("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"))
+    put(_remembered("_get_blas_preferred_backend", "_set_blas_preferred_backend"))
     for name in CLASSES:
         if not hasattr(torch._C, name):
             setattr(torch._C, name, type(name, (), {}))
@@ -270,14 +270,11 @@ def install() -> None:
     cuda.amp.common.amp_definitely_not_available = lambda: False
 
 
-def _remembered(what: str) -> Mapping[str, Callable[..., Any]]:
+def _remembered(read: str, write: str) -> Mapping[str, Callable[..., Any]]:
     """A choice among CUDA's libraries is accepted, and changes nothing: a CPU build refuses those it lacks."""
     chosen: list[Any] = []
-    now = getattr(torch._C, f"_get_{what}_preferred_backend")
-    return {
-        f"_set_{what}_preferred_backend": chosen.append,
-        f"_get_{what}_preferred_backend": lambda: chosen[-1] if chosen else now(),
-    }
+    now = getattr(torch._C, read)
+    return {write: chosen.append, read: lambda: chosen[-1] if chosen else now()}
 
 
 def _bf16(including_emulation: bool = True) -> bool:
