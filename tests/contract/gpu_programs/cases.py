@@ -165,6 +165,8 @@ def case_old_types() -> None:
     assert x.type(kind).type() == "torch.cuda.FloatTensor"
     assert x.to("cuda:1").type("torch.cuda.HalfTensor").device == torch.device("cuda:1")
     assert (x.cuda().type(torch.FloatTensor).type(), x.type(torch.int64).dtype) == ("torch.FloatTensor", torch.int64)
+    compiled = torch.compile(lambda x: x.type(torch.float16), backend="aot_eager", fullgraph=True)
+    assert compiled(x.cuda()).dtype == torch.float16
     torch.set_default_tensor_type(kind)
     made = (torch.ones(1), torch.Tensor([1.0]), torch.Tensor(2, 3), nn.Linear(2, 2).weight, nn.Parameter(torch.ones(1)))
     torch.set_default_tensor_type(torch.FloatTensor)

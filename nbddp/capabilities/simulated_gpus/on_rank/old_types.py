@@ -12,15 +12,15 @@ import torch
 from nbddp.capabilities.simulated_gpus.on_rank import dtypes
 
 KINDS: dict[str, Any] = {}  # torch.cuda.FloatTensor → its class
-_type, _set_default = torch.Tensor.type, torch.set_default_tensor_type
+_set_default = torch.set_default_tensor_type
 
 
 def install() -> None:
     for dtype in dtypes.FLOATS | dtypes.INTEGERS:
         name = f"{dtypes.WORDS[dtype]}Tensor"
-        kind = KINDS[f"torch.cuda.{name}"] = _kind(name, dtype)
+        kind = _kind(f"torch.cuda.{name}", dtype)  # by which `Tensor.type` finds it
+        KINDS[kind.__name__] = kind
         setattr(torch.cuda, name, kind)
-    torch.Tensor.type = convert
     torch.set_default_tensor_type = set_default
 
 
@@ -33,6 +33,9 @@ def _kind(name: str, dtype: Any) -> Any:
                 torch.tensor(*args, dtype=dtype, device="cuda") if args else torch.empty(0, dtype=dtype, device="cuda")
             )
 
+        def __repr__(cls) -> str:
+            return f"<class '{name}'>"
+
         def __instancecheck__(cls, one: Any) -> bool:
             return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == dtype
 
@@ -42,14 +45,6 @@ def _kind(name: str, dtype: Any) -> Any:
 def _found(kind: Any) -> Any:
     """The class that a program means by itself or by its name; None: not one of these."""
     return KINDS.get(kind) if isinstance(kind, str) else kind if kind in KINDS.values() else None
-
-
-def convert(self: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-    """As `Tensor.type`. A tensor that is on a GPU stays there."""
-    kind = None if dtype is None else _found(dtype)
-    if kind is None:
-        return _type(self, dtype, non_blocking, **kwargs) if dtype is not None else _type(self)
-    return self.to(self.device if self.is_cuda else "cuda", kind.dtype, non_blocking=non_blocking)
 
 
 def set_default(kind: Any) -> None:
