@@ -388,7 +388,8 @@ def terminal_text(error: RunFailed, signalled: str = "") -> str:
         head = f"the run was ended by {signalled}" if signalled else str(error)
         return "\n".join([head, *positions_table(error.states)] if error.states else [head])
     cause = error.cause
-    lines = [headline(cause), *(died_words(cause) if cause.kind == "died" else [])]
+    notes = [f"    {line}" for note in (cause.chain[-1].notes if cause.chain else ()) for line in note.splitlines()]
+    lines = [headline(cause), *notes, *(died_words(cause) if cause.kind == "died" else [])]
     others = [s for s in error.states if s.rank != cause.rank]
     last = [*attempts_lines(error.attempts), *([cause.advice] if cause.advice else [])]
     return "\n".join([*lines, *states_text(others), *last])

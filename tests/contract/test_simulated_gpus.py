@@ -89,6 +89,7 @@ def test_processes_of_a_program_have_gpus_and_share_them() -> None:
         ["Parameter", "cuda:0", [1.0], True], ["Parameter", "cuda:1", [1.0], True],
         ["Tensor", "cuda:0", [0.0, 0.0], False], ["Tensor", "cuda:1", [1.0, 1.0], False],
     ]  # fmt: skip
+    assert found["loaded"] == [["cuda:1", 0.0], ["cuda:1", 1.0]]
     assert (found["shared"], found["there"], found["here"]) == (True, ["cuda:0", 0], [1.0, 1.0, 1.0])
     assert "of which 8.5" in found["full"]
     assert "has 6.10 GiB memory in use. Including non-PyTorch memory" in found["full"]
@@ -104,7 +105,7 @@ BREAKS = {  # what is changed before the child's trial → how it ends
     "a slot of the hooks is missing": (
         "real = machine._virtual\n"
         "machine._virtual = lambda body: [n for n in real(body) if n != 'hasCUDA']\n",
-        "ended",
+        "the header has no function hasCUDA",
     ),
     "the keys are elsewhere": ("machine.IMPL = 32\n", "key_set_ was found at 0 places"),
     "the machine is unknown": ("machine.STREAM_CODE = {}\n", "is not known"),

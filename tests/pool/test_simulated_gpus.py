@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,70 @@ def test_a_ddp_program_for_gpus_runs_as_it_is(pool: WorkerPool) -> None:
 def test_ranks_that_seed_nothing_draw_different_numbers(pool: WorkerPool) -> None:
     anew = "torch.cuda.default_generators._made.clear()  # as in a new process"
     assert len({*values(pool, INIT + anew, "torch.rand(1, device='cuda').item()")}) == 2
+
+
+SMALL = """
+import os, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+small = lambda: nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 5))
+def step(wrapped, device):
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
+    y = wrapped(torch.randn(20, 10))  # DDP moves it
+    (y - torch.zeros(20, 5).to(device)).square().mean().backward()
+    optimizer.step()
+    dist.destroy_process_group()
+    return str(y.device)
+rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+if dist.is_initialized(): dist.destroy_process_group()
+"""
+DOCUMENTS = {  # the calls of tutorials, torch's own and others
+    "the accelerator's API": """
+here = torch.accelerator.current_accelerator()
+torch.accelerator.set_device_index(rank)
+dist.init_process_group(backend=dist.get_default_backend_for_device(here))
+found = step(DDP(small().to(rank), device_ids=[rank]), rank)
+""",
+    "GPUs shared out among ranks": """
+dist.init_process_group(backend="nccl")
+each = torch.cuda.device_count() // 4  # as where four ranks share the node: the pool has four GPUs and two ranks
+mine = list(range(local_rank * each, (local_rank + 1) * each))
+found = step(DDP(small().cuda(mine[0]), mine), mine[0])
+""",
+    "synchronised batch norm": """
+dist.init_process_group(backend="nccl", init_method="env://", world_size=int(os.environ["WORLD_SIZE"]), rank=rank)
+model = nn.Sequential(small(), nn.BatchNorm1d(5)).cuda(local_rank)
+found = step(DDP(nn.SyncBatchNorm.convert_sync_batchnorm(model), device_ids=[local_rank]), local_rank)
+""",
+    "a checkpoint of rank 0": """
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", rank=rank, world_size=2)
+wrapped = DDP(small().to(rank), device_ids=[rank])
+if rank == 0: torch.save(wrapped.state_dict(), CHECKPOINT)
+dist.barrier()
+wrapped.load_state_dict(torch.load(CHECKPOINT, map_location={"cuda:%d" % 0: "cuda:%d" % rank}))
+dist.barrier()
+if rank == 0: os.remove(CHECKPOINT)
+found = step(wrapped, rank)
+""",
+    "a model on two GPUs": """
+class Split(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = nn.Linear(10, 8).to(first), nn.Linear(8, 5).to(second)
+        self.devices = first, second
+    def forward(self, x):
+        return self.second(self.first(x.to(self.devices[0])).relu().to(self.devices[1]))
+dist.init_process_group("nccl")
+found = step(DDP(Split((rank + 2) % 4, rank)), rank)
+""",
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_program_of_a_tutorial_runs_as_it_is(name: str, pool: WorkerPool, tmp_path: Path) -> None:
+    code = f"CHECKPOINT = {str(tmp_path / 'toy')!r}{SMALL}{DOCUMENTS[name]}"
+    assert values(pool, code, "found") == ["cuda:0", "cuda:1"]
 
 
 def test_the_pool_says_what_they_are(pool: WorkerPool) -> None:

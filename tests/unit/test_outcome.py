@@ -233,6 +233,12 @@ def test_a_check_words_a_learners_rank_that_left() -> None:
     assert failure_words(failed) == "rank 1 left: its process ended with exit code 0"
 
 
+def test_a_terminal_has_the_notes_that_no_traceback_has() -> None:
+    cause = Cause(0, 0, "raised", (Raised("ImportError", "no triton", notes=("it runs on GPUs",)),))
+    failed = WorkerFailed("", cause=cause, states=(), report="", logs={})
+    assert report.terminal_text(failed).splitlines() == ["rank 0 raised ImportError: no triton", "    it runs on GPUs"]
+
+
 def test_what_the_worker_could_not_begin_is_not_told_as_the_programs_error() -> None:
     cause = Cause(1, 0, "raised", (Raised("OSError", "\n no space"),), stage="begin")
     assert report.headline(cause) == "rank 1 could not begin the cell: OSError:  no space"

@@ -259,6 +259,21 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST == 16
 
 
+LACKS = {
+    "No module named 'triton'": "simulated GPUs refuse them, with Triton installed too",
+    "Cannot find a working triton installation.": "Triton's kernels run on a GPU only",
+    "0 active drivers ([]). There should only be one.": "Triton's kernels run on a GPU only",
+    "CUDA error: CUDA driver version is insufficient for CUDA runtime version": "asked for NVIDIA's driver itself",
+    "Could not find any NVRTC library": "asked for NVIDIA's driver itself",
+}
+
+
+@pytest.mark.parametrize("said", LACKS)
+def test_an_error_of_what_no_simulated_gpu_has_says_so(said: str) -> None:
+    assert LACKS[said] in on_worker.explain(Raised("RuntimeError", said), [], 2, 0)
+    assert on_worker.explain(Raised("RuntimeError", "No module named 'apex'"), [], 2, 0) == ""
+
+
 # -- what was measured, and what is exported -------------------------------------------------------
 
 

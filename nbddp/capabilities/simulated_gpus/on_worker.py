@@ -34,6 +34,14 @@ MIXED = (  # torch's messages of operands on several devices
 NO_SUCH = r"invalid device ordinal"
 NOT_ON_GPU = r"No backend type associated with device type cpu"
 TWICE = r"Duplicate GPU detected|Multiple Ranks are using the same GPU"  # the second since NCCL 2.30
+NOT_THERE = {  # message → what simulated GPUs lack
+    r"No module named 'triton|working triton installation|active drivers \(": (
+        "Triton's kernels run on a GPU only: simulated GPUs refuse them, with Triton installed too"
+    ),
+    r"CUDA driver version is insufficient|no CUDA-capable device|CUDA driver library cannot be found|NVRTC library": (
+        "a library asked for NVIDIA's driver itself, and simulated GPUs have none"
+    ),
+}
 WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 BOUND = re.compile(r"^(\s*[\w*][\w\s,*]*=)+(?!=)")  # names that a line assigns: what they held is no operand
 
@@ -102,6 +110,9 @@ def explain(raised: Raised, frames: Sequence[Sequence[Placed]], gpus: int, curre
         return _words(next(mixed, ()))
     if re.search(NO_SUCH, said):
         return f"this process sees {_gpus(gpus)}"
+    lacks = next((words for message, words in NOT_THERE.items() if re.search(message, said)), "")
+    if lacks:
+        return lacks
     if re.search(NOT_ON_GPU, said):
         here = [one for one in (frames[-1] if frames else ()) if one.device == CPU]
         return f"{_words(here)}, and nccl takes tensors on GPUs only" if here else ""

@@ -6,9 +6,14 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
+import sys
+import tempfile
 import traceback
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +81,46 @@ def case_recurrent() -> None:
     assert nn.LSTM(4, 5, batch_first=True).cuda()(packed)[0].data.is_cuda
 
 
+def case_nested() -> None:
+    parts = [torch.randn(n, 8) for n in (3, 5, 2)]
+    on_cpu, on_gpu = pair(lambda: nn.Linear(8, 8))
+    for made in (
+        torch.nested.nested_tensor(parts, device="cuda:0"),
+        torch.nested.nested_tensor(parts).cuda(),
+        torch.nested.as_nested_tensor([part.cuda() for part in parts]),
+    ):
+        y = on_gpu(made)
+        assert {str(one.device) for one in (made, y, y.transpose(1, 2), *y.unbind())} == {"cuda:0"}
+        assert all(equal(a, b) for a, b in zip(on_cpu(made.cpu()).unbind(), y.unbind(), strict=True))
+    assert made.half().to("cuda:1").unbind()[1].device == torch.device("cuda:1")
+    y.to_padded_tensor(0.0).square().sum().backward()
+    assert on_gpu.weight.grad.is_cuda
+    outputs, grads = [], []
+    for device in ("cpu", CUDA):
+        jagged = torch.nested.nested_tensor(parts, layout=torch.jagged, device=device, requires_grad=True)
+        heads = jagged.unflatten(-1, [2, 4]).transpose(1, 2)
+        out = F.scaled_dot_product_attention(heads, heads, heads).values()
+        out.square().sum().backward()
+        outputs.append(out)
+        grads.append(jagged.grad.values())
+    assert outputs[1].is_cuda
+    assert equal(*outputs)
+    assert equal(*grads)
+
+
+def case_encoder_for_inference() -> None:
+    """With a mask of padding its layers have nested tensors."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    on_cpu, on_gpu = pair(lambda: nn.TransformerEncoder(layer, 2).eval())
+    x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
+    with torch.no_grad():
+        a, b = on_cpu(x, src_key_padding_mask=padding), on_gpu(x.cuda(), src_key_padding_mask=padding.cuda())
+    assert torch.allclose(a, b.cpu(), atol=1e-6)
+    attention, copied = pair(lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval())
+    with torch.no_grad():
+        assert equal(attention(x, x, x)[0], copied(*[x.cuda()] * 3)[0])
+
+
 def case_autocast() -> None:
     model = nn.Linear(8, 8).cuda()
     scaler = torch.amp.GradScaler(CUDA)
@@ -109,6 +154,36 @@ def case_sparse() -> None:
             optimizer.step()
     assert on_gpu.weight.grad.is_sparse
     assert equal(on_cpu.weight, on_gpu.weight)
+
+
+def case_old_types() -> None:
+    """Programs of before 2018 name a type for the device too."""
+    kind, x = torch.cuda.FloatTensor, torch.ones(2, dtype=torch.float64)
+    assert kind(2, 3).fill_(1).is_cuda
+    assert isinstance(kind([1.0]), kind)
+    assert not isinstance(x, kind)
+    assert x.type(kind).type() == "torch.cuda.FloatTensor"
+    assert x.to("cuda:1").type("torch.cuda.HalfTensor").device == torch.device("cuda:1")
+    assert (x.cuda().type(torch.FloatTensor).type(), x.type(torch.int64).dtype) == ("torch.FloatTensor", torch.int64)
+    compiled = torch.compile(lambda x: x.type(torch.float16), backend="aot_eager", fullgraph=True)
+    assert compiled(x.cuda()).dtype == torch.float16
+    torch.set_default_tensor_type(kind)
+    made = (torch.ones(1), torch.Tensor([1.0]), torch.Tensor(2, 3), nn.Linear(2, 2).weight, nn.Parameter(torch.ones(1)))
+    torch.set_default_tensor_type(torch.FloatTensor)
+    assert {one.device.type for one in made} == {CUDA}
+    assert {one.device.type for one in (torch.ones(1), torch.Tensor([1.0]), torch.Tensor(2, 3))} == {"cpu"}
+
+
+def case_capturable_optimizer() -> None:
+    """Its lists of tensors come after a number in `_foreach_pow`."""
+    on_cpu, on_gpu = pair(lambda: nn.Linear(3, 2))
+    for model, device, options in ((on_cpu, "cpu", {}), (on_gpu, CUDA, {"capturable": True})):
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1, foreach=True, **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, device=device)).square().sum().backward()
+            optimizer.step()
+    assert all(torch.allclose(a, b.cpu()) for a, b in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True))
 
 
 def case_random_numbers() -> None:
@@ -219,8 +294,19 @@ def case_profiler_and_marks() -> None:
 
 
 def case_refused_by_name() -> None:
+    from torch.utils import cpp_extension
+
+    @torch.compile
+    def makes_one() -> Any:
+        return torch.ones(1, device=CUDA) + 1
+
     expected = {
         "utilization": lambda: torch.cuda.utilization(),
+        "the CUDA extension 'a'": lambda: cpp_extension.load("a", ["a.cpp", "a.cu"]),
+        "the CUDA extension 'b'": lambda: cpp_extension.load_inline("b", "", cuda_sources="__global__ void f() {}"),
+        "the CUDA extension 'c'": lambda: cpp_extension.CUDAExtension("c", ["c.cu"]),
+        "inductor, writes Triton kernels": makes_one,
+        "the backend cudagraphs": lambda: torch.compile(torch.sin, backend="cudagraphs")(torch.ones(1, device=CUDA)),
         "inductor": lambda: torch.compile(nn.Linear(3, 2).cuda())(torch.ones(1, 3, device=CUDA)),
         "_flash_attention_forward": lambda: torch.ops.aten._flash_attention_forward(
             *[torch.randn(1, 3, 2, 8, device=CUDA)] * 3, None, None, 3, 3, 0.0, False, False
@@ -230,8 +316,23 @@ def case_refused_by_name() -> None:
     for words, program in expected.items():
         with pytest.raises(Exception, match=words):
             program()
+    assert cpp_extension.CppExtension("d", ["d.cpp"]).name == "d"
     torch._dynamo.reset()
     assert torch.compile(torch.sin, backend="aot_eager")(torch.zeros(1, device=CUDA)).item() == 0
+
+
+def case_triton() -> None:
+    """A launch is refused. Where Triton is not installed, a module that has only what a launch is stands for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        if importlib.util.find_spec("triton") is None:
+            runtime = Path(folder, "triton", "runtime")
+            runtime.mkdir(parents=True)
+            (runtime / "jit.py").write_text("class JITFunction:\n    def run(self):\n        return 'it ran'\n")
+            sys.path.append(folder)
+        from triton.runtime.jit import JITFunction
+
+        with pytest.raises(NotImplementedError, match="cannot run the Triton kernel add: Triton compiles for a GPU"):
+            JITFunction.run(SimpleNamespace(__name__="add"))
 
 
 def case_memory() -> None:
@@ -271,6 +372,7 @@ def case_flags() -> None:
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
     torch.set_float32_matmul_precision("highest")
+    assert torch.backends.cuda.preferred_linalg_library("magma") == torch._C._LinalgBackend.Magma
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         F.scaled_dot_product_attention(*[torch.randn(1, 2, 3, 4, device=CUDA)] * 3)
 

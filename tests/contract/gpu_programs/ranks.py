@@ -45,6 +45,18 @@ def program_ddp() -> Any:
     return loss.item(), weights(ddp)
 
 
+def program_synchronised_batch_norm() -> Any:
+    """On the CPU torch has none: there each rank has the whole batch, and ordinary batch norm."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
+    x, y = torch.randn(8, 1, 3, 3).double(), torch.randn(8, 2).double()
+    part = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4) if ON_GPUS else slice(None)
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if ON_GPUS else model
+    ddp = DDP(model.to(device()), device_ids=[dist.get_rank()] if ON_GPUS else None)
+    F.mse_loss(ddp(x[part].to(device())), y[part].to(device())).backward()
+    return [round(p.grad.square().sum().item(), 10) for p in model.parameters()]
+
+
 def program_model_parallel() -> Any:
     class Split(nn.Module):
         def __init__(self, one: Any, two: Any) -> None:

@@ -41,8 +41,18 @@ def hold(size: int, sent: Any, end: Any) -> None:
     end.wait(60)
 
 
+class OnGpu(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, at: int) -> Any:
+        return torch.full((1,), float(at), device="cuda:1")
+
+
 def main() -> None:
     found: dict[str, Any] = {}
+    loader = torch.utils.data.DataLoader(OnGpu(), num_workers=1, multiprocessing_context="forkserver")
+    found["loaded"] = [(str(one.device), one.item()) for one in loader]
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

@@ -15,8 +15,8 @@ from nbddp.capabilities.simulated_gpus import cards as known
 from nbddp.capabilities.simulated_gpus.cards import Card
 
 PARTS = (  # modules of this folder with a function `install`, in this order
-    "streams", "torch_cuda", "statistics", "graphs", "generators", "storages", "data_parallel", "refusals",
-    "cuda_only", "operators", "nccl", "processes",
+    "streams", "torch_cuda", "statistics", "graphs", "generators", "storages", "old_types",
+    "data_parallel", "refusals", "extensions", "cuda_only", "nested", "operators", "nccl", "processes",
 )  # fmt: skip
 AGAIN = "NBDDP_SIMULATED_GPUS"  # what a spawned process is to have, as it is typed: 4xT4
 SHARED = "NBDDP_SIMULATED_GPUS_MEMORY"  # the file in which processes write what they take; children inherit it

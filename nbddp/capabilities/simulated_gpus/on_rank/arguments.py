@@ -57,7 +57,8 @@ def _heal(tensor: Any) -> bool:
     if tensor.layout is not torch.strided:
         return False
     index = memory.index_of(tensor.untyped_storage())
-    if index < 0 or not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.CUDA):
+    keys, of = torch._C._dispatch_keys(tensor), torch._C.DispatchKey
+    if index < 0 or not (keys.has(of.CUDA) or keys.has(of.NestedTensorCUDA)):
         return False
     machine.to_cuda(tensor, index)
     return True

@@ -25,7 +25,7 @@ LOW = {dtypes.WORDS[dtype]: dtype for dtype in dtypes.HALF}
 LARGEST = 1 << 62  # bytes: for more than that torch has an error of its own
 MUCH = 1 << 28  # product of the arguments' elements, from which the result's size is computed first
 random_operators: set[str] = set()  # names of those that take a generator
-own: set[str] = set()  # names of those that have a kernel before `operators.py` gives kernels to the others
+own: set[str] = set()  # names, or key and name, of those that have a kernel before `operators.py` serves the others
 recording: list[Callable[..., Any]] = []  # a CUDA graph that is being captured: gets each call
 
 
@@ -143,7 +143,9 @@ def sparse_parts(tensor: Any) -> Iterator[Any]:
 def _results(op: Any, out: Any, index: int, originals: dict[int, tuple[Any, Any]]) -> Any:
     if writes(op):
         for tensor, twin in originals.values():
-            if twin.layout is torch.strided and (tensor.shape != twin.shape or tensor.stride() != twin.stride()):
+            if twin.layout is not torch.strided or twin.is_nested:
+                continue
+            if tensor.shape != twin.shape or tensor.stride() != twin.stride():
                 _resized(tensor, twin, index)
     return relabelled(out, index, originals)
 
@@ -217,14 +219,20 @@ def functional(op: Any) -> Kernel:
 def _twins(args: Sequence[Any]) -> tuple[int, int, list[Any]] | None:
     """The only device, the product of all elements, and the arguments for the CPU's kernel. None: not so simple."""
     index, elements, twins = -1, 1, []
+    last: Any = None
+    twin: Any = None
     for arg in args:
         if isinstance(arg, Tensor):
-            own = machine.index_of(arg)
+            if arg is last:  # attention asks whether query, key and value are one
+                elements *= arg.numel()
+                twins.append(twin)
+                continue
+            last, own = arg, machine.index_of(arg)
             if own < 0 or (index >= 0 and own != index):
                 return None
             index = own
             elements *= arg.numel()
-            arg = machine.twin(arg)
+            arg = twin = machine.twin(arg)
         elif type(arg) in (list, tuple) and arg and (arg[0] is None or isinstance(arg[0], Tensor)):
             return None
         twins.append(arg)
@@ -266,7 +274,7 @@ def foreach(op: Any) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         lists = [arg for arg in args if isinstance(arg, list | tuple) and arg and isinstance(arg[0], Tensor)]
-        if len(args[0]) < 2 or len({tensor.device for one in lists for tensor in one}) < 2:
+        if not lists or len({tensor.device for one in lists for tensor in one}) < 2:
             return run(op, *args, **kwargs)
         single = [
             op(*([arg[i]] if isinstance(arg, list | tuple) else arg for arg in args), **kwargs)
@@ -295,14 +303,17 @@ def view(op: Any) -> Kernel:
     return kernel
 
 
-def sparse(op: Any) -> Kernel:
-    """For sparse tensors. What they consist of has the CPU's label and keeps it: a program gets a copy of the label."""
+def not_dense(op: Any) -> Kernel:
+    """For sparse and nested tensors. What they consist of keeps the CPU's label: a program gets a labelled copy."""
     if not is_view(op):
         return general(op)
 
     def kernel(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        index = machine.index_of(tensor)
         out = op(machine.twin(tensor), *args, **kwargs)
-        return labelled(out.data, machine.index_of(tensor)) if isinstance(out, Tensor) else out
+        if isinstance(out, list | tuple):  # the parts of a nested tensor
+            return [labelled(one.data, index) for one in out]
+        return labelled(out.data, index) if isinstance(out, Tensor) else out
 
     return kernel
 

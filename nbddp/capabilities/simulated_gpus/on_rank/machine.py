@@ -259,6 +259,8 @@ class VirtualTable:
         return ctypes.CFUNCTYPE(TYPES[result], ctypes.c_void_p)(self[name])(self.of)
 
     def __getitem__(self, name: str) -> int:
+        if name not in self.names:
+            raise Unfit(f"the header has no function {name}")
         return WORDS[(self.start >> 3) + self.names.index(name)]
 
     def changed(self, slots: Slots, more: int = MORE_SLOTS) -> int:

@@ -28,6 +28,7 @@ MIXED = {  # operators whose tensors may be on several devices → why
     "aten::repeat_interleave": "its repeats may be on the CPU",
     "aten::_ctc_loss": "its lengths are on the CPU",
     "aten::_ctc_loss_backward": "its lengths are on the CPU",
+    **dict.fromkeys(("aten::_nested_from_padded", "aten::_nested_view_from_buffer"), "nested sizes are on the CPU"),
     "aten::_amp_foreach_non_finite_check_and_unscale_": "gradients of several devices have their own found_inf",
 }
 

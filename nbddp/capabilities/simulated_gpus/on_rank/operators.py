@@ -22,7 +22,9 @@ from nbddp.capabilities.simulated_gpus.on_rank.kernels import Kernel, functional
 
 aten = torch.ops.aten
 DENSE, AUTOGRAD = "CUDA", "AutogradCUDA"
-SPARSE = {"SparseCUDA": "SparseCPU", "SparseCsrCUDA": "SparseCsrCPU"}  # key → the CPU's
+NOT_DENSE = {  # key → the CPU's
+    "SparseCUDA": "SparseCPU", "SparseCsrCUDA": "SparseCsrCPU", "NestedTensorCUDA": "NestedTensorCPU",
+}  # fmt: skip
 
 
 def copy(tensor: Any, source: Any, non_blocking: bool = False) -> Any:
@@ -136,7 +138,7 @@ EXCEPTIONS: Mapping[str, Exception_] = {
 def install() -> None:
     """Registers all kernels. It takes 0.25 s."""
     rest, library = kernels.library("_"), kernels.library("aten")
-    for key in (DENSE, *SPARSE):
+    for key in (DENSE, *NOT_DENSE):
         rest.fallback(kernels.run, key)
     for full in torch._C._dispatch_get_all_op_names():
         name = full.removeprefix("aten::")
@@ -159,9 +161,9 @@ def _register(library: Any, name: str, op: Any) -> None:
     schema = op._schema
     if any("Generator" in str(argument.type) for argument in schema.arguments):
         kernels.random_operators.add(schema.name)
-    for key, of_cpu in SPARSE.items():
-        if _has(name, of_cpu):
-            library.impl(name, kernels.sparse(op), key)
+    for key, of_cpu in NOT_DENSE.items():
+        if _has(name, of_cpu) and f"{key} {name}" not in kernels.own:
+            library.impl(name, kernels.not_dense(op), key)
     if name in kernels.own:
         return
     if name in EXCEPTIONS:

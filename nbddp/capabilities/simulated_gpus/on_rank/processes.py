@@ -12,25 +12,26 @@ import torch
 from torch.multiprocessing import reductions
 
 from nbddp.capabilities.simulated_gpus import cards
-from nbddp.capabilities.simulated_gpus.on_rank import AGAIN, devices, machine, memory
+from nbddp.capabilities.simulated_gpus.on_rank import AGAIN, again, devices, machine, memory
 
-BEGIN = "from nbddp.capabilities.simulated_gpus.on_rank import again; again(); "
+
+class _Again:
+    """Simulates the same GPUs where it is read."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return again, ()
 
 
 def install() -> None:
     os.environ[AGAIN] = cards.typed(devices.of_machine())
     os.register_at_fork(after_in_child=_forked)
-    command = multiprocessing.spawn.get_command_line
+    prepared = multiprocessing.spawn.get_preparation_data
 
-    def with_gpus(**kwargs: Any) -> list[str]:
-        """The command of a spawned process begins by simulating the same GPUs."""
-        line = list(command(**kwargs))
-        if "-c" in line:
-            at = line.index("-c") + 1
-            line[at] = BEGIN + line[at]
-        return line
+    def with_gpus(name: str) -> Any:
+        """What a process of `spawn` or `forkserver` reads before it does anything."""
+        return {**prepared(name), "nbddp_simulated_gpus": _Again()}
 
-    multiprocessing.spawn.get_command_line = with_gpus
+    multiprocessing.spawn.get_preparation_data = with_gpus
     for kind in (torch.Tensor, torch.nn.Parameter):
         _send(kind, reductions.reduce_tensor)
 

@@ -27,6 +27,7 @@ OF_DRIVER: Mapping[str, str] = {  # of torch._C → why there is none
     "_cuda_cudaCachingAllocator_raw_alloc": "memory by its address is a GPU's, and there is none",
     "_cuda_cudaCachingAllocator_raw_delete": "memory by its address is a GPU's, and there is none",
     "_cuda_tunableop_enable": "TunableOp tries kernels of cuBLAS, and there is none",
+    "_cuda_checkPoolLiveAllocations": "the backend cudagraphs looks into the driver's memory; torch.cuda.graph works",
     "_nccl_unique_id": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
     "_nccl_init_rank": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
 }
@@ -102,7 +103,8 @@ def _inductor() -> None:
     original = wrapper.__call__
 
     def call(self: Any, module: Any, inputs: Any) -> Any:
-        if any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in inputs):
+        made = (node.meta.get("example_value") for node in module.graph.nodes)
+        if any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in (*inputs, *made)):
             raise Refused(INDUCTOR)
         return original(self, module, inputs)
 

@@ -1,4 +1,4 @@
-"""What Python sees of storages and tensors: `UntypedStorage` on a GPU, subclasses of Tensor, `FloatTensor`."""
+"""What Python sees of storages and tensors: `UntypedStorage` on a GPU, and subclasses of Tensor."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, dtypes, machine, memory
+from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, memory
 
 Storage = torch.UntypedStorage
-OLD_TYPES = dtypes.FLOATS | dtypes.INTEGERS  # that have a class in torch.cuda
 
 
 def install() -> None:
@@ -20,9 +19,6 @@ def install() -> None:
     # kernel in Python has one already. So the argument looks like a CPU tensor during the call.
     torch.Tensor._make_subclass = staticmethod(_as_cpu(torch.Tensor._make_subclass, 1))
     torch.Tensor.as_subclass = _as_cpu(torch.Tensor.as_subclass, 0)
-    for dtype in OLD_TYPES:
-        name = f"{dtypes.WORDS[dtype]}Tensor"
-        setattr(torch.cuda, name, _old_type(name, dtype))
 
 
 def _as_cpu(make: Callable[..., Any], at: int) -> Callable[..., Any]:
@@ -42,21 +38,6 @@ def _as_cpu(make: Callable[..., Any], at: int) -> Callable[..., Any]:
         return made
 
     return labelled
-
-
-def _old_type(name: str, dtype: Any) -> Any:
-    class Kind(type):
-        def __call__(cls, *args: Any) -> Any:
-            if args and all(isinstance(arg, int) for arg in args):
-                return torch.empty(*args, dtype=dtype, device="cuda")
-            return (
-                torch.tensor(*args, dtype=dtype, device="cuda") if args else torch.empty(0, dtype=dtype, device="cuda")
-            )
-
-        def __instancecheck__(cls, one: Any) -> bool:
-            return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == dtype
-
-    return Kind(name, (), {"__module__": "torch.cuda", "dtype": dtype, "is_cuda": True})
 
 
 _new, _copy, _resize = Storage.__new__, Storage.copy_, Storage.resize_

@@ -195,6 +195,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_tunableop_tuning_is_enabled": lambda: False,
     "_cuda_get_cudnn_benchmark_limit": lambda: 10,
     "_cuda_set_cudnn_benchmark_limit": nothing,
+    **dict.fromkeys(
+        ("_can_use_flash_attention", "_can_use_mem_efficient_attention", "_can_use_cudnn_attention"),
+        lambda parameters, debug=False: False,  # else a CUDA build asks the driver; attention is written out
+    ),
 }
 ACCELERATOR: Mapping[str, Callable[..., Any]] = {  # of torch._C, from 2.6 on; those that it has
     "_accelerator_setDeviceIndex": devices.set_checked,
@@ -245,6 +249,8 @@ def install() -> None:
     cuda = torch.cuda
     put(FUNCTIONS)
     put(ACCELERATOR)
+    put(_remembered("_get_linalg_preferred_backend", "_set_linalg_preferred_backend"))
+    put(_remembered("_get_blas_preferred_backend", "_set_blas_preferred_backend"))
     for name in CLASSES:
         if not hasattr(torch._C, name):
             setattr(torch._C, name, type(name, (), {}))
@@ -262,6 +268,13 @@ def install() -> None:
     cuda.is_bf16_supported = _bf16
     cuda.nccl.version = versions.nccl
     cuda.amp.common.amp_definitely_not_available = lambda: False
+
+
+def _remembered(read: str, write: str) -> Mapping[str, Callable[..., Any]]:
+    """A choice among CUDA's libraries is accepted, and changes nothing: a CPU build refuses those it lacks."""
+    chosen: list[Any] = []
+    now = getattr(torch._C, read)
+    return {write: chosen.append, read: lambda: chosen[-1] if chosen else now()}
 
 
 def _bf16(including_emulation: bool = True) -> bool:
