@@ -537,6 +537,16 @@ def reduced_parameters(ddp: Any) -> list[Any]:
     return ordered if len(ordered) == len(known) else list(known.values())
 
 
+def saved(node: Any, name: str) -> Any:
+    """What a node of autograd's graph keeps for backward. Raises AttributeError if this version keeps no such thing."""
+    return getattr(node, "_saved_" + name)
+
+
+def has_hooks(tensor: Any) -> bool:
+    """Whether the program has hooks on a tensor, which may change its gradient."""
+    return bool(getattr(tensor, "_backward_hooks", None))
+
+
 def comm_hooks(ddp: Any) -> tuple[list[tuple[Any, Any]], str]:
     """A DDP model's hooks with their states, and the name of a hook in C++, empty without one."""
     name = str(ddp._get_ddp_logging_data().get("comm_hook", ""))

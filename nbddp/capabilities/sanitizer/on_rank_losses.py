@@ -14,6 +14,7 @@ import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.recording import CountedLoss
+from nbddp.compat.torch import has_hooks, saved
 from nbddp.worker.gpus import capturing
 
 KEPT = 400  # losses that are looked at
@@ -50,7 +51,7 @@ class Losses:
 
     @digest.safely
     def _look(self, loss: Any, gradient: Any) -> list[CountedLoss]:
-        if loss.numel() != 1 or loss._backward_hooks or capturing():
+        if loss.numel() != 1 or has_hooks(loss) or capturing():
             return []
         weight = () if gradient is None else (_number(gradient),)
         at, place, facts = self.recorder.tick(), self.recorder.place(2), []
@@ -92,13 +93,13 @@ def counted(node: Any, times: Numbers) -> list[tuple[str, int, Any, Any, Numbers
         node, times, over = waiting.pop()
         name = "" if node is None else type(node).__name__
         if name in NLL:
-            if node._saved_weight is None and node._saved_reduction != EACH:
-                mean = node._saved_reduction == MEAN
-                count = node._saved_total_weight.clone() if mean else _labels(node)
+            if saved(node, "weight") is None and saved(node, "reduction") != EACH:
+                mean = saved(node, "reduction") == MEAN
+                count = saved(node, "total_weight").clone() if mean else _labels(node)
                 form = f"cross entropy with ignore_index={_ignored(node)}"
-                found.append((form, node._saved_target.numel(), count, 0, times, (*over, count) if mean else over))
+                found.append((form, saved(node, "target").numel(), count, 0, times, (*over, count) if mean else over))
         elif name == "SumBackward0" or name == "MeanBackward0":
-            whole = math.prod(node._saved_self_sym_sizes)
+            whole = math.prod(saved(node, "self_sym_sizes"))
             some = _masked(_below(node), whole)
             if some is not None:
                 divides = over if name == "SumBackward0" else (*over, whole)
@@ -113,7 +114,7 @@ def _scaled(node: Any, name: str) -> tuple[Numbers, Numbers] | None:
     if name in PASSES:
         return (), ()
     if name in ("AddBackward0", "SubBackward0"):
-        return ((), ()) if node._saved_alpha == 1 else None
+        return ((), ()) if saved(node, "alpha") == 1 else None
     if name in ("MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1"):
         other = _factor(node)
         if other is not None and (not isinstance(other, torch.Tensor) or other.numel() == 1):
@@ -123,9 +124,9 @@ def _scaled(node: Any, name: str) -> tuple[Numbers, Numbers] | None:
 
 def _factor(node: Any) -> Any:
     """The operand of a product that has no gradient; None if both or neither have one."""
-    other = node._saved_other
+    other = saved(node, "other")
     if other is None and type(node).__name__ == "MulBackward0":
-        other = node._saved_self
+        other = saved(node, "self")
     return None if getattr(other, "requires_grad", False) else other
 
 
@@ -142,12 +143,12 @@ def _masked(node: Any, whole: int) -> tuple[str, Any, Any] | None:
     """What a sum has of a mask: its form, how many count, and how many of its numbers are no 0 or 1. Losses that an
     index selects are left out: they may be the hardest of the batch."""
     name = type(node).__name__
-    if name in NLL and node._saved_reduction == EACH and node._saved_weight is None:
+    if name in NLL and saved(node, "reduction") == EACH and saved(node, "weight") is None:
         return f"cross entropy with ignore_index={_ignored(node)}", _labels(node), 0
-    mask = {"MulBackward0": "factor", "MaskedFillBackward0": "_saved_mask", "WhereBackward0": "_saved_condition"}
+    mask = {"MulBackward0": "factor", "MaskedFillBackward0": "mask", "WhereBackward0": "condition"}
     if name not in mask:
         return None
-    given = _factor(node) if name == "MulBackward0" else getattr(node, mask[name])
+    given = _factor(node) if name == "MulBackward0" else saved(node, mask[name])
     if not isinstance(given, torch.Tensor) or given.numel() != whole or whole < 2:
         return None
     ones = (given.detach() != 0).sum()
@@ -157,9 +158,9 @@ def _masked(node: Any, whole: int) -> tuple[str, Any, Any] | None:
 
 
 def _labels(node: Any) -> Any:
-    return (node._saved_target != _ignored(node)).sum()
+    return (saved(node, "target") != _ignored(node)).sum()
 
 
 def _ignored(node: Any) -> int:
-    number = int(node._saved_ignore_index)
+    number = int(saved(node, "ignore_index"))
     return number - (1 << 64) if number >= 1 << 63 else number

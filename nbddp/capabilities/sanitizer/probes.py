@@ -28,7 +28,29 @@ def state_of_a_step() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(1))
     expect(torch_compat.scale_of(scaler) is not None, "a GradScaler keeps its scale elsewhere")
+    _counted_losses()
     expect(hasattr(torch_compat.fetcher_of_maps(), "fetch"), "batches are fetched by another class")
+
+
+def _counted_losses() -> None:
+    import torch
+
+    from nbddp.capabilities.sanitizer.on_rank_losses import counted
+
+    logits, labels = torch.ones(3, 2, requires_grad=True), torch.tensor([0, 1, -100])
+    expect(not torch_compat.has_hooks(logits), "a tensor without hooks seems to have some")
+    logits.register_hook(lambda gradient: None)
+    expect(torch_compat.has_hooks(logits), "a tensor's hooks are kept elsewhere")
+    mask = torch.tensor([1.0, 1.0, 0.0])
+    losses = {
+        "cross_entropy": torch.nn.functional.cross_entropy(logits, labels),
+        "a masked mean": (logits.sum(1) * mask).sum() / 2,
+        "masked_fill": logits.sum(1).masked_fill(mask == 0, 0.0).sum() / 2,
+        "where": torch.where(mask == 1, logits.sum(1), 0.0).sum() / 2,
+    }
+    for name, loss in losses.items():
+        found = [(whole, int(count)) for _, whole, count, *_ in counted(loss.grad_fn, ())]
+        expect(found == [(3, 2)], f"the graph of {name} does not tell how many targets count: {found}")
 
 
 def _fsdp2() -> None:
