@@ -22,7 +22,7 @@ CUDA_SOURCES = (".cu", ".cuh")
 
 
 def install() -> None:
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _ChangingFinder())
     for name, change in MODULES.items():
         if name in sys.modules:
             change(sys.modules[name])
@@ -30,7 +30,7 @@ def install() -> None:
         torch.cuda._compile_kernel = _refusing(torch.cuda._compile_kernel, lambda *args, **kwargs: SOURCE)
 
 
-class _Finder(MetaPathFinder):
+class _ChangingFinder(MetaPathFinder):
     """Finds these modules as ever, and has them changed once they are imported."""
 
     def find_spec(
