@@ -19,6 +19,7 @@ import platform
 import re
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,7 @@ def run(name: str) -> list[dict[str, Any]]:
 
 
 def draw(figures: list[dict[str, Any]]) -> None:
-    """One small plot for each thing measured: its ratio by date, and the line that it must not cross."""
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    """One small plot for each thing measured: its ratio at each commit, and the line that it must not cross."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys((f["benchmark"], f["measured"]) for f in figures))
@@ -92,22 +92,23 @@ def draw(figures: list[dict[str, Any]]) -> None:
     picture = Figure(figsize=(11, 2.1 * rows), layout="constrained")
     for axes, (benchmark, measured) in zip(picture.subplots(rows, columns, squeeze=False).flat, names, strict=False):
         mine = [f for f in figures if (f["benchmark"], f["measured"]) == (benchmark, measured)]
+        runs = list(dict.fromkeys((f["date"], f["commit"]) for f in mine))
         for colour, name in enumerate(machines):
-            dots = [(datetime.date.fromisoformat(f["date"]), f["ratio"]) for f in mine if machine(f) == name]
+            dots = [(runs.index((f["date"], f["commit"])), f["ratio"]) for f in mine if machine(f) == name]
             if dots:
                 axes.plot(*zip(*dots, strict=True), "o", color=f"C{colour}", markersize=4)
-        for bound in ("at most", "at least"):
-            if bound in mine[-1]:
-                axes.axhline(mine[-1][bound], color="C3", linewidth=1)
-                axes.annotate(bound, (0, mine[-1][bound]), xycoords=("axes fraction", "data"), fontsize=7, color="C3")
-        axes.set_title(f"{benchmark}: {measured}", fontsize=7, wrap=True)
-        axes.xaxis.set_major_locator(locator := AutoDateLocator(maxticks=4))
-        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        bounds = {bound: mine[-1][bound] for bound in ("at most", "at least") if bound in mine[-1]}
+        for bound, at in bounds.items():
+            axes.axhline(at, color="C3", linewidth=1)
+            axes.annotate(f"{bound} {at:g}", (0.01, at), (0, 2), ("axes fraction", "data"), "offset points", fontsize=7)
+        axes.set_title("\n".join(textwrap.wrap(f"{benchmark}: {measured}", 48)), fontsize=7)
+        axes.set_xticks(range(len(runs)), [f"{date[5:]}\n{commit[:8]}" for date, commit in runs])
+        axes.set_xlim(-0.5, len(runs) - 0.5)
         axes.tick_params(labelsize=7)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.25 * max(*bounds.values(), *(f["ratio"] for f in mine), 0))
     for axes in picture.axes[len(names) :]:
         axes.remove()
-    picture.supylabel("ratio to what was measured beside it", fontsize=8)
+    picture.suptitle("Ratio to what was measured beside it, by date and commit; " + "; ".join(machines), fontsize=9)
     picture.savefig(PICTURE, dpi=110)
 
 
