@@ -32,6 +32,9 @@ PLACES = {  # in the repository → on the site
     "nbddp/protocol/README.md": "explanation/protocol.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "RELEASING.md": "project/releasing.md",
+    "SECURITY.md": "project/security.md",
+    "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
 }
 PICTURES = (".png", ".gif", ".svg")
 FENCES = re.compile(r"(^ *```.*?^ *```$|``[^\n]+?``|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
@@ -141,7 +144,7 @@ def pages_of(page: str, text: str, known: dict[str, str]) -> dict[str, str]:
     for item in ITEM.findall(text):
         for number, (title, link) in enumerate(TITLED.findall(item)):
             to = target_of(page, link, known)[0]
-            if to.endswith((".md", ".ipynb")):
+            if to.endswith((".md", ".ipynb")) and not to.startswith(REPOSITORY):
                 found.setdefault(to, "" if number else title)
     return found
 

@@ -88,6 +88,7 @@ def test_every_page_is_in_the_contents() -> None:
     index |= set(assembly.pages_of("docs/explanation/README.md", of_explanations, known_pages))
     pages = {*known_pages.values(), *reference.PAGES} - {"index.md"}
     assert {page for page in pages - index if not page.endswith(".ipynb")} == set()
+    assert index - pages == set(), "a menu has pages of the site alone"
     assert [section.title for section in assembly.sections()] == [
         "Start", "Lessons", "How to", "Reference", "Explanation", "Teaching", "Project",
     ]  # fmt: skip
