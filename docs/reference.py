@@ -120,7 +120,8 @@ def members(kind: type) -> str:
 
 def python_page() -> str:
     """All names of the package, in three groups."""
-    found = {name: getattr(nbddp, name) for name in sorted(nbddp.__all__)}
+    first = ["Pool", "RankValues", "Panel"]
+    found = {name: getattr(nbddp, name) for name in [*first, *sorted({*nbddp.__all__}.difference(first))]}
     raised = {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, Exception)}
     parts = ["# Python\n\nWhat `import nbddp` offers. [The lessons](../lessons/index.md) show `nbddp.teach`.\n"]
     for name, thing in found.items():
