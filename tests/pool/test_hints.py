@@ -18,7 +18,8 @@ PAST = "DDP's forward was not called before "
 NONE = "DDP exchanged no gradients before "
 BESIDE = "DDP's optimizer also moves "
 STEPS = "the ranks took different numbers of optimizer steps ("
-LINE = re.compile("|".join(map(re.escape, (PAST, NONE, BESIDE, STEPS))))
+LONE = "accelerate has num_processes 1 on each of 2 ranks"
+LINE = re.compile("|".join(map(re.escape, (PAST, NONE, BESIDE, STEPS, LONE))))
 # mistakes of the corpus that an ordinary run tells of
 TOLD = {
     "module_forward": PAST,
@@ -258,6 +259,42 @@ def test_cells_that_share_a_model_have_none_and_a_mistake_in_a_later_one_is_told
     (line,) = said(ready, f"for _ in range(3): o.zero_grad(); {ALONE}.backward(); o.step()")
     assert line.startswith(PAST + "3 of 3 optimizer steps")
     ready.run_cell("dist.destroy_process_group()", screen=NullScreen())
+
+
+ACCELERATE = """
+import sys, types
+state = types.ModuleType("accelerate.state")
+class PartialState:
+    kept = {}
+    def __init__(self, processes=1):
+        self.__dict__ = PartialState.kept
+        if not PartialState.kept: PartialState.kept.update(num_processes=processes, device=torch.device("cpu"))
+state.PartialState, state.is_initialized = PartialState, lambda: bool(PartialState.kept)
+sys.modules["accelerate.state"] = state
+"""
+OWN = "net = Net(); o = torch.optim.SGD(net.parameters(), .1)\n"
+OWN += "for _ in range(2): Fn.cross_entropy(net(x), y).backward(); o.step()"
+LONELY = {
+    "accelerate on the CPU": ("state.PartialState()\n" + OWN, 1),
+    "again": (OWN, 0),
+    "averages by hand": ("state.PartialState()\n" + OWN + "\ndist.all_reduce(net.a.weight.grad)", 0),
+    "meant": ("state.PartialState()\n" + OWN + "  # nbddp: ok", 0),
+    "for all ranks": ("state.PartialState(2)\n" + OWN, 0),
+    "no training": ("state.PartialState()", 0),
+}
+
+
+@pytest.mark.parametrize("name", LONELY)
+def test_ranks_that_accelerate_trains_alone_are_told(ready: WorkerPool, name: str) -> None:
+    """It makes a group of all ranks on the CPU, and uses none unless it is told `cpu=True`."""
+    if name != "again":
+        ready.run_cell(ACCELERATE, screen=NullScreen())
+    code, lines = LONELY[name]
+    found = said(ready, program(f"{USUAL}{code}\n"))
+    assert len(found) == lines
+    assert all("write Accelerator(cpu=True), or use_cpu=True in TrainingArguments" in line for line in found)
+    if name != "accelerate on the CPU":
+        ready.run_cell("del sys.modules['accelerate.state']", screen=NullScreen())
 
 
 def test_the_part_imports_none_of_the_sanitizer(ready: WorkerPool) -> None:

@@ -51,10 +51,12 @@ class SeenOptimizer:
 
 @dataclass(frozen=True)
 class RankHints:
-    """What one rank has seen in a run. world: how many ranks there are."""
+    """What one rank has seen in a run. world: how many ranks there are. alone: a library with which the rank trains by
+    itself."""
 
     world: int = 0
     optimizers: tuple[SeenOptimizer, ...] = ()
+    alone: str = ""
 
 
 def line(found: Mapping[int, RankHints], option: str = "%%ddp --sanitize") -> str:
@@ -63,6 +65,8 @@ def line(found: Mapping[int, RankHints], option: str = "%%ddp --sanitize") -> st
     counts = {len(each.optimizers) for each in found.values()}
     if len(ranks) < 2 or {each.world for each in found.values()} != {len(ranks)} or len(counts) > 1:
         return ""
+    if {each.alone for each in found.values()} == {"accelerate"}:
+        return alone(len(ranks))
     alike = [
         seen
         for seen in zip(*(found[rank].optimizers for rank in ranks), strict=True)
@@ -72,6 +76,14 @@ def line(found: Mapping[int, RankHints], option: str = "%%ddp --sanitize") -> st
     said += [other_steps(ranks, seen) for seen in alike]
     first = next(filter(None, said), "")
     return first and f"{first}; {option} shows where"
+
+
+def alone(world: int) -> str:
+    """accelerate, and Transformers' Trainer, take the environment's ranks for a group only where they see a GPU."""
+    return (
+        f"accelerate has num_processes 1 on each of {world} ranks, so its models are not exchanged between ranks; "
+        "to train one model on the CPU, write Accelerator(cpu=True), or use_cpu=True in TrainingArguments"
+    )
 
 
 def not_exchanged(seen: Sequence[SeenOptimizer]) -> str:

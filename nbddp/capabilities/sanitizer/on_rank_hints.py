@@ -46,6 +46,8 @@ class Hints:
         self.on = False
         self.world = 1
         self.found: RankHints | None = None
+        self._alone: object = None  # of accelerate, as an earlier run left it
+        self._called: dict[str, int] = {}  # collectives of each group, before the run
         self.before: weakref.WeakKeyDictionary[Tally, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._watched: dict[int, Watched] = {}
         keep_out_of_graphs(sys.modules[__name__])
@@ -56,15 +58,25 @@ class Hints:
         self.world, self.found, self._watched = int(env.get("WORLD_SIZE", 1)), None, {}
         asked = spec.options.get("timings", True) and not spec.options.get("sanitize")
         self.on = bool(spec.is_program and self.world > 1 and asked)
+        self._alone, self._called = _alone(), call_log.CALLS.called()
         self.before.clear()
         if self.on:
             self.before.update({tally: (tally.forwards, tally.buckets) for tally in self.recorder.tallies()})
 
     def ended(self, error: BaseException | None) -> None:
         on, self.on = self.on, False
+        trains = bool(self._watched) and not any(each.muted for each in self._watched.values())
         watched, self._watched = [each for each in self._watched.values() if each.tallies], {}
         if on and error is None and watched and not any(each.muted for each in watched):
             self.found = RankHints(self.world, tuple(each.seen() for each in watched))
+        elif on and error is None and trains and self._is_alone():
+            self.found = RankHints(self.world, alone="accelerate")
+
+    def _is_alone(self) -> bool:
+        """Whether accelerate was made for one process in this run, and no collective was called."""
+        called = call_log.CALLS.called()
+        known = (None, self._alone)
+        return _alone() not in known and all(n == self._called.get(group, 0) for group, n in called.items())
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
         self.on, self._watched = False, {}
@@ -142,6 +154,8 @@ class Watched:
 
     def _scan(self, optimizer: Any) -> None:
         """Which parameters it has, and who exchanges them."""
+        if self.steps == 1:
+            self.muted = _is_marked()
         owned = [p for group in optimizer.param_groups for p in group["params"]]
         ids = set(map(id, owned))
         living = self.hints.recorder.tallies()
@@ -158,7 +172,6 @@ class Watched:
         own = [p for p in owned if id(p) in known]
         self.muted = self.muted or not all(map(_is_plain, owned))
         self.muted = self.muted or any(tally.ranks != self.hints.world for tally in mine)
-        self.muted = self.muted or (self.steps == 1 and _is_marked())
         self.likeness = _checksum_of([type(optimizer).__name__, *(tuple(p.shape) for p in owned)])
         self.own = _some(own)
         self.kept = [p for p in own if p.untyped_storage().nbytes() <= SMALL][-1:]
@@ -208,6 +221,15 @@ class Watched:
 
 def part(worker: RankWorker) -> Hints:
     return Hints(worker)
+
+
+def _alone() -> object:
+    """What accelerate has made, if it knows of one process."""
+    accelerate = sys.modules.get("accelerate.state")
+    if accelerate is None or not accelerate.is_initialized():
+        return None
+    state = accelerate.PartialState()
+    return state.device if state.num_processes == 1 else None
 
 
 def _is_marked() -> bool:
