@@ -76,7 +76,7 @@ def test_nearly_every_kind_has_a_program_that_shows_it() -> None:
     """Those that name no cause remain where no rule holds; `host-sync` has programs of its own."""
     shown = {each.kind for each in PROGRAMS.values()}
     assert KINDS.keys() - shown <= {
-        "gradients-differ", "replicas-differ", "too-many-threads", "host-sync"
+        "gradients-differ", "too-many-threads", "host-sync"
     }  # fmt: skip
 
 

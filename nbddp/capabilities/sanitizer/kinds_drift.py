@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nbddp.capabilities.sanitizer.recording import NOWHERE, CalledFunction, Place, Sample
+from nbddp.capabilities.sanitizer.recording import NOWHERE, BesideModule, CalledFunction, Place, Sample
 from nbddp.capabilities.sanitizer.rules import Seen, make
-from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica, difference, exempt, shown_steps
+from nbddp.capabilities.sanitizer.view import (
+    AlignedStep,
+    RanksView,
+    Replica,
+    difference,
+    exempt,
+    norms,
+    picked,
+    shown_steps,
+)
 from nbddp.launch.machine import counted, listed
 from nbddp.launch.topology import rank_words
 
 APART = "from then on the ranks train different models, and the one that is saved is rank 0's"
+LEAST = 4  # forwards beside which a module is compared
 CAUSES = ("the optimizer's numbers", "the number of steps", "gradients", "edits between steps")
 
 
@@ -19,6 +29,10 @@ def found(view: RanksView) -> Iterator[Seen]:
         if replica.kind == "ddp":
             yield from _order(replica)
             yield from _counts(replica, view)
+            yield from _turns(replica)
+            yield from _held(replica)
+            yield from _started(replica)
+            yield from _beside(replica)
             yield from _scales(replica)
             yield from _edited(replica)
             yield from _lost(replica)
@@ -68,6 +82,128 @@ def _counts(replica: Replica, view: RanksView) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+def _turns(replica: Replica) -> Iterator[Seen]:
+    """Steps that the ranks make after other numbers of exchanges: each skips steps of its own."""
+    if len(set(replica.counts.values())) > 1:
+        return  # which the kind says anyhow
+    bad = [s for s in replica.steps if s.grads is not None and len(set(_exchanges(s).values())) > 1]
+    if not bad:
+        return
+    step = bad[0]
+    rank = min(step.steps)
+    yield make(
+        "steps-differ", "ranks make their optimizer steps at different times",
+        [f"exchanges before step {step.number} since the one before: {by_value(_exchanges(step))}",
+         shown_steps(bad, replica)],
+        f"what one rank skips, another steps by; {APART}", replica.place(rank, step.steps[rank].place),
+        about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
+
+
+def _exchanges(step: AlignedStep) -> dict[int, object]:
+    return {rank: sum(1 for back in backs if back.armed) for rank, backs in step.backs.items()}
+
+
+# -- optimizers that hold other parameters, models that begin apart --------------------------------
+
+
+def _held(replica: Replica) -> Iterator[Seen]:
+    """Optimizers of one model that have other parameters, or have them in groups with other numbers."""
+    for i in range(max(map(len, replica.optimizers.values()), default=0)):
+        of = {rank: _groups(replica, rank, some[i]) for rank, some in replica.optimizers.items() if i < len(some)}
+        if len(of) < len(replica.ranks) or not all(of.values()):
+            continue
+        names = list(dict.fromkeys(name for each in of.values() for name in each))
+        bad = [name for name in names if len({each.get(name) for each in of.values()}) > 1]
+        if (seen := _moved_apart(replica, of, bad)) is None:
+            continue
+        first = {rank: f"group {each[bad[0]]}" if bad[0] in each else "none" for rank, each in of.items()}
+        rank = min(replica.ranks)
+        place = next(s.place for s in replica.records[rank].steps if s.optimizer == replica.optimizers[rank][i])
+        yield make(
+            "optimizer-differs", f"the ranks' optimizers of {replica.title} hold other parameters, or hold them in "
+            "groups with other numbers",
+            [f"of {counted(len(names), 'parameter')} {len(bad)} {'is' if len(bad) == 1 else 'are'} held in another "
+             f"way; {bad[0]}: {by_value(first)}", seen],
+            APART, replica.place(rank, place), about=replica.group, ranks=replica.ranks,
+        )  # fmt: skip
+        return
+
+
+def _groups(replica: Replica, rank: int, optimizer: int) -> dict[str, int]:
+    number = replica.facts[rank].number
+    held = (h for h in replica.records[rank].held if (h.optimizer, h.model) == (optimizer, number))
+    return next((h.groups for h in held), {})
+
+
+def _moved_apart(replica: Replica, of: Mapping[int, Mapping[str, int]], bad: Sequence[str]) -> str | None:
+    """That such a parameter became unequal by it: at a step, or as it never moved where no optimizer has it."""
+    for step in replica.steps:
+        if step.after is not None and step.before is None and step.grads is None and step.after.name in bad:
+            return f"parameters were equal before step {step.number}, and differed after it, {step.after.words}"
+    for name in bad:
+        lack = [rank for rank, each in of.items() if name not in each]
+        moved = {rank: _has_moved(replica, rank, name) for rank in of}
+        if lack and all(moved[rank] is (rank not in lack) for rank in of) and len(lack) < len(of):
+            return f"{name} never changed on {rank_words(lack)}, and did on the others"
+    return None
+
+
+def _has_moved(replica: Replica, rank: int, name: str) -> bool | None:
+    """Whether a parameter has another value in the end than when DDP was made; None if unknown."""
+    facts = replica.facts[rank]
+    start, end = norms(facts.start, facts.start_names, [name]), norms(facts.ends, facts.end_names, [name])
+    return _differs(start, end) if start and end and not facts.made_before else None
+
+
+def _started(replica: Replica) -> Iterator[Seen]:
+    """Copies that DDP did not make equal."""
+    if any(facts.made_before for facts in replica.facts.values()) or not replica.steps or exempt(replica):
+        return
+    step, first = replica.steps[0], next(iter(replica.facts.values()))
+    start = {r: picked(f.start, f.start_names, first.start_names) for r, f in replica.facts.items()}
+    if step.before is None or (differs := difference(start, first.start_names)) is None:
+        return
+    yield make(
+        "replicas-differ", f"the ranks' copies of {replica.title} differ from the start",
+        [f"when DDP was made, {differs.number} of {counted(differs.of, 'parameter')} differed, {differs.words}",
+         f"they still differed before step {step.number}; DDP(model) copies rank 0's values unless init_sync=False"],
+        "equal gradients of unequal models keep them apart, and the model that is saved is rank 0's",
+        replica.any_place({r: f.place for r, f in replica.facts.items()}), about=replica.group, ranks=replica.ranks,
+        cure="leave out init_sync=False, or give all ranks' models the same values first",
+    )  # fmt: skip
+
+
+def _beside(replica: Replica) -> Iterator[Seen]:
+    """A module without gradients that the ranks call beside the model, with values of their own."""
+    found = {rank: record.beside for rank, record in replica.records.items()}
+    for row in zip(*found.values(), strict=False):
+        some = dict(zip(found, row, strict=True))
+        first = row[0]
+        if any((m.title, m.names) != (first.title, first.names) for m in row):
+            return  # the ranks call other modules
+        if not all(_is_used(replica, rank, m) for rank, m in some.items()):
+            continue
+        differs = difference({rank: m.values[0] for rank, m in some.items()}, first.names)
+        if differs is None or exempt(replica):
+            continue
+        rank = min(some)
+        yield make(
+            "frozen-differs", f"{first.title}, which is called beside {replica.title}, has other values on each rank",
+            [f"{differs.number} of {counted(differs.of, 'tensor')} that need no gradient, {differs.words}",
+             f"called {counted(first.calls, 'time')} on rank {rank}; its values did not change"],
+            f"if the loss depends on it, the ranks average gradients of different losses of {replica.title}",
+            replica.place(rank, first.place), about=replica.group, ranks=replica.ranks,
+        )  # fmt: skip
+        return
+
+
+def _is_used(replica: Replica, rank: int, module: BesideModule) -> bool:
+    """Whether it is called about as often as the model trains, and stays as it is."""
+    stays = all(not _differs(module.values[0], each) for each in module.values[1:])
+    return stays and len(module.values) > 1 and 2 * module.calls >= len(replica.training[rank]) >= LEAST
+
+
 def _scales(replica: Replica) -> Iterator[Seen]:
     scales = {rank: replica.calls("scale", rank) for rank in replica.ranks}
     for i, some in enumerate(zip(*scales.values(), strict=False)):
@@ -92,6 +228,7 @@ def _edited(replica: Replica) -> Iterator[Seen]:
     some = [
         step for step in replica.steps
         if step.grads is not None and step.armed_last() and step.is_known_after_backward() and step.exchanged is None
+        and step.arrived()
     ]  # fmt: skip
     if not some or exempt(replica):
         return
@@ -216,14 +353,6 @@ def _change(
         ],
         APART, replica.place(rank, loads[0].place) if loads else b, about=replica.group, ranks=tuple(moved),
     )  # fmt: skip
-
-
-def picked(sample: Sample, names: Sequence[str], wanted: Sequence[str]) -> Sample:
-    """The part of a sample that is of some of its names; empty if one is not there."""
-    at = {name: i for i, name in enumerate(names)}
-    if any(name not in at or 2 * at[name] + 1 >= len(sample) for name in wanted):
-        return []
-    return [number for name in wanted for number in sample[2 * at[name] : 2 * at[name] + 2]]
 
 
 def _differs(one: Sample, two: Sample) -> bool:

@@ -40,7 +40,7 @@ def _steps(replica: Replica) -> Iterator[Seen]:
 def _why(step: AlignedStep) -> str:
     """Which kind a step with different gradients is of; empty if the exchange took place."""
     if step.armed_last():
-        return ""
+        return "" if step.arrived() else "gradients-by-hand"
     pasts = all(step.pasts.values())
     backs = [each[-1] for each in step.backs.values() if each]
     if not backs:
@@ -192,7 +192,28 @@ def _none(replica: Replica, some: list[AlignedStep]) -> Seen:
     )  # fmt: skip
 
 
-_SAY = {"past-ddp": _past, "sync-flag-late": _late, "no-sync-at-step": _inside, "no-exchange": _none}
+def _returned(replica: Replica, some: list[AlignedStep]) -> Seen:
+    rank, back = _last(some[0])
+    return make(
+        "no-exchange", f"gradients of {replica.title} are set without DDP's exchange",
+        [
+            f"at {counted(len(some), 'step')} the backward through DDP's output left no gradient in the parameters "
+            "that were looked at, and they had one at the step; so does torch.autograd.grad",
+            shown_steps(some, replica),
+        ],
+        f"at these steps {ALONE}",
+        replica.place(rank, back), about=replica.group, ranks=replica.ranks,
+        cure="call loss.backward(): DDP exchanges what backward accumulates, not what torch.autograd.grad returns",
+    )  # fmt: skip
+
+
+_SAY = {
+    "gradients-by-hand": _returned,
+    "past-ddp": _past,
+    "sync-flag-late": _late,
+    "no-sync-at-step": _inside,
+    "no-exchange": _none,
+}
 
 # -- parameters that DDP does not exchange ---------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from statistics import median
+from statistics import median, quantiles
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import Backward, Forward, HostRead
@@ -30,7 +30,8 @@ def found(view: RanksView) -> Iterator[Seen]:
 
 
 def _mode(forward: Forward) -> str:
-    return "train" if forward.mode else "eval"
+    said = "train" if forward.mode else "eval"
+    return f"{said}, but not {', '.join(forward.others)}" if forward.others else said
 
 
 def _autocast(forward: Forward) -> str:
@@ -40,6 +41,7 @@ def _autocast(forward: Forward) -> str:
 def _modes(replica: Replica) -> Iterator[Seen]:
     rows = replica.side_by_side()
     length = len(rows)
+    rows = [row for row in rows if len({f.others is None for f in row.values()}) == 1]
     for kind, of, what, matters in (
         ("mode-differs", _mode, "train and eval mode",
          "dropout and batch norm act on some ranks alone, so the ranks average gradients of different models"),
@@ -116,10 +118,12 @@ def _starved(view: RanksView, replica: Replica) -> Iterator[Seen]:
         waits = {r: p.waits[1:] for r, p in some.items() if len(p.waits) > BATCHES}
         if len(waits) != len(some):
             continue
+        quarters = {r: quantiles(each) for r, each in waits.items()}
         typical = {r: median(each) for r, each in waits.items()}
         worst = max(typical, key=lambda r: typical[r])
         others = [typical[r] for r in typical if r != worst]
-        if typical[worst] > 0.005 and typical[worst] > 5 * max(others):
+        usual = max(quarters[r][2] for r in quarters if r != worst)  # on a busy machine now and then a rank waits
+        if quarters[worst][0] > max(0.005, 5 * usual):
             yield make(
                 "starved-rank", f"rank {worst} waits for its data loader, and the others wait for rank {worst}",
                 [f"median wait for a batch: {', '.join(f'{1000 * t:.3g} ms on rank {r}' for r, t in typical.items())}"],

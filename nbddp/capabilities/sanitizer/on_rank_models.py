@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ AT_ONCE = 16  # tensors that one sample of a step has
 OUTPUTS = 8  # forwards whose outputs are digested
 RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
+OTHERS = 8  # modules in another mode that are named
 KEPT = 16  # backwards before which gradients are looked at
 ENDS = 4096  # tensors of a model that are looked at in the end
 
@@ -36,6 +38,7 @@ class KnownModel:
         self.parameters = {id(each): (name, weakref.ref(each)) for name, each in parameters.items()}
         self.settings = {id(each): (each.dtype, each.device) for each in parameters.values()}
         self.frozen: set[int] = set()
+        self.forwards = 0  # with gradients
 
     def knows(self, parameter: Any) -> str:
         """The name under which a parameter is exchanged; empty if it is not."""
@@ -187,6 +190,9 @@ class Models:
         fact = Forward(
             known.facts.number, recorder.tick(), recorder.place(2), training, armed, mode=bool(module.training)
         )
+        if training and looked_at(known.forwards):
+            fact.others = modes_within(module)
+        known.forwards += training
         device = _device(known).type
         if torch.is_autocast_enabled(device):
             fact.autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -317,6 +323,16 @@ class Models:
             known.facts.end_names = [name for name, _ in whole]
             if whole:
                 self.recorder.later(known.facts, "ends", digest.sample([each for _, each in whole]))
+
+
+def looked_at(number: int) -> bool:
+    return number < RANDOM_FORWARDS or number % RANDOM_FORWARDS == 0
+
+
+def modes_within(module: Any) -> tuple[str, ...]:
+    """Names of the modules that are in another mode than the one that is called."""
+    found = (name for name, each in module.named_modules() if each.training != module.training)
+    return tuple(islice(found, OTHERS))
 
 
 def _device(known: KnownModel) -> Any:

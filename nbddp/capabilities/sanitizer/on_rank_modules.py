@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import weakref
+from itertools import islice
 from typing import Any
 
 import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.recording import CalledFunction, Past
+from nbddp.capabilities.sanitizer.on_rank_models import is_whole
+from nbddp.capabilities.sanitizer.recording import BesideModule, CalledFunction, Past
 from nbddp.compat import torch as torch_compat
 from nbddp.worker.gpus import capturing
+
+BESIDE_MODULES = 16
+VALUES = 8  # tensors of such a module that are looked at
 
 
 class ModuleWatcher:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.depth = 0
+        self.beside: weakref.WeakKeyDictionary[Any, BesideModule] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         # torch.compile traces calls of modules: there the wrapper is a branch that is not taken
@@ -44,6 +51,8 @@ class ModuleWatcher:
                 known = models.known.get(module) or models.meet_sharded(module, group)
                 sync = torch.is_grad_enabled()
                 return models.call(known, module, lambda: original(module, *args, **kwargs), (args, kwargs), sync)
+            if known is None and models.known:
+                self._beside(module)
             fact = self._past(known, module) if known is not None and module is not known.module() else None
             out = original(module, *args, **kwargs)
             if fact is not None:
@@ -51,6 +60,23 @@ class ModuleWatcher:
             return out
         finally:
             self.depth -= 1
+
+    @digest.safely
+    def _beside(self, module: Any) -> None:
+        """A module of no model, which may be a teacher: its values at its first, second, fourth call and so on."""
+        fact = self.beside.get(module)
+        if fact is None:
+            facts = self.recorder.record.beside
+            if len(facts) >= BESIDE_MODULES or len(self.beside) >= 4 * BESIDE_MODULES:
+                return
+            tensors = _values(module)
+            fact = BesideModule(type(module).__name__, self.recorder.place(2), [name for name, _ in tensors])
+            self.beside[module] = fact
+            if tensors and not any(each.requires_grad for each in module.parameters()):
+                facts.append(fact)
+        fact.calls += 1
+        if fact.names and fact.calls & (fact.calls - 1) == 0:
+            self.recorder.later(fact.values, "append", digest.sample([each for _, each in _values(module)]))
 
     @digest.safely
     def _past(self, known: Any, module: Any) -> Past | None:
@@ -88,3 +114,9 @@ class ModuleWatcher:
 
     def close(self) -> None:
         pass
+
+
+def _values(module: Any) -> list[tuple[str, Any]]:
+    """The first parameters of a module that need no gradient."""
+    whole = ((n, p) for n, p in module.named_parameters() if is_whole(p) and p.dtype.is_floating_point)
+    return list(islice(whole, VALUES))

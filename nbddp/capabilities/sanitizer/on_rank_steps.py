@@ -15,8 +15,15 @@ from torch.optim.optimizer import (
 )
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, KnownModel, is_whole
-from nbddp.capabilities.sanitizer.recording import BESIDE, CalledFunction, OptimizerStep, OutsideParameter, Part
+from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, ENDS, KnownModel, is_whole
+from nbddp.capabilities.sanitizer.recording import (
+    BESIDE,
+    CalledFunction,
+    HeldParameters,
+    OptimizerStep,
+    OutsideParameter,
+    Part,
+)
 from nbddp.compat import torch as torch_compat
 from nbddp.deadlock.on_rank import frames
 from nbddp.worker.gpus import capturing
@@ -138,8 +145,19 @@ class Steps:
                 )
                 model.facts.moved = model.facts.moved.replace("torch.", "")
                 model.facts.moved_place = self.recorder.place(2)
+        self._hold(optimizer, known)
         for parameter in outside:
             self._outside(known, parameter)
+
+    def _hold(self, optimizer: Any, known: KnownOptimizer) -> None:
+        """Which of a model's parameters it has, once for each model."""
+        if known.steps > 1:
+            return
+        numbers = [_numbers(group) for group in optimizer.param_groups]
+        of = {id(p): numbers.index(numbers[i]) for i, g in enumerate(optimizer.param_groups) for p in g["params"]}
+        for model, named in known.split.items():
+            groups = {name: of[id(each)] for name, each in named[:ENDS] if each.requires_grad}
+            self.recorder.keep(self.recorder.record.held, HeldParameters(known.number, model, groups), 64)
 
     def _outside(self, known: KnownOptimizer, parameter: Any) -> None:
         models = list(self.recorder.models.known.values())
@@ -238,6 +256,10 @@ def _turn(named: list[tuple[str, Any]], step: int) -> list[tuple[str, Any]]:
     """Of many tensors those whose turn it is at a step: each comes by."""
     turns = -(-len(named) // AT_ONCE)
     return named if turns <= 1 else named[step % turns :: turns]
+
+
+def _numbers(group: Any) -> dict[str, object]:
+    return {name: value for name, value in group.items() if isinstance(value, (int, float, tuple))}
 
 
 def _hyper(optimizer: Any) -> list[tuple[str, object]]:

@@ -71,7 +71,8 @@ class ModelFacts:
 class Forward:
     """A call of the model. armed: whether its backward will exchange. batch: digest of the input, 0 if unknown;
     size: of its first dimension. random: digest of the generator before; drew: whether the forward used it.
-    training: with gradients; mode: `module.training`. out: digest of the first outputs, 0 if unknown."""
+    training: with gradients; mode: `module.training`. others: modules within it in the other mode, where that was
+    looked at. out: digest of the first outputs, 0 if unknown."""
 
     model: int
     at: int
@@ -84,6 +85,7 @@ class Forward:
     random: int = 0
     drew: bool = False
     mode: bool = True
+    others: tuple[str, ...] | None = None
     out: int = 0
 
 
@@ -220,6 +222,28 @@ class HookCall:
 
 
 @dataclass
+class HeldParameters:
+    """Which parameters of a model an optimizer moves. groups: name → number of the first of its groups that has
+    the same numbers as the parameter's."""
+
+    optimizer: int
+    model: int
+    groups: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class BesideModule:
+    """A module without gradients that the program calls beside its models. values: samples of its tensors, at its
+    first, second, fourth call and so on."""
+
+    title: str
+    place: int
+    names: list[str]
+    calls: int = 0
+    values: list[Sample] = field(default_factory=list)
+
+
+@dataclass
 class HostRead:
     """A line that waits for a GPU in training. count: how often; steps: at how many optimizer steps. waits: seconds
     that the first ones took, of a real GPU; seconds: from the first one to the last."""
@@ -282,6 +306,8 @@ class RankRecord:
     collectives: list[GroupCall] = field(default_factory=list)
     hooks: list[HookCall] = field(default_factory=list)
     losses: list[CountedLoss] = field(default_factory=list)
+    held: list[HeldParameters] = field(default_factory=list)
+    beside: list[BesideModule] = field(default_factory=list)
     reads: list[HostRead] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)

@@ -92,7 +92,7 @@ ROWS = (
     ),
     MistakeKind(
         "no-exchange", GRADIENTS, 88,
-        "no backward through DDP's output came before a step, and gradients differed there",
+        "no backward through DDP's output came before a step, or it left no gradients, and gradients differed there",
         "run the forward through the DDP model, and its backward once before each step",
         "",
         ("gradients-differ", "replicas-differ"),
@@ -114,10 +114,11 @@ ROWS = (
     ),
     MistakeKind(
         "steps-differ", DRIFT, 86,
-        "the program ended well, and ranks made different numbers of steps of the same optimizer",
+        "the program ended well, and ranks made different numbers of steps of the same optimizer; or made them after "
+        "different numbers of exchanges, and gradients differed there",
         "call optimizer.step() on every rank, equally often",
         "if rank == 0: optimizer.step()",
-        ("replicas-differ", "gradients-differ"),
+        ("replicas-differ", "gradients-differ", "lost-result", "edited-gradients", "optimizer-state-differs"),
     ),
     MistakeKind(
         "scales-differ", DRIFT, 84,
@@ -149,6 +150,22 @@ ROWS = (
         ("replicas-differ",),
     ),
     MistakeKind(
+        "optimizer-differs", DRIFT, 83,
+        "the ranks' optimizers of one model had other parameters, or had them in groups with other numbers, and such a "
+        "parameter became unequal at a step, or stayed as it was on the ranks that lack it alone",
+        "give the optimizer the same parameters, in the same groups, on all ranks",
+        "decay = set(names)  # whose order differs by process",
+        ("optimizer-state-differs", "replicas-differ"),
+    ),
+    MistakeKind(
+        "frozen-differs", DRIFT, 54,
+        "a module that needs no gradient was called beside the model at half of its training forwards or more; its "
+        "values stayed as they were, and differed between ranks",
+        "load the same values on all ranks, or seed them equally: for t in module.state_dict().values(): "
+        "dist.broadcast(t, 0)",
+        "teacher = Net().requires_grad_(False)  # of each rank's own generator",
+    ),
+    MistakeKind(
         "lost-result", DRIFT, 83,
         "gradients differed after an exchange that all ranks had made",
         "see whether the ranks' communication hooks return the same; else suspect the hardware or the driver",
@@ -170,7 +187,8 @@ ROWS = (
     ),
     MistakeKind(
         "replicas-differ", DRIFT, 80,
-        "parameters differed between ranks when the program ended, and no rule about causes held",
+        "parameters differed between ranks when the program ended, and no rule about causes held; or they differed "
+        "when DDP was made, and before the first step",
         "compare them: %ddp compare model",
     ),
     # -- data
@@ -308,7 +326,8 @@ ROWS = (
     ),
     MistakeKind(
         "mode-differs", MODES, 66,
-        "the model was in train mode on some ranks and in eval mode on others, at the same training forward",
+        "the model, or a module within it, was in train mode on some ranks and in eval mode on others, at the same "
+        "training forward",
         "call ddp.train() on all ranks before training",
         "if rank == 0: ddp.eval(); evaluate(); ddp.train()",
         ("buffers-differ",),
@@ -347,7 +366,8 @@ ROWS = (
     ),
     MistakeKind(
         "starved-rank", SPEED, 24,
-        "the median wait for a batch was more than 5 ms on one rank, and over five times that of any other rank",
+        "three of four waits for a batch were longer than 5 ms on one rank, and than five times three of four waits of "
+        "any other",
         "give its loader more workers, or spread the slow samples over all ranks",
         "",
     ),

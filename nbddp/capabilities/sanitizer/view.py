@@ -77,6 +77,20 @@ def _share(samples: Mapping[int, Sample], number: int) -> float:
     return max(max(dots) - min(dots), max(norms) - min(norms)) / max(*norms, 1e-30)
 
 
+def picked(sample: Sample, names: Sequence[str], wanted: Sequence[str]) -> Sample:
+    """The part of a sample that is of some of its names, in their order; empty if one is not there."""
+    at = {name: i for i, name in enumerate(names)}
+    if any(name not in at or 2 * at[name] + 1 >= len(sample) for name in wanted):
+        return []
+    return [number for name in wanted for number in sample[2 * at[name] : 2 * at[name] + 2]]
+
+
+def norms(sample: Sample, names: Sequence[str], wanted: Sequence[str]) -> Sample:
+    """As `picked`, with norms alone: dot products depend on where a tensor stood among those sampled at once."""
+    of = picked(sample, names, wanted)
+    return [number for norm in of[1::2] for number in (norm, norm)]
+
+
 @dataclass
 class AlignedStep:
     """One optimizer step on all ranks of a model. number: counted over all optimizers that move the model."""
@@ -102,10 +116,12 @@ class AlignedStep:
 
     def _of(self, what: str) -> SampleDifference | None:
         first = next(iter(self.parts.values()))
-        if any((part.names, part.earlier) != (first.names, first.earlier) for part in self.parts.values()):
-            return None
         names = first.earlier if what == "before" else first.names
-        return difference({r: getattr(part, what) for r, part in self.parts.items()}, names)
+        own = {r: part.earlier if what == "before" else part.names for r, part in self.parts.items()}
+        samples = {r: getattr(part, what) for r, part in self.parts.items()}
+        if any(each != names for each in own.values()):
+            samples = {r: norms(sample, own[r], names) for r, sample in samples.items()}
+        return difference(samples, names)
 
     @property
     def names(self) -> list[str]:
@@ -119,9 +135,18 @@ class AlignedStep:
     def exchanged(self) -> SampleDifference | None:
         """As `grads`, when the last backward had ended."""
         last = {rank: backs[-1].grads for rank, backs in self.backs.items() if backs}
+        if any(part.names != self.names for part in self.parts.values()):
+            return None
         return difference(last, self.names) if len(last) == len(self.steps) else None
 
+    def arrived(self) -> bool:
+        """Whether the last backward left gradients in the sampled parameters of any rank, as far as is known."""
+        ends = [backs[-1].grads for backs in self.backs.values() if backs]
+        return not all(ends) or any(norm not in (0.0, NO_TENSOR) for each in ends for norm in each[1::2])
+
     def is_known_after_backward(self) -> bool:
+        if any(part.names != self.names for part in self.parts.values()):
+            return False
         wanted = {len(part.grads) for part in self.parts.values()}
         have = {len(backs[-1].grads) if backs else 0 for backs in self.backs.values()}
         return len(wanted) == 1 and have == wanted
