@@ -13,6 +13,7 @@ from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, si
 from nbddp.capabilities.sanitizer.recording import (
     Forward,
     GroupCall,
+    HeldParameters,
     ModelFacts,
     OptimizerStep,
     Part,
@@ -130,6 +131,38 @@ def test_ranks_with_equal_batches_are_named_unless_they_are_to_be_equal() -> Non
     assert judged(*ranks) == ["same-batch"]
     assert judge({r.rank: r for r in ranks})[0].ranks == (2, 3)
     assert judged(*ranks, same_input=True) == []
+
+
+def test_a_rank_is_starved_only_if_most_of_its_waits_are_long() -> None:
+    """On a busy machine some of any rank's are."""
+
+    def waits(long: int) -> list[str]:
+        ranks = [record(rank, 2) for rank in range(2)]
+        for each in ranks:
+            few = 0 if each.rank else long
+            some = [0.0, *[0.011] * few, *[0.001] * (12 - few)]
+            each.passes.append(Pass(0, 0, 1, 1, batches=[each.rank + 1, each.rank + 9], waits=some, models={0}))
+        return judged(*ranks)
+
+    assert waits(7) == []
+    assert waits(11) == ["starved-rank"]
+
+
+def test_optimizers_may_hold_other_parameters_if_all_move_on_every_rank() -> None:
+    """As where each rank steps its share and sends it to the others."""
+
+    def held(moves: bool) -> list[str]:
+        ranks = [record(rank, 2) for rank in range(2)]
+        for each in ranks:
+            (facts,) = each.models
+            facts.names = facts.start_names = facts.end_names = ["a.weight", "b.weight"]
+            facts.start, facts.parameters = [0.0, 1.0, 0.0, 1.0], 2
+            facts.ends = [0.5, 2.0, 0.5, 2.0 if moves or each.rank == 0 else 1.0]
+            each.held.append(HeldParameters(0, 0, {"a.weight": 0} | ({"b.weight": 0} if each.rank == 0 else {})))
+        return judged(*ranks)
+
+    assert held(moves=True) == []
+    assert held(moves=False) == ["optimizer-differs"]
 
 
 def test_a_barrier_exchanges_no_counts() -> None:
