@@ -174,10 +174,7 @@ def _collective(op: Any) -> Callable[..., Any]:
         if shadow.device != SHARED:
             nccl_checks.check(op, args, shadow.size)
         call = Relabelled(op, args, {})
-        if name == BARRIER:
-            _meet(shadow, call.device, args[at], args[at + 1])
-        elif call.device is not None and name not in ALONE:
-            _bring(shadow, call.device)
+        _place(name, shadow, call.device, args[at:])
         done = nccl_sizes.carry_out(name, shadow.group, args)
         if done is not None:
             return done
@@ -222,6 +219,14 @@ def _shadow_for(backend: Any) -> Shadow:
 
 def _unwrapped(backend: Any) -> Any:
     return getattr(backend, "wrapped_pg", backend)
+
+
+def _place(name: str, shadow: Shadow, device: int | None, after: Sequence[Any]) -> None:
+    """On which GPU this rank is. after: the operator's arguments from the group on."""
+    if name == BARRIER:
+        _meet(shadow, device, after[0], after[1])
+    elif device is not None and name not in ALONE:
+        _bring(shadow, device)
 
 
 def _meet(shadow: Shadow, device: int | None, boxed: Any, device_ids: Any) -> None:
