@@ -1,8 +1,8 @@
 """torch's own tests for GPUs, on simulated ones: how each ends, and what it said if it failed.
 
-`python -m tests.contract.torchs_gpu_tests OUT.jsonl test_cuda --folder pytorch/test` runs `test_cuda.py` of a checkout of
-PyTorch; `distributed` runs the class of `test_distributed_spawn.py`, which ships with torch, with nccl. The checkout is
-no part of this repository.
+`python -m tests.contract.torchs_gpu_tests OUT.jsonl test_cuda --folder pytorch/test` runs `test_cuda.py` of a checkout
+of PyTorch; `distributed` runs the class of `test_distributed_spawn.py`, which ships with torch, with nccl. The checkout
+is no part of this repository.
 
 Workers run the tests one after another and write a line before and after each. A test that ends its process, or lasts
 too long, is noted, and new workers go on after it. `--table OUT.jsonl …` counts what files have.

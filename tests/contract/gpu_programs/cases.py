@@ -303,9 +303,9 @@ def case_graph_of_what_a_capture_resizes() -> None:
 
 
 def case_graph_misused() -> None:
-    with pytest.raises(RuntimeError, match="^CUDA graphs must be captured on a non-default stream"):
+    with pytest.raises(RuntimeError, match=r"^CUDA graphs must be captured on a non-default stream"):
         torch.cuda.CUDAGraph().capture_begin()
-    with pytest.warns(UserWarning, match="^The CUDA Graph is empty"):  # noqa: SIM117
+    with pytest.warns(UserWarning, match=r"^The CUDA Graph is empty"):  # noqa: SIM117
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             pass
 

@@ -175,6 +175,21 @@ def program_sizes_that_differ() -> Any:
     return [part.tolist() for part in (*out, *parts)]
 
 
+def program_batch_with_a_send_to_oneself() -> Any:
+    """Each rank sends to all, itself among them. gloo cannot: there it is written out."""
+    rank, ranks = dist.get_rank(), range(2)
+    if not ON_GPUS:
+        return [[10.0 * other + rank] * 3 for other in ranks]
+    given = [torch.full((3,), 10.0 * rank + other, device=device()) for other in ranks]
+    out = [torch.zeros(3, device=device()) for _ in ranks]
+    receives = [dist.P2POp(dist.irecv, out[other], other) for other in ranks]
+    sends = [dist.P2POp(dist.isend, given[other], other) for other in ranks]
+    for batch in (receives + sends, sends + receives):
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+    return [part.tolist() for part in out]
+
+
 def program_detailed_debugging() -> Any:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around a group that is made."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"

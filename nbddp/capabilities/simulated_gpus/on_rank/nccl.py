@@ -13,13 +13,21 @@ import socket
 import types
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, nccl_checks, nccl_sizes, versions
+from nbddp.capabilities.simulated_gpus.on_rank import (
+    devices,
+    kernels,
+    machine,
+    nccl_checks,
+    nccl_own,
+    nccl_sizes,
+    versions,
+)
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
 
 TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
@@ -52,6 +60,7 @@ class Shadow:
     rank: int
     size: int
     device: int | None = None  # the GPU that this rank has brought, from its first collective on
+    own: nccl_own.Own = field(default_factory=nccl_own.Own)
 
 
 SHARED = -1  # in place of a GPU that a rank has brought
@@ -175,7 +184,7 @@ def _collective(op: Any) -> Callable[..., Any]:
             nccl_checks.check(op, args, shadow.size)
         call = Relabelled(op, args, {})
         _place(name, shadow, call.device, args[at:])
-        done = nccl_sizes.carry_out(name, shadow.group, args)
+        done = _without_gloo(name, shadow, args)
         if done is not None:
             return done
         call.args[at] = shadow.boxed
@@ -219,6 +228,13 @@ def _shadow_for(backend: Any) -> Shadow:
 
 def _unwrapped(backend: Any) -> Any:
     return getattr(backend, "wrapped_pg", backend)
+
+
+def _without_gloo(name: str, shadow: Shadow, args: Sequence[Any]) -> Any:
+    """What an operator that gloo lacks returns; None: gloo has it."""
+    if name in nccl_own.OF and args[2] == shadow.rank:
+        return nccl_own.OF[name](shadow.own, args[0][0])
+    return nccl_sizes.carry_out(name, shadow.group, args)
 
 
 def _place(name: str, shadow: Shadow, device: int | None, after: Sequence[Any]) -> None:
