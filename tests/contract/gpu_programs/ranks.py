@@ -190,6 +190,20 @@ def program_batch_with_a_send_to_oneself() -> Any:
     return [part.tolist() for part in out]
 
 
+def program_coalesced() -> Any:
+    """gloo lacks it: there each collective goes alone."""
+    tensors = [torch.full((2,), dist.get_rank() + n + 0.5, device=device()) for n in range(3)]
+    if ON_GPUS:
+        with dist._coalescing_manager(device=device(), async_ops=True) as together:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        together.wait()
+    else:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    return [tensor.tolist() for tensor in tensors]
+
+
 def program_detailed_debugging() -> Any:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around a group that is made."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"

@@ -26,6 +26,7 @@ from nbddp.capabilities.simulated_gpus.on_rank import (
     nccl_checks,
     nccl_own,
     nccl_sizes,
+    nccl_together,
     versions,
 )
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
@@ -88,6 +89,7 @@ def install() -> None:
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
     if not hasattr(compiled.Backend, "supports_coalescing"):  # torch 2.6 coalesces for every CUDA tensor
         c10d.batch_isend_irecv = dist.batch_isend_irecv = _batch
+    nccl_together.install(_is_nccl_of)
     library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
@@ -191,6 +193,7 @@ def _collective(op: Any) -> Callable[..., Any]:
         if name in FLAT:
             call.args[0], call.args[1] = call.args[0].view(-1), call.args[1].view(-1)
         out = op(*call.args, **kwargs)
+        nccl_together.note(args[at], out)
         for tensor, twin in call.originals.values():  # gloo works on addresses, so the label may change under way:
             machine.to_cuda(twin, tensor.get_device())  # futures and DDP's views of buckets hold CUDA tensors again
         return (args[0], out[1]) if name in FLAT else kernels.relabelled(out, call.device or 0, call.originals)
@@ -277,7 +280,14 @@ def _is_nccl(group: Any, tensors: Any) -> bool:
     """Whether this group carries out a collective on these tensors as nccl."""
     if not any(tensor.is_cuda for tensor in flat([tensors])):
         return False
-    return id(_unwrapped(group._get_backend(torch.device("cuda")))) in _nccls
+    return _is_nccl_of(group)
+
+
+def _is_nccl_of(group: Any) -> bool:
+    try:
+        return id(_unwrapped(group._get_backend(torch.device("cuda")))) in _nccls
+    except RuntimeError:  # it has no backend for CUDA
+        return False
 
 
 def _averaging(call: Callable[..., Any]) -> Callable[..., Any]:
