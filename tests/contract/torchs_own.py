@@ -30,11 +30,11 @@ TIMEOUT = datetime.timedelta(seconds=30)
 
 
 @functools.cache
-def suite(folder: str) -> Any:
-    """The class of the tests, for gloo, with its files in a folder that all ranks share."""
+def suite(folder: str, backend: str = "gloo") -> Any:
+    """The class of the tests, with its files in a folder that all ranks share."""
     for name in ("barrier", "test_dir", "init_dir", "ended"):
         os.makedirs(os.path.join(folder, name), exist_ok=True)
-    os.environ.update(BACKEND="gloo", TEMP_DIR=folder, INIT_METHOD="env://")
+    os.environ.update(BACKEND=backend, TEMP_DIR=folder, INIT_METHOD="env://")
     from torch.testing._internal.distributed import distributed_test
 
     class Here(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
@@ -43,19 +43,19 @@ def suite(folder: str) -> Any:
     return Here
 
 
-def names(folder: str) -> list[str]:
-    return sorted(n for n in dir(suite(folder)) if n.startswith("test_"))
+def names(folder: str, backend: str = "gloo") -> list[str]:
+    return sorted(n for n in dir(suite(folder, backend)) if n.startswith("test_"))
 
 
-def outcome(name: str, folder: str, store: Any = None) -> str:
+def outcome(name: str, folder: str, store: Any = None, backend: str = "gloo") -> str:
     """How a test ends on this rank: `ok`, `skip`, `exit 75`, or an exception in a line. store: that of the group, if it
     is not the one of `env://`."""
     import torch.distributed as dist
     from torch.testing._internal.common_utils import set_rng_seed
 
-    kind, rank = suite(folder), int(os.environ["RANK"])
+    kind, rank = suite(folder, backend), int(os.environ["RANK"])
     given = {} if store is None else {"store": store, "rank": rank, "world_size": RANKS}
-    dist.init_process_group("gloo", timeout=TIMEOUT, **given)
+    dist.init_process_group(backend, timeout=TIMEOUT, **given)
     dist.barrier()
     if rank == 0:
         kind.barrier.init()

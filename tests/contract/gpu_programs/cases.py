@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import re
 import sys
 import tempfile
 import traceback
@@ -44,6 +45,35 @@ def case_labels() -> None:
     assert str(x) == "tensor([1., 1., 1.], device='cuda:1')"
     assert (x.cpu().device.type, x.to("cuda:2").get_device(), x.view(3)[1:].get_device()) == ("cpu", 2, 1)
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
+
+
+def case_properties_are_one_object() -> None:
+    assert torch.cuda.get_device_properties(1) == torch.cuda.get_device_properties("cuda:1")
+    assert torch.cuda.get_device_properties(0) != torch.cuda.get_device_properties(1)
+
+
+def case_memory_registered_with_cudart() -> None:
+    x, cudart = torch.ones(20), torch.cuda.cudart()
+    assert int(cudart.cudaHostRegister(x.data_ptr(), x.numel() * 4, 0)) == 0
+    assert x.is_pinned()
+    assert int(cudart.cudaHostUnregister(x.data_ptr())) == 0
+    assert not x.is_pinned()
+
+
+def case_functions_of_a_cuda_build_are_there_or_refused_by_name() -> None:
+    """Those of torch._C that torch's Python calls. Without `_cuda_getHip`: ROCm's."""
+    folder = Path(torch.__file__).parent
+    names = {
+        name
+        for path in [*(folder / "cuda").rglob("*.py"), folder / "_inductor" / "cudagraph_trees.py"]
+        for name in re.findall(r"torch\._C\.(_(?:cuda|nccl)_\w+)", path.read_text())
+    }
+    assert len(names) > 50
+    assert sorted(name for name in names if not hasattr(torch._C, name)) == []
+    with pytest.raises(NotImplementedError, match="simulated GPUs: NCCL in one process"):
+        torch.cuda.nccl.all_gather([torch.ones(1, device=CUDA)], [torch.ones(1, device=CUDA)])
+    with pytest.raises(NotImplementedError, match="simulated GPUs: TunableOp"):
+        torch.cuda.tunable.set_filename("x.csv")
 
 
 def case_train() -> None:
@@ -246,6 +276,59 @@ def case_graph() -> None:
     with pytest.raises(RuntimeError, match=r"^CUDA error: operation not permitted when stream is capturing"):  # noqa: SIM117
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.accelerator.synchronize()
+
+
+def case_graph_draws_what_the_program_without_it_draws() -> None:
+    """A capture draws no numbers, and each replay goes on with the generator."""
+    x = torch.ones(100, device=CUDA)
+    torch.cuda.manual_seed(5)
+    plain = [F.dropout(x, 0.5) for _ in range(3)]
+    torch.cuda.manual_seed(5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = F.dropout(x, 0.5)
+    for expected in plain:
+        graph.replay()
+        assert torch.equal(y, expected)
+
+
+def case_graph_of_what_a_capture_resizes() -> None:
+    graph, out = torch.cuda.CUDAGraph(), torch.empty(0, device=CUDA)
+    x = torch.ones(3, device=CUDA)
+    with torch.cuda.graph(graph), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.add(x, x, out=out)
+    graph.replay()
+    assert out.tolist() == [2, 2, 2]
+
+
+def case_graph_misused() -> None:
+    with pytest.raises(RuntimeError, match=r"^CUDA graphs must be captured on a non-default stream"):
+        torch.cuda.CUDAGraph().capture_begin()
+    with pytest.warns(UserWarning, match=r"^The CUDA Graph is empty"):  # noqa: SIM117
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pass
+
+
+def case_an_old_type_takes_a_size() -> None:
+    size = torch.ones(4, 2).size()
+    assert torch.cuda.FloatTensor(size).shape == (4, 2)
+    assert torch.cuda.LongTensor([4, 2]).tolist() == [4, 2]
+
+
+def case_shares_and_names_of_a_gpu() -> None:
+    total = torch.cuda.get_device_properties(1).total_memory
+    before = torch.cuda.get_per_process_memory_fraction(1)
+    torch.cuda.set_per_process_memory_fraction(0.0, 1)
+    assert torch.cuda.get_per_process_memory_fraction(1) == 0.0
+    with pytest.raises(torch.OutOfMemoryError, match="0 bytes allowed"):
+        torch.empty(total // 4, dtype=torch.uint8, device="cuda:1")
+    torch.cuda.set_per_process_memory_fraction(before, 1)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate more than 1EB memory.$"):
+        torch.empty(1 << 62, dtype=torch.uint8, device=CUDA)
+    assert (before, len(torch.cuda.get_device_properties(0).uuid.bytes)) == (1.0, 16)
+    with pytest.raises(NotImplementedError, match="a pool of its own"):
+        torch.cuda.MemPool()
 
 
 def case_history() -> None:

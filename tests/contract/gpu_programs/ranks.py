@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -156,6 +157,70 @@ def program_collectives() -> Any:
     things: list[Any] = [None, None]
     dist.all_gather_object(things, {"rank": rank})
     return [*found, things]
+
+
+def program_sizes_that_differ() -> Any:
+    """All-to-all and all-gather of tensors that are not equally long. gloo has neither: there they are written out."""
+    rank = dist.get_rank()
+    given = [torch.full((rank + other + 1, 2), 10.0 * rank + other, device=device()) for other in range(2)]
+    out = [torch.zeros(rank + other + 1, 2, device=device()) for other in range(2)]
+    parts = [torch.zeros(other + 1, device=device()) for other in range(2)]
+    own = torch.full((rank + 1,), rank + 0.5, device=device())
+    if ON_GPUS:
+        dist.all_to_all(out, given)
+        dist.all_gather(parts, own)
+    else:
+        out = [torch.full((rank + other + 1, 2), 10.0 * other + rank) for other in range(2)]
+        parts = [torch.full((other + 1,), other + 0.5) for other in range(2)]
+    return [part.tolist() for part in (*out, *parts)]
+
+
+def program_batch_with_a_send_to_oneself() -> Any:
+    """Each rank sends to all, itself among them. gloo cannot: there it is written out."""
+    rank, ranks = dist.get_rank(), range(2)
+    if not ON_GPUS:
+        return [[10.0 * other + rank] * 3 for other in ranks]
+    given = [torch.full((3,), 10.0 * rank + other, device=device()) for other in ranks]
+    out = [torch.zeros(3, device=device()) for _ in ranks]
+    receives = [dist.P2POp(dist.irecv, out[other], other) for other in ranks]
+    sends = [dist.P2POp(dist.isend, given[other], other) for other in ranks]
+    for batch in (receives + sends, sends + receives):
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+    return [part.tolist() for part in out]
+
+
+def program_coalesced() -> Any:
+    """gloo lacks it: there each collective goes alone."""
+    tensors = [torch.full((2,), dist.get_rank() + n + 0.5, device=device()) for n in range(3)]
+    if ON_GPUS:
+        with dist._coalescing_manager(device=device(), async_ops=True) as together:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        together.wait()
+    else:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    return [tensor.tolist() for tensor in tensors]
+
+
+def program_detailed_debugging() -> Any:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around a group that is made."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    try:
+        group = dist.new_group()
+        x = torch.full((2,), dist.get_rank() + 1.0, device=device())
+        dist.all_reduce(x, group=group)
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rank": dist.get_rank()}, group=group)
+        average = torch.full((2,), dist.get_rank() + 1.0, device=device())
+        if ON_GPUS:
+            dist.all_reduce(average, dist.ReduceOp.AVG, group=group)
+        return x.tolist(), objects, average.tolist() if ON_GPUS else [1.5, 1.5]
+    finally:
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"
+        dist.set_debug_level_from_env()
 
 
 def program_own_average() -> Any:

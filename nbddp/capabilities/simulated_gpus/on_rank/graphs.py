@@ -6,19 +6,28 @@ tensors that were there before have their content of before again.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import kernels, machine, memory, torch_cuda, versions
+from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, memory, streams, torch_cuda, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Keywords, flat
 
 WAITS = {  # operators for which the host waits, and which a capture therefore refuses
     "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
     "aten::unique_consecutive", "aten::bincount", "aten::equal",
 }  # fmt: skip
+ON_DEFAULT_STREAM = (
+    "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
+    "default stream.)"
+)
+EMPTY = (
+    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
+)
 _pools = itertools.count(1)
 
 
@@ -44,10 +53,14 @@ class CUDAGraph:
         self._new: set[int] = set()
         self._done = False
         self._pool = (0, 0)
+        self._random: list[Any] = []  # states of the generators before the capture
 
     def capture_begin(self, pool: Any = None, *modes: Any, **more: Any) -> None:
         if kernels.recording:
             raise versions.driver_error(versions.CAPTURING)
+        if not streams.current(devices.current()):
+            raise RuntimeError(ON_DEFAULT_STREAM)
+        self._random = [generator.get_state() for generator in torch.cuda.default_generators]
         self._pool = pool or graph_pool_handle()
         self._new.clear()
         kernels.recording.append(self._note)
@@ -57,9 +70,13 @@ class CUDAGraph:
             raise RuntimeError("capture_end() was called without capture_begin() before it")
         kernels.recording.pop()
         for storage, content in self._before.values():
-            storage.copy_(content)
+            _restore(storage, content)
+        for generator, state in zip(torch.cuda.default_generators, self._random, strict=True):
+            generator.set_state(state)  # a capture draws no numbers
         self._before.clear()
         self._done = True
+        if not self._notes:
+            warnings.warn(EMPTY, UserWarning, stacklevel=3)
 
     def instantiate(self) -> None: ...
 
@@ -115,6 +132,15 @@ class CUDAGraph:
             content = torch.UntypedStorage(storage.nbytes())
             content.copy_(storage)
             self._before[key] = storage, content
+
+
+def _restore(storage: Any, content: Any) -> None:
+    """What was there before; a storage that an operator has resized keeps its new size, as on a GPU."""
+    if storage.nbytes() == content.nbytes():
+        storage.copy_(content)
+        return
+    kept = min(storage.nbytes(), content.nbytes())
+    ctypes.memmove(storage.data_ptr(), content.data_ptr(), kept)
 
 
 def graph_pool_handle() -> tuple[int, int]:

@@ -33,6 +33,7 @@ CONTEXT = 105 * MIB  # what a CUDA context takes before the first tensor, with t
 CONTEXTS = {(9, 0): 610 * MIB}  # capability → where it was measured: an H100 under driver 580
 DRIVER = 9024 << 10  # what the driver keeps for itself besides
 CUBLAS = 66 * MIB  # what each handle of cuBLAS takes of the GPU, beside its workspace
+EXABYTE = 1 << 60  # more than that is refused in other words
 PROCESSES, GPUS = 128, 16  # that the file has room for
 
 
@@ -42,7 +43,7 @@ class DeviceMemory:
     def __init__(self, index: int, card: Card):
         self.index, self.total = index, card.memory
         self.context = CONTEXTS.get(card.capability, CONTEXT)
-        self.allowed = 0  # by set_per_process_memory_fraction; 0: all
+        self.allowed: int | None = None  # by set_per_process_memory_fraction
         self.libraries = 0  # bytes that libraries have taken of the GPU, not through torch
         self.allocator = Allocator(self._fits, lambda: ledger.write(self.index, self.used))
 
@@ -71,12 +72,17 @@ class DeviceMemory:
         return max(0, self.total - others - (self.used or self.context) - DRIVER)
 
     def _fits(self, size: int) -> bool:
-        return size <= self.free() and not 0 < self.allowed < self.allocator.both.reserved_bytes.now + size
+        return size <= self.free() and (
+            self.allowed is None or self.allocator.both.reserved_bytes.now + size <= self.allowed
+        )
 
     def _refusal(self, size: int) -> BaseException:
+        if size > EXABYTE:
+            much: BaseException = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than 1EB memory.")
+            return much
         words, both = versions.size, self.allocator.both
         others = "".join(f"Process {pid} has {words(used)} memory in use. " for pid, used in ledger.others(self.index))
-        allowed = f"{words(self.allowed)} allowed; " if self.allowed else ""
+        allowed = f"{words(self.allowed)} allowed; " if self.allowed is not None else ""
         unused = both.reserved_bytes.now - both.allocated_bytes.now
         error: BaseException = torch.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {words(size)}. GPU {self.index} has a total capacity of "

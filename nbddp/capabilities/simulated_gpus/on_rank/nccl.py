@@ -11,14 +11,24 @@ import datetime
 import os
 import socket
 import types
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, nccl_checks, versions
+from nbddp.capabilities.simulated_gpus.on_rank import (
+    devices,
+    kernels,
+    machine,
+    nccl_checks,
+    nccl_own,
+    nccl_sizes,
+    nccl_together,
+    versions,
+)
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
 
 TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
@@ -51,6 +61,7 @@ class Shadow:
     rank: int
     size: int
     device: int | None = None  # the GPU that this rank has brought, from its first collective on
+    own: nccl_own.Own = field(default_factory=nccl_own.Own)
 
 
 SHARED = -1  # in place of a GPU that a rank has brought
@@ -65,6 +76,7 @@ def install() -> None:
     for name in NO_EFFECT:
         if not hasattr(compiled.ProcessGroupGloo, name):
             setattr(compiled.ProcessGroupGloo, name, lambda self, *args, **kwargs: None)
+    compiled._hash_tensors = _hash  # which only a build with NCCL has
     compiled.Logger.set_runtime_stats_and_log = lambda self: None  # it wants a CUDA timer, which a CPU build lacks
     c10d._NCCL_AVAILABLE = True
     c10d.default_pg_nccl_timeout = TEN_MINUTES
@@ -77,10 +89,19 @@ def install() -> None:
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
     if not hasattr(compiled.Backend, "supports_coalescing"):  # torch 2.6 coalesces for every CUDA tensor
         c10d.batch_isend_irecv = dist.batch_isend_irecv = _batch
+    nccl_together.install(_is_nccl_of)
     library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
             _register(library, full.removeprefix("c10d::"))
+
+
+def _hash(tensors: Sequence[Any]) -> int:
+    """Of their bytes, for the log of TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    parts = (machine.twin(tensor) if tensor.is_cuda else tensor for tensor in tensors)
+    return hash(
+        tuple(zlib.crc32(bytes(part.detach().contiguous().view(torch.uint8).flatten().tolist())) for part in parts)
+    )
 
 
 def _batch(ops: Sequence[Any]) -> list[Any]:
@@ -164,14 +185,15 @@ def _collective(op: Any) -> Callable[..., Any]:
         if shadow.device != SHARED:
             nccl_checks.check(op, args, shadow.size)
         call = Relabelled(op, args, {})
-        if name == BARRIER:
-            _meet(shadow, call.device, args[at], args[at + 1])
-        elif call.device is not None and name not in ALONE:
-            _bring(shadow, call.device)
+        _place(name, shadow, call.device, args[at:])
+        done = _without_gloo(name, shadow, args)
+        if done is not None:
+            return done
         call.args[at] = shadow.boxed
         if name in FLAT:
             call.args[0], call.args[1] = call.args[0].view(-1), call.args[1].view(-1)
         out = op(*call.args, **kwargs)
+        nccl_together.note(args[at], out)
         for tensor, twin in call.originals.values():  # gloo works on addresses, so the label may change under way:
             machine.to_cuda(twin, tensor.get_device())  # futures and DDP's views of buckets hold CUDA tensors again
         return (args[0], out[1]) if name in FLAT else kernels.relabelled(out, call.device or 0, call.originals)
@@ -189,13 +211,41 @@ def _shadow_of(boxed: Any) -> Shadow:
         backend = torch._C._distributed_c10d.ProcessGroup.unbox(boxed)._get_backend(torch.device("cuda"))
     except RuntimeError:
         raise RuntimeError("No backend type associated with device type cuda") from None
-    shadow = _shadows.get(id(backend))
-    if shadow is None and isinstance(backend, torch._C._distributed_c10d.ProcessGroupGloo):
-        shadow = _shadows[id(backend)] = _over(backend, dist.HashStore())
+    if id(backend) not in _shadows:
+        _shadows[id(backend)] = _shadow_for(backend)
+    return _shadows[id(backend)]
+
+
+def _shadow_for(backend: Any) -> Shadow:
+    """Of a backend that is no nccl of ours: gloo, or either in the wrapper of `TORCH_DISTRIBUTED_DEBUG=DETAIL`."""
+    inner = _unwrapped(backend)
+    known = _shadows.get(id(inner))
+    if known is not None:
+        return _over(backend, known.store)
+    if isinstance(inner, torch._C._distributed_c10d.ProcessGroupGloo):
+        shadow = _over(backend, dist.HashStore())
         shadow.device = SHARED  # gloo takes ranks on one GPU
-    if shadow is None:
-        raise NotImplementedError("simulated GPUs carry out collectives on CUDA tensors with nccl and gloo alone")
-    return shadow
+        return shadow
+    raise NotImplementedError("simulated GPUs carry out collectives on CUDA tensors with nccl and gloo alone")
+
+
+def _unwrapped(backend: Any) -> Any:
+    return getattr(backend, "wrapped_pg", backend)
+
+
+def _without_gloo(name: str, shadow: Shadow, args: Sequence[Any]) -> Any:
+    """What an operator that gloo lacks returns; None: gloo has it."""
+    if name in nccl_own.OF and args[2] == shadow.rank:
+        return nccl_own.OF[name](shadow.own, args[0][0])
+    return nccl_sizes.carry_out(name, shadow.group, args)
+
+
+def _place(name: str, shadow: Shadow, device: int | None, after: Sequence[Any]) -> None:
+    """On which GPU this rank is. after: the operator's arguments from the group on."""
+    if name == BARRIER:
+        _meet(shadow, device, after[0], after[1])
+    elif device is not None and name not in ALONE:
+        _bring(shadow, device)
 
 
 def _meet(shadow: Shadow, device: int | None, boxed: Any, device_ids: Any) -> None:
@@ -230,7 +280,14 @@ def _is_nccl(group: Any, tensors: Any) -> bool:
     """Whether this group carries out a collective on these tensors as nccl."""
     if not any(tensor.is_cuda for tensor in flat([tensors])):
         return False
-    return id(group._get_backend(torch.device("cuda"))) in _nccls
+    return _is_nccl_of(group)
+
+
+def _is_nccl_of(group: Any) -> bool:
+    try:
+        return id(_unwrapped(group._get_backend(torch.device("cuda")))) in _nccls
+    except RuntimeError:  # it has no backend for CUDA
+        return False
 
 
 def _averaging(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ def install() -> None:
 def _kind(name: str, dtype: Any) -> Any:
     class Kind(type):
         def __call__(cls, *args: Any) -> Any:
-            if args and all(isinstance(arg, int) for arg in args):
+            if args and (isinstance(args[0], torch.Size) or all(isinstance(arg, int) for arg in args)):
                 return torch.empty(*args, dtype=dtype, device="cuda")
             return (
                 torch.tensor(*args, dtype=dtype, device="cuda") if args else torch.empty(0, dtype=dtype, device="cuda")

@@ -26,11 +26,50 @@ OF_DRIVER: Mapping[str, str] = {  # of torch._C → why there is none
     "_cuda_getStreamFromExternal": "a stream of another library is the driver's, and there is none",
     "_cuda_cudaCachingAllocator_raw_alloc": "memory by its address is a GPU's, and there is none",
     "_cuda_cudaCachingAllocator_raw_delete": "memory by its address is a GPU's, and there is none",
-    "_cuda_tunableop_enable": "TunableOp tries kernels of cuBLAS, and there is none",
+    "_cuda_cudaHostAllocator": "memory by its address is a GPU's, and there is none",
+    "_cuda_getAllocator": "memory by its address is a GPU's, and there is none",
+    "_cuda_allocationTraceback": "memory by its address is a GPU's, and there is none",
+    "_cuda_getCurrentSolverHandle": "a handle of cuSOLVER is the driver's, and there is none",
     "_cuda_checkPoolLiveAllocations": "the backend cudagraphs looks into the driver's memory; torch.cuda.graph works",
+    **dict.fromkeys(
+        (
+            "_cuda_getCheckpointState",
+            "_cuda_setCheckpointPoolState",
+            "_cuda_beginAllocateCurrentStreamToPool",
+            "_construct_CUDA_Tensor_From_Storage_And_Metadata",
+        ),
+        "the backend cudagraphs looks into the driver's memory; torch.cuda.graph works",
+    ),
+    **dict.fromkeys(
+        [
+            f"_cuda_tunableop_{name}"
+            for name in (
+                "enable",
+                "tuning_enable",
+                "set_max_tuning_duration",
+                "set_max_tuning_iterations",
+                "set_filename",
+                "read_file",
+                "get_results",
+                "get_validators",
+                "set_rotating_buffer_size",
+                "set_numerical_check_tolerances",
+                "get_filename",
+                "get_max_tuning_duration",
+                "get_max_tuning_iterations",
+                "get_rotating_buffer_size",
+            )
+        ],
+        "TunableOp tries kernels of cuBLAS, and there is none",
+    ),
+    **dict.fromkeys(
+        ("_nccl_all_gather", "_nccl_reduce_scatter"),
+        "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
+    ),
     "_nccl_unique_id": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
     "_nccl_init_rank": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
 }
+POOLS = "a pool of its own of the allocator is not simulated; all tensors come from the one that torch begins with"
 INDUCTOR = (
     "torch.compile's default backend, inductor, writes Triton kernels, which only a GPU runs. On simulated GPUs use "
     "torch.compile(..., backend='aot_eager'): it traces the same graphs, and finds the same graph breaks"
@@ -47,6 +86,7 @@ def install() -> None:
             setattr(torch.cuda, name, _refuse(NOT_MEASURED.format(what)))
     for name, why in OF_DRIVER.items():
         setattr(torch._C, name, _refuse(f"simulated GPUs: {why}"))
+    torch.cuda.MemPool = torch.cuda.memory.MemPool = _refuse(f"simulated GPUs: {POOLS}")
     torch.cuda.nvtx._nvtx = _ranges()
     torch.backends.cudnn.is_acceptable = lambda tensor: False  # its own answer comes with a warning
     _profiler()

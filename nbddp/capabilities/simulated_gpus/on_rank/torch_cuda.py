@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import uuid
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,16 @@ from typing import Any
 import torch
 
 from nbddp.capabilities.simulated_gpus.cards import MIB
-from nbddp.capabilities.simulated_gpus.on_rank import alerts, devices, kernels, memory, streams, versions, workspaces
+from nbddp.capabilities.simulated_gpus.on_rank import (
+    alerts,
+    devices,
+    kernels,
+    machine,
+    memory,
+    streams,
+    versions,
+    workspaces,
+)
 from nbddp.capabilities.simulated_gpus.on_rank.machine import CUDA
 
 CUDA_VERSION = 12080  # of a CPU build, which has none
@@ -39,7 +50,7 @@ class Properties:
         self.shared_memory_per_block_optin = self.shared_memory_per_multiprocessor = 65536
         self.is_integrated = self.is_multi_gpu_board = 0
         self.L2_cache_size, self.gcnArchName = 4 * MIB, card.name
-        self.uuid = f"5173a7ed-0000-0000-0000-{devices.physical(index):012x}"
+        self.uuid = uuid.UUID(f"5173a7ed-0000-0000-0000-{devices.physical(index):012x}")
         self.pci_bus_id, self.pci_device_id, self.pci_domain_id = devices.physical(index) + 1, 0, 0
         vars(self).update(MEASURED.get(card.name, {}))
 
@@ -60,6 +71,12 @@ def properties(device: Any = None) -> Properties:
     index = torch.cuda._utils._get_device_index(device, optional=True)
     if not 0 <= index < devices.count():
         raise AssertionError("Invalid device id")
+    return _properties(devices.card(index), devices.physical(index), index)
+
+
+@functools.cache
+def _properties(card: Any, physical: int, index: int) -> Properties:
+    """The same object each time, as torch's: programs compare two."""
     return Properties(index)
 
 
@@ -112,7 +129,7 @@ def set_fraction(fraction: float, index: int) -> None:
 
 def get_fraction(index: int) -> float:
     one = memory.of(index)
-    return (one.allowed or one.total) / one.total
+    return 1.0 if one.allowed is None else one.allowed / one.total
 
 
 def no_capabilities(index: int) -> None:
@@ -147,6 +164,18 @@ def archs() -> str:
 
 
 _own_archs = getattr(torch._C, "_cuda_getArchFlags", None)
+
+
+def pin(address: int, size: int, flags: int) -> int:
+    """As `cudaHostRegister`. A tensor is known as pinned by the address where its storage begins."""
+    torch.ones(1).pin_memory()  # before the first pinned tensor torch asks nobody
+    machine.pinned_blocks.add(address)
+    return 0
+
+
+def unpin(address: int) -> int:
+    machine.pinned_blocks.discard(address)
+    return 0
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
@@ -195,6 +224,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {  # of torch._C
     "_cuda_tunableop_tuning_is_enabled": lambda: False,
     "_cuda_get_cudnn_benchmark_limit": lambda: 10,
     "_cuda_set_cudnn_benchmark_limit": nothing,
+    "_cuda_resetCublasWorkspaceSize": nothing,
+    "_cuda_resetCublasLtWorkspaceSize": nothing,
+    "_cuda_get_conv_benchmark_empty_cache": lambda: False,
+    "_cudnn_set_conv_benchmark_empty_cache": nothing,
+    "_cuda_record_untuned_enable": nothing,
+    "_cuda_record_untuned_is_enabled": lambda: False,
     **dict.fromkeys(
         ("_can_use_flash_attention", "_can_use_mem_efficient_attention", "_can_use_cudnn_attention"),
         lambda parameters, debug=False: False,  # else a CUDA build asks the driver; attention is written out
@@ -236,8 +271,8 @@ cudart = SimpleNamespace(
     cudaError_t=int,
     cudaGetErrorString=lambda code: ERRORS.get(int(code), "unrecognized error code"),
     cudaMemGetInfo=memory_info,
-    cudaHostRegister=lambda *args: 0,
-    cudaHostUnregister=lambda *args: 0,
+    cudaHostRegister=pin,
+    cudaHostUnregister=unpin,
     cudaProfilerStart=lambda: 0,
     cudaProfilerStop=lambda: 0,
     cudaStreamCreate=lambda *args: 0,
