@@ -19,7 +19,13 @@ import nbformat
 import pytest
 from matplotlib.colors import to_hex
 
+from docs.gallery import PICTURES, of_forecast, of_memory, of_program
 from docs.gallery import recording as gallery
+from nbddp.capabilities.bench.figure import draw_bench
+from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.memory.figure_timeline import draw_allocations
+from nbddp.capabilities.memory.history import CUDA, Phase, RankAllocations, Window
+from nbddp.capabilities.memory.timeline import Allocations
 from nbddp.capabilities.timings.analysis import analysed
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.text import of_bucket, when
@@ -37,7 +43,36 @@ BODY = (
     '<html style="color-scheme: {theme}"><body data-jp-theme-light="{light}" '
     'style="margin: 0; background: {paper}; color: {ink}">{html}</body></html>'
 )
-DRAWN: dict[str, Callable[[], DescribedFigure]] = {"timings": lambda: draw_timings(gallery(8, 8), STEP)}
+MIB = 1 << 20
+
+
+def allocations() -> Allocations:
+    """Two ranks over a step; at the peak a cell's line holds the most."""
+    place, code = ("Cell In[3]", 2), {("Cell In[3]", 2): "y = model(x)"}
+    points = [(0, 100 * MIB), (4_000_000, 300 * MIB), (9_000_000, 420 * MIB), (14_000_000, 120 * MIB)]
+    phases = (Phase("forward", 0, 6_000_000), Phase("backward", 6_000_000, 12_000_000))
+    seen = Window(100 * MIB, 420 * MIB, 9_000_000, points, [(place, 200 * MIB), (None, 220 * MIB)], 0, 0)
+    return Allocations([RankAllocations(r, CUDA, seen, phases, 15_000_000, code) for r in range(2)], 3, [2, 3], "Net")
+
+
+def benchmark() -> list[Measured]:
+    sizes = [1 << k for k in range(10, 27)]
+    return [
+        Measured(name, size, 4, tuple(f * size * 1e-9 + late for late in (1e-5, 1.2e-5, 1.4e-5)))
+        for f, name in enumerate(("all_reduce", "all_gather", "broadcast"), 1)
+        for size in sizes
+    ]
+
+
+DRAWN: dict[str, Callable[[], DescribedFigure]] = {
+    "timings": lambda: draw_timings(gallery(8, 8), STEP),
+    "topology": PICTURES["topology-2-nodes"],
+    "program": of_program,
+    "memory": of_memory,
+    "allocations": lambda: draw_allocations(allocations()),
+    "bench": lambda: draw_bench(benchmark()),
+    "forecast": of_forecast,
+}
 
 
 @pytest.fixture(scope="module")
@@ -140,26 +175,22 @@ def test_every_part_says_its_numbers_under_the_pointer_and_to_the_keyboard(brows
         assert place["x"] >= 0
         assert place["x"] + place["width"] <= 900
         every = pane.locator("[data-i]")
-        reached = walked(seen)
+        reached = seen.evaluate(WALK)
         assert reached == every.count(), "arrow keys reach every part"
     assert not seen.errors
     seen.close()
 
 
-def walked(seen: Any) -> int:
-    """How many parts the arrow keys reach: along each row, and from the end of one to the next."""
-    reached = set()
-    here = "document.activeElement.dataset.i"
-    while True:
-        before = len(reached)
-        seen.keyboard.press("Home")
-        while seen.evaluate(here) not in reached:
-            reached.add(seen.evaluate(here))
-            seen.keyboard.press("ArrowRight")
-        seen.keyboard.press("Home")
-        seen.keyboard.press("ArrowDown")
-        if len(reached) == before:
-            return len(reached)
+# How many parts the keys reach: along each row, then from the end of one row to the next
+WALK = """() => {
+  const here = () => document.activeElement, reached = new Set();
+  const press = key => here().dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true}));
+  for (let before = -1; reached.size > before; press('Home'), press('ArrowDown')) {
+    before = reached.size;
+    for (press('Home'); !reached.has(here()); press('ArrowRight')) reached.add(here());
+  }
+  return reached.size;
+}"""
 
 
 def test_a_bar_of_a_bucket_has_rank_step_bytes_tensors_and_both_times(browser: Any) -> None:
@@ -246,6 +277,31 @@ def test_what_nbconvert_writes_is_live_without_a_kernel_and_a_network(browser: A
         seen.locator("[data-i]").nth(1).hover()
         assert "forward" in seen.locator(".nbddp-card").inner_text()
         seen.close()
+
+
+LAB = """<div class="jp-CodeCell"><div class="jp-InputPrompt">[3]:</div><div class="jp-InputArea">
+<div class="cm-line">x = batch()</div><div class="cm-line">y = model(x)</div></div></div>"""
+
+
+def test_what_a_line_of_a_cell_holds_leads_to_that_line(browser: Any) -> None:
+    seen = opened(browser, LAB + html("allocations"))
+    part = seen.locator("[data-cell]").first
+    assert "In[3] line 2: 200 MiB" in part.get_attribute("aria-label")
+    part.click()
+    seen.get_by_role("button", name="Go to line 2 of In[3]").click()
+    assert seen.locator(".nbddp-found").inner_text() == "y = model(x)"
+    seen.close()
+    alone = opened(browser, html("allocations"))
+    alone.locator("[data-cell]").first.click()
+    assert alone.locator(".nbddp-card button").count() == 1, "without the cell there is nowhere to go"
+    alone.close()
+
+
+def test_in_topology_the_text_that_the_drawing_shows_is_folded() -> None:
+    before, _, fold = html("topology").partition("<details>")
+    assert before.count("<pre") == 1
+    assert "local rank" not in re.sub(r'title="[^"]*"|src="[^"]*"', "", before)
+    assert "rank 15" in fold
 
 
 def without(made: str, *tags: str) -> str:

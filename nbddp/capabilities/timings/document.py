@@ -10,8 +10,8 @@ from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import RankView, StepView
 from nbddp.capabilities.timings.text import folded, of_bucket, of_rank, of_step, sentences, when
 from nbddp.figures.document.page import Document
-from nbddp.figures.document.plot import Plot, round_steps
-from nbddp.figures.document.sheet import Mark, Sheet, axis
+from nbddp.figures.document.plot import Plot, look, round_steps
+from nbddp.figures.document.sheet import Mark, Sheet, axis, head
 from nbddp.figures.document.svg import stroke, swatch
 
 HEAD, LANE, GAP, BETWEEN = 17, 20, 2, 9  # pixels: of a rank's line, of a lane, between lanes, between ranks
@@ -57,12 +57,7 @@ def _head(sheet: Sheet, mine: RankView, buckets: int, top: float, row: int) -> N
     """A line with the rank's name and what it lost; it has the words of all its bars together."""
     share = "no exchange" if mine.hidden_share is None else f"{100 * mine.hidden_share:.0f} % hidden"
     lost = f" · exposed {duration(mine.exposed / 1e9)}" if mine.exposed else ""
-    sheet.mark(
-        sheet.rect(0, 1, top, HEAD - 2, "hit")
-        + f'<text x="0" y="{top + 12}" class="pin"><tspan class="bold">rank {mine.rank}</tspan>'
-        + f'<tspan class="s muted" dx="8">{share}{lost}</tspan></text>',
-        Mark(0.0, 1.0, top, top + HEAD - 2, of_rank(mine, buckets), row),
-    )
+    head(sheet, f"rank {mine.rank}", f"{share}{lost}", top, of_rank(mine, buckets), row)
 
 
 def _computing(sheet: Sheet, mine: RankView, view: StepView, top: float, row: int) -> None:
@@ -121,7 +116,7 @@ def curves(some: Sequence[CurvePoint], number: int) -> Sheet:
     columns(sheet, plot, some, number)
     plot.grid(round_steps(most, 3), lambda value: f"{value:g} ms")
     for i, of in enumerate(("duration", "exposed", "spread")):
-        plot.line([(c.number, getattr(c, of) / 1e6) for c in some], f"l{i}")
+        plot.line([(c.number, getattr(c, of) / 1e6) for c in some], look(i))
     plot.finish()
     axis(sheet, 16 + CURVES, first, last, "step")
     return sheet

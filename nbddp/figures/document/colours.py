@@ -47,6 +47,11 @@ def _strong(light: str, hatched: bool = False) -> Fill:
     return Fill(Colour(light, LIT[FILLS.index(light)]), STRONG, hatched=hatched)
 
 
+def dashes(number: int) -> int:
+    """Of the line with this number, which of the dashes."""
+    return (number + number // len(FILLS)) % len(FILLS)
+
+
 KINDS: dict[str, Fill] = {
     "forward": _strong(FORWARD),
     "backward": _strong(BACKWARD),
@@ -61,5 +66,6 @@ KINDS: dict[str, Fill] = {
     "tint": Fill(AREAS[0], SOFT, FRAME),
     "tan": Fill(AREAS[1], SOFT, FRAME),
     "mint": Fill(AREAS[2], SOFT, FRAME),
+    "paper": Fill(Colour("#ffffff", "#14181c"), SOFT, FRAME),
     "none": Fill(Colour("#ffffff00", "#ffffff00"), SOFT, FRAME),
 }

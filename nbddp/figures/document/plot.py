@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import log
 
+from nbddp.figures.document.colours import dashes
 from nbddp.figures.document.sheet import LETTER, PAD, TICK, WIDTHS, Sheet, from_width, num, text
 
 ACROSS = 10_000  # units of a path from the left side to the right one
@@ -67,6 +68,11 @@ class Plot:
         self.sheet.height = max(self.sheet.height, self.top + self.height)
 
 
+def look(number: int) -> str:
+    """The classes of a line: of sixteen, no two have colour and dashes in common."""
+    return f"l{number % 4} x{dashes(number)}"
+
+
 def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
     if logarithmic:
         value, low, high = log(value), log(low), log(high)
@@ -85,7 +91,7 @@ def named_axis(plot: Plot, values: Sequence[float], name: Callable[[float], str]
             shown.append(value)
             share, gap = plot.across(value), _gap(plot, values, every)
             least = from_width(max(TICK * 0.8, len(name(value)) * LETTER + PAD) / gap) if gap else WIDTHS[0]
-            side = "b" if share < 0.02 else "e" if share > 0.98 else "c"
+            side = "b" if share < 0.05 else "e" if share > 0.95 else "c"
             if least:
                 look = f"s muted {side} w{least}"
                 sheet.body += [

@@ -122,6 +122,17 @@ def text(x: float, y: float, words: str, look: str = "", more: str = "") -> str:
     return f'<text x="{pct(x)}" y="{num(y)}"{classes}{more}>{escape(words, quote=False)}</text>'
 
 
+def head(sheet: Sheet, name: str, more: str, top: float, words: str, row: int) -> None:
+    """The line over a row, with its name and what it says of all its bars together; it stays in view."""
+    shown = f'<tspan class="s muted" dx="8">{escape(more, quote=False)}</tspan>' if more else ""
+    sheet.mark(
+        sheet.rect(0, 1, top, 15, "hit")
+        + f'<text x="0" y="{num(top + 12)}" class="pin"><tspan class="bold">{escape(name, quote=False)}</tspan>'
+        + f"{shown}</text>",
+        Mark(0.0, 1.0, top, top + 15, words, row),
+    )
+
+
 def fitted(x: float, y: float, share: float, labels: Sequence[str], kind: str) -> str:
     """Labels in a bar that takes this share of the width: each shows itself where no better one fits."""
     found, until = "", 0
@@ -160,7 +171,7 @@ def ticks(low: float, high: float) -> list[tuple[float, int]]:
     if span <= 0:
         return [(low, WIDTHS[0])]
     found: dict[float, int] = {}
-    step = 10.0 ** floor(log10(span))
+    step = 10.0 ** (floor(log10(span)) + 1)
     while True:
         for by in (1.0, 0.5):  # each a part of the one before, so that those of a width are evenly spaced
             every = step * by

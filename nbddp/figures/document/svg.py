@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from nbddp.figures.document.colours import AREAS, FRAME, GRID, INKS, KINDS, SERIES
+from nbddp.figures.document.colours import AREAS, FRAME, GRID, INKS, KINDS, SERIES, dashes
 from nbddp.figures.document.sheet import SMALL, TEXT, WIDTHS, Sheet, num
 
 CLASS = "nbddp-svg"
@@ -28,6 +28,7 @@ def style() -> str:
         (".rule,.tick", FRAME.css("fill")),
         (".tick", f"{FRAME.css('stroke')};stroke-width:1"),
         (".halo", "paint-order:stroke;stroke:Canvas;stroke-width:3px;stroke-linejoin:round"),
+        (".dashed", "stroke-dasharray:4 3"),
         (".hit", "fill:transparent"),
         (".now", f"{FRAME.css('fill')};fill-opacity:.35"),
         (".line", "fill:none;stroke-width:2;vector-effect:non-scaling-stroke;stroke-linejoin:round"),
@@ -42,7 +43,7 @@ def style() -> str:
         edge = f";{kind.edge.css('stroke')};stroke-width:1" if kind.edge else ""
         rules += [(f".k-{name}", kind.fill.css("fill") + edge), (f".t-{name}", kind.ink.css("fill"))]
     for i, (line, area) in enumerate(zip(SERIES, AREAS, strict=True)):
-        rules += [(f".l{i}", f"{line.css('stroke')};stroke-dasharray:{DASHES[i]}"), (f".d{i}", line.css("stroke"))]
+        rules += [(f".l{i},.d{i}", line.css("stroke")), (f".x{i}", f"stroke-dasharray:{DASHES[i]}")]
         rules += [(f".a{i}", area.css("fill"))]
     own = "".join(f"{_scoped(names)}{{{rule}}}" for names, rule in rules)
     return own + "".join(f"@media {q}{{svg:root {c}{{display:none}}}}" for q, c in _by_width())
@@ -90,10 +91,12 @@ def swatch(kind: str) -> str:
     return _small(f'<rect x=".5" y=".5" width="15" height="11" style="{of.fill.css("fill")}{edge}"/>{lines}', 16)
 
 
-def stroke(number: int, dot: bool = False) -> str:
-    """The picture of a line in a legend; dot: with a dot on it."""
-    look = f"fill:none;stroke-width:2;{SERIES[number].css('stroke')};stroke-dasharray:{DASHES[number]}"
-    mark = f'<circle cx="14" cy="6" r="3.5" style="{SERIES[number].css("fill")}"/>' if dot else ""
+def stroke(number: int, dot: bool = False, dashed: bool | None = None) -> str:
+    """The picture of a line in a legend. dot: with a dot on it; dashed: whether it is, if its number does not say."""
+    dash = DASHES[dashes(number) if dashed is None else int(dashed)]
+    colour = SERIES[number % len(SERIES)]
+    look = f"fill:none;stroke-width:2;{colour.css('stroke')};stroke-dasharray:{dash}"
+    mark = f'<circle cx="14" cy="6" r="3.5" style="{colour.css("fill")}"/>' if dot else ""
     return _small(f'<path d="M0 6H28" style="{look}"/>{mark}', 28)
 
 
