@@ -18,6 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
+from nbddp.figures.document.page import Document
+from nbddp.figures.document.page import page as document_page
 from nbddp.figures.html import Spot, page
 from nbddp.figures.palette import MUTED, PAPER, RC
 from nbddp.output.table import Table
@@ -49,7 +51,8 @@ class Area:
 
 class DescribedFigure:
     """A matplotlib figure and its content in words: `text`, and tables below it. `str` and `repr` are both. areas:
-    parts of the figure whose words a page shows where the pointer rests.
+    parts of the figure whose words a page shows where the pointer rests. document: the same as a live drawing, which
+    pages show in place of the picture, until somebody takes the figure and may change it.
 
     A notebook keeps what its cells have returned (`Out`), and a figure takes megabytes. So one that can be made again
     (`remade`) is let go once its picture has been taken, and made again if somebody asks for it.
@@ -61,15 +64,17 @@ class DescribedFigure:
         text: str | Sequence[str],
         tables: Sequence[Table] = (),
         areas: Sequence[Area] = (),
+        document: Document | None = None,
     ):
         self._text, self._tables = text if isinstance(text, str) else "\n".join(text), tuple(tables)
         self.words = _words(self._text, self._tables)
         self._figure: Figure | None = figure
-        self._areas = tuple(areas)
+        self._areas, self._document = tuple(areas), document
         self._lent = False  # the figure, to somebody who may change it
         self._taken: tuple[bytes, list[Spot]] | None = None
+        self._html = b""  # of what was taken, packed
         self._again = b""
-        self._caption = ""
+        self._captions: list[str] = []
 
     @property
     def figure(self) -> Figure:
@@ -86,6 +91,7 @@ class DescribedFigure:
             draw, args, named = pickle.loads(zlib.decompress(self._again))
             made = draw(*args, **named)
             self._figure, self._areas = made._whole()
+            self._document = made._document
         return self._figure, self._areas
 
     def __repr__(self) -> str:
@@ -102,7 +108,7 @@ class DescribedFigure:
         """Have a line below the picture, and below the text."""
         self._text = f"{self._text}\n{line}"
         self.words = _words(self._text, self._tables)
-        self._caption, self._taken = line, None
+        self._captions, self._taken = [*self._captions, line], None
 
     def draw(self) -> None:
         """Draw now what is shown next, so that to show it takes no time."""
@@ -112,24 +118,30 @@ class DescribedFigure:
         if self._taken is not None:
             return self._taken
         figure, areas = self._whole()
-        taken = _captioned(_png(figure), _spots(figure, areas), self._caption)
+        taken = _captioned(_png(figure), _spots(figure, areas), "\n".join(self._captions))
+        self._html = zlib.compress(self._page(*taken).encode())
         if self._lent:
             return taken
         self._taken = taken
         if self._again:
             figure.clear()  # its parts refer to each other, and would wait for the collector of garbage
-            self._figure, self._areas = None, ()
+            self._figure, self._areas, self._document = None, (), None
         return taken
+
+    def _page(self, png: bytes, spots: Sequence[Spot]) -> str:
+        if self._document is None or self._lent:
+            return page(png, width_of(png), self._text, self._tables, spots)
+        return document_page(self._document, self._text, self._tables, self._captions)
 
     def save(self, path: str | Path) -> None:
         """Write the picture as PNG."""
         Path(path).write_bytes(self.png())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
-        data, spots = self._picture()
+        data, _ = self._picture()
         width = width_of(data)
         bundle = {
-            "text/html": page(data, width, self._text, self._tables, spots),
+            "text/html": zlib.decompress(self._html).decode(),
             "image/png": base64.b64encode(data).decode(),
             "text/plain": self.words,
         }

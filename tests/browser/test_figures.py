@@ -134,9 +134,11 @@ def test_what_is_kept_of_a_figure_that_was_shown_is_bytes_and_words() -> None:
     assert shown._figure is None
     assert len(pickle.dumps(shown)) < 300_000
     assert shown._repr_mimebundle_()[0] == first
+    assert PICTURE not in first["text/html"]
     figure = shown.figure
     assert figure is shown.figure, "made again, and kept for whoever asked"
-    assert shown._repr_mimebundle_()[0]["text/html"] == first["text/html"]
+    assert shown._repr_mimebundle_()[0]["image/png"] == first["image/png"]
+    assert PICTURE in shown._repr_mimebundle_()[0]["text/html"], "the picture, which may be changed"
     figure.axes[0].set_title("mine")
     assert shown._repr_mimebundle_()[0]["image/png"] != first["image/png"], "what is changed is shown"
 
@@ -266,6 +268,8 @@ def book() -> Any:
 
 
 def notebook_of(shown: DescribedFigure) -> Any:
+    """With the picture: somebody has taken the figure, and may have changed it."""
+    assert shown.figure
     data, metadata = shown._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     return nbformat.v4.new_notebook(
@@ -458,7 +462,7 @@ def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
 @pytest.mark.parametrize("width", [640, pytest.param(1200, marks=pytest.mark.looks)])
 def test_each_bar_says_what_it_is_at_any_width(browser: Any, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 1000})
-    page.set_content(timeline()._repr_mimebundle_()[0]["text/html"])
+    page.set_content(notebook_of(timeline()).cells[0].outputs[0].data["text/html"])
     assert_pointed(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.close()

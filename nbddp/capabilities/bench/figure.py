@@ -10,8 +10,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from nbddp.analysis.quantities import duration, size, speed
+from nbddp.capabilities.bench.document import bench_document
 from nbddp.capabilities.bench.result import Measured
 from nbddp.figures.axes import WIDTH, powers_of_two
+from nbddp.figures.document.page import Document
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, MUTED, RC
 from nbddp.launch.topology import counted
@@ -32,8 +34,15 @@ FORMATS = {
 class Bench(DescribedFigure):
     """The figure; `table` has the numbers, in bytes, seconds and bytes per second, and `measured` all repetitions."""
 
-    def __init__(self, figure: Figure, text: Sequence[str], table: Table, measured: Sequence[Measured]):
-        super().__init__(figure, text, [table])
+    def __init__(
+        self,
+        figure: Figure,
+        text: Sequence[str],
+        table: Table,
+        measured: Sequence[Measured],
+        document: Document | None = None,
+    ):
+        super().__init__(figure, text, [table], document=document)
         self.table, self.measured = table, list(measured)
 
 
@@ -43,6 +52,8 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
     if not measured:
         raise ValueError("nothing was measured")
     own_figure = None
+    low, high = min(m.spread[0] for m in measured), max(m.spread[1] for m in measured)
+    document = bench_document(measured, round_numbers(low, high)) if axes is None else None
     with rc_context(RC):
         if axes is None:
             figure = own_figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -64,7 +75,7 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
             handles, labels = left.get_legend_handles_labels()
             place = {"loc": "outside lower left", "ncols": NAMES_IN_A_LINE} if own_figure else {"loc": "upper left"}
             (own_figure or left).legend(handles, labels, **place)
-        return Bench(left.figure, sentences(measured), table(measured), measured)
+        return Bench(left.figure, sentences(measured), table(measured), measured, document)
 
 
 def _curve(axes: Any, own: Sequence[Measured], number: int, values: Sequence[tuple[float, float, float]]) -> None:

@@ -12,6 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from nbddp.analysis.quantities import percent
 from nbddp.capabilities.collectives.breakdown import Split
+from nbddp.capabilities.collectives.document import program_document
 from nbddp.capabilities.collectives.program import MOST_KINDS, Breakdown
 from nbddp.figures.axes import LINE, WIDTH, key, legend_above, place, rows, titled
 from nbddp.figures.figure import DescribedFigure, remade
@@ -34,7 +35,7 @@ PARTS: tuple[tuple[str, str, str, str], ...] = (  # name, fill, hatch, ink
 def draw_program(found: Breakdown) -> DescribedFigure:
     """The figure, with words and tables."""
     with rc_context(RC):
-        return DescribedFigure(_figure(found), found.sentences(), found.tables())
+        return DescribedFigure(_figure(found), found.sentences(), found.tables(), document=program_document(found))
 
 
 def _figure(found: Breakdown) -> Figure:

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 
 from nbddp.analysis.quantities import duration, percent, speed
 from nbddp.capabilities.forecast.cost import Link, LinkFit
+from nbddp.capabilities.forecast.document import forecast_document
 from nbddp.capabilities.forecast.scale import Forecast, Predicted
 from nbddp.figures.axes import WIDTH, key, powers_of_two
 from nbddp.figures.figure import DescribedFigure, remade
@@ -36,6 +37,7 @@ COLUMNS = (
 @remade
 def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> DescribedFigure:
     """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
+    document = forecast_document(some) if axes is None else None
     with rc_context(RC):
         if axes is None:
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -44,7 +46,7 @@ def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Describe
         left, right = axes
         _parts(left, some)
         _efficiency(right, some)
-    return DescribedFigure(left.figure, sentences(some), [table(some)])
+    return DescribedFigure(left.figure, sentences(some), [table(some)], document=document)
 
 
 def _parts(axes: Any, some: Forecast) -> None:

@@ -10,6 +10,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.analysis.quantities import size
+from nbddp.capabilities.memory.document import memory_document
 from nbddp.capabilities.memory.parts import (
     RankMemory,
     sentences,
@@ -48,6 +49,7 @@ def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigur
     places = shown_ranks(ranks)
     drawn = [ranks[i] for i in places]
     parts = [(name, [some[i] for i in places]) for name, some in shown_parts(ranks)]
+    document = memory_document(ranks) if axes is None else None
     with rc_context(RC):
         if axes is not None:
             _bars(axes, drawn, parts)
@@ -64,7 +66,7 @@ def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigur
                 several[1].set_xlabel(f"{several[1].get_xlabel()}, on top at the peak")
                 several[1].set_yticks([])
             axes = several[0]
-    return DescribedFigure(axes.figure, sentences(ranks), [table(ranks)])
+    return DescribedFigure(axes.figure, sentences(ranks), [table(ranks)], document=document)
 
 
 def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> list[Any]:

@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nbddp.analysis.quantities import size
+from nbddp.capabilities.memory.document_timeline import allocations_document
 from nbddp.capabilities.memory.history import RankAllocations
 from nbddp.capabilities.memory.parts import unit
 from nbddp.capabilities.memory.timeline import (
@@ -40,7 +41,8 @@ PHASES = {  # fill, hatch and its colour
 def draw_allocations(found: Allocations) -> DescribedFigure:
     """The figure: a row per rank, at most 16, those with the highest and the lowest peak among them."""
     with rc_context(RC):
-        return DescribedFigure(_figure(found), [heading(found), *sentences(found)], [table(found)])
+        text = [heading(found), *sentences(found)]
+        return DescribedFigure(_figure(found), text, [table(found)], document=allocations_document(found))
 
 
 def _figure(found: Allocations) -> Figure:

@@ -15,6 +15,7 @@ from nbddp.analysis.quantities import duration, size
 from nbddp.analysis.steps import Recording
 from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import RankView, StepView, analysed
+from nbddp.capabilities.timings.document import step_document
 from nbddp.capabilities.timings.text import folded, heading, of_bucket, of_rank, of_step, sentences, table, when
 from nbddp.figures.axes import WIDTH, Inside, key, legend_above, rows
 from nbddp.figures.figure import Area, DescribedFigure, remade
@@ -47,7 +48,7 @@ def draw_step(view: StepView, axes: Any = None) -> DescribedFigure:
         top.set_title("\n".join(textwrap.wrap(f"{named}: {said[0]}", LETTERS)), loc="left", size=9, pad=22)
         if extra:
             areas += _curves(figure.add_subplot(grid[1]), view.curves, view.number)
-    return DescribedFigure(figure, text, [buckets], areas)
+    return DescribedFigure(figure, text, [buckets], areas, step_document(view))
 
 
 def draw_timings(recording: Recording, number: int, axes: Any = None) -> DescribedFigure:

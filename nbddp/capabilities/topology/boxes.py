@@ -18,6 +18,7 @@ from nbddp.launch.topology import Device, Topology, Worker, counted, rank_words
 
 NARROWEST, WIDEST = 4.1, 10.8  # a row of nodes: for the title's sake, and for the page's
 NODE_WIDTH, FOLD_WIDTH, PROCESS_WIDTH, GPU_WIDTH, NAMED_GPU_WIDTH, NUMA_WIDTH = 1.75, 1.7, 0.86, 0.66, 1.0, 1.2
+FEW_ABREAST = 3  # processes of a node, on a narrow page
 MARGIN, GAP, BETWEEN = 0.12, 0.08, 0.2
 TITLE, LINE, SMALL = 0.3, 0.135, 0.118  # heights of a title, of a line of text, of one in a GPU
 CELL, CELL_HEIGHT, TALLEST = 0.46, 0.26, 0.4  # of the matrix of links: width, and least and greatest height
@@ -101,6 +102,13 @@ def layout_boxes(placed: Topology) -> BoxLayout:
     return made
 
 
+def apart(placed: Topology) -> tuple[list[Cell], list[Cell]]:
+    """The nodes, with few processes abreast, and the links within them: for a page, which puts them in rows itself."""
+    items = placed.folded()
+    cells = _node_cells(placed, items, True, FEW_ABREAST)
+    return cells, [_matrix(*found) for found in distinct_links(placed)]
+
+
 def distinct_links(placed: Topology) -> list[tuple[Node, str]]:
     """One node for each different matrix of links, with the words for all nodes that have it."""
     found: dict[object, list[Node]] = {}
@@ -116,8 +124,8 @@ def columns(count: int, most: float) -> int:
     return ceil(count / max(1, rows))
 
 
-def _node_cells(placed: Topology, items: Sequence[tuple[Node, ...]], narrow: bool) -> list[Cell]:
-    abreast = 4 if len(items) > 1 or narrow else 8
+def _node_cells(placed: Topology, items: Sequence[tuple[Node, ...]], narrow: bool, most: int = 8) -> list[Cell]:
+    abreast = min(most, 4 if len(items) > 1 or narrow else 8)
     room = abreast * (_process_width(placed) + GAP) - GAP + 2 * MARGIN + 0.01  # against rounding
     plans = [_NodePlan(placed, nodes[0], room) for nodes in items]
     narrowest = NODE_WIDTH if narrow else (NARROWEST + BETWEEN) / len(items) - BETWEEN
@@ -145,7 +153,7 @@ def _rows(cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
 
 def _add_nodes(made: BoxLayout, placed: Topology, items: Sequence[tuple[Node, ...]], cells: Sequence[Cell]) -> None:
     """Rows of nodes; a line below each row joins its nodes, one to the left of them joins the rows."""
-    rows, names = list(_rows(cells)), _joints(items)
+    rows, names = list(_rows(cells)), joints(items)
     joined = placed.nnodes > 1
     left = SPINE if joined and len(rows) > 1 else 0.0
     y, ends = 0.0, []
@@ -172,7 +180,7 @@ def _join(made: BoxLayout, outer: Sequence[Box], names: Sequence[str], spine: fl
     return at
 
 
-def _joints(items: Sequence[tuple[Node, ...]]) -> list[str]:
+def joints(items: Sequence[tuple[Node, ...]]) -> list[str]:
     """What joins each node to the others, as far as it is known; said once, at the first, if it is the same for all."""
     names = [nodes[0].interface.describe() if nodes[0].interface else "" for nodes in items]
     if len(set(names)) > 1:

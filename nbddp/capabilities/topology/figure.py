@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from nbddp.capabilities.topology.boxes import MARGIN, TITLE, Box, layout_boxes
+from nbddp.capabilities.topology.document import topology_document
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.launch.topology import Topology
@@ -70,6 +71,7 @@ LOOKS = {
 def draw_topology(placed: Topology, axes: Any = None) -> DescribedFigure:
     """Draw a placement, in `axes` or in a figure of its own; its words are `placed.describe()`."""
     made = layout_boxes(placed)
+    document = topology_document(placed) if axes is None else None
     width, height = made.width, made.height
     with rc_context(RC):
         if axes is None:
@@ -85,7 +87,8 @@ def draw_topology(placed: Topology, axes: Any = None) -> DescribedFigure:
             axes.plot(x, y, color=INK, lw=1.4 * scale, solid_capstyle="projecting", clip_on=False, zorder=0.5)
         for box in made.boxes:
             _draw(axes, box, scale)
-    return DescribedFigure(axes.figure.figure, placed.describe())  # of a subfigure, the figure it is part of
+    whole = axes.figure.figure  # of a subfigure, the figure it is part of
+    return DescribedFigure(whole, placed.describe(), document=document)
 
 
 def heading(placed: Topology, width: float) -> str:

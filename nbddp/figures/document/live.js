@@ -1,0 +1,239 @@
+// Makes each figure of the page live: the SVG takes the place of its <img>, and the titled spans become its parts' names.
+// Runs once per output; what it has done is marked, so several runs do no harm.
+(() => {
+  "use strict";
+  const all = (window.nbddpFigures ||= { count: 0, draw: {} });
+  const MOST = 32; // times the width
+  const STEP = 1.5; // a press of + or −
+  const KEYS = /^(Arrow(Left|Right|Up|Down)|Home|End|Escape|Enter| |[-+=0])$/;
+  const plain = (e) => !e.ctrlKey && !e.metaKey && !e.altKey;
+  const make = (tag, name, text = "") => Object.assign(document.createElement(tag), { className: name, textContent: text });
+
+  // JupyterLab looks for this attribute on what has the focus; other keys (Ctrl+S, Shift+Enter) stay its own.
+  if (!all.keys) {
+    all.keys = true;
+    addEventListener("keydown", (e) => {
+      const at = e.target instanceof Element && e.target.closest(".nbddp-figure [tabindex]");
+      if (at) at.toggleAttribute("data-lm-suppress-shortcuts", KEYS.test(e.key) && plain(e) && !e.shiftKey);
+    }, true);
+  }
+
+  function picture(img) {
+    const text = decodeURIComponent(img.src.slice(img.src.indexOf(",") + 1));
+    const own = text.replaceAll("nbddp-hatch", `nbddp-hatch-${++all.count}`);
+    const parsed = new DOMParser().parseFromString(own, "image/svg+xml").documentElement;
+    if (parsed.nodeName !== "svg") throw new Error("the picture is no SVG");
+    const svg = document.importNode(parsed, true);
+    svg.style.colorScheme = "inherit";
+    svg.setAttribute("role", "group");
+    svg.setAttribute("aria-label", `${img.alt}; arrow keys go from part to part`);
+    return svg;
+  }
+
+  class Pane {
+    constructor(root, pane) {
+      this.root = root;
+      this.pane = pane;
+      this.view = pane.querySelector(".nbddp-view");
+      this.sheet = pane.querySelector(".nbddp-sheet");
+      this.cards = new Map(); // part → its pinned card
+      this.card = make("div", "nbddp-card");
+      this.card.setAttribute("aria-hidden", "true"); // what has the focus says the same by its name
+      this.zoomed = 1;
+      const img = this.sheet.querySelector("img");
+      const svg = picture(img);
+      this.take(svg, [...this.sheet.querySelectorAll(".nbddp-spot")].map((s) => ({ ...s.dataset, words: s.title })));
+      img.replaceWith(svg);
+      this.sheet.querySelectorAll(".nbddp-spot").forEach((spot) => spot.remove());
+      this.listen();
+      if (pane.dataset.zoom) this.tools();
+    }
+
+    // The parts of a drawing with their words; one of them is where Tab stops.
+    take(svg, spots) {
+      this.svg = svg;
+      this.parts = [...svg.querySelectorAll("[data-i]")];
+      this.parts.forEach((part, i) => {
+        Object.assign(part.dataset, spots[i]);
+        part.setAttribute("tabindex", i ? -1 : 0);
+        part.setAttribute("role", part.dataset.step ? "button" : "img");
+        part.setAttribute("aria-label", spots[i].words);
+      });
+    }
+
+    listen() {
+      const part = (e) => e.target instanceof Element && e.target.closest(".nbddp-svg [data-i]");
+      this.sheet.addEventListener("pointerover", (e) => this.show(part(e)));
+      this.sheet.addEventListener("pointerleave", () => this.show(part({ target: document.activeElement })));
+      this.sheet.addEventListener("focusin", (e) => this.show(part(e)));
+      this.sheet.addEventListener("focusout", () => this.show(null));
+      this.sheet.addEventListener("click", (e) => { if (!this.dragged && part(e)) this.act(part(e)); });
+      this.pane.addEventListener("keydown", (e) => this.key(e, this.parts.indexOf(e.target)));
+      this.view.addEventListener("scroll", () => this.place(), { passive: true });
+      new ResizeObserver(() => this.place()).observe(this.view);
+    }
+
+    show(part) {
+      this.shown = part && !this.cards.has(part) ? part : null;
+      if (!this.shown) return this.card.remove();
+      this.card.textContent = this.shown.dataset.words;
+      this.pane.append(this.card);
+      this.at(this.card, this.shown);
+    }
+
+    // Below its part, or above where there is no room, and never beyond the sides of the pane.
+    at(card, part) {
+      const pane = this.pane.getBoundingClientRect(), box = part.firstElementChild.getBoundingClientRect();
+      const left = Math.max(box.left, pane.left) - pane.left;
+      card.style.left = `${Math.max(0, Math.min(left, pane.width - card.offsetWidth))}px`;
+      const below = box.bottom - pane.top + 6, above = box.top - pane.top - card.offsetHeight - 6;
+      card.style.top = `${below + card.offsetHeight > pane.height && above > 0 ? above : below}px`;
+      card.hidden = box.right < pane.left || box.left > pane.right;
+    }
+
+    place() {
+      this.sheet.style.setProperty("--at", `${this.view.scrollLeft}px`);
+      this.cards.forEach((card, part) => this.at(card, part));
+      if (this.shown) this.at(this.card, this.shown);
+    }
+
+    // A click, or Enter: choose the step, else pin the card or take it away.
+    act(part) {
+      if (part.dataset.step && all.draw[this.root.dataset.draw]?.(this, part)) return;
+      if (this.cards.has(part)) return this.unpin(part);
+      const card = make("div", "nbddp-card pinned", part.dataset.words);
+      card.setAttribute("role", "note");
+      const close = make("button", "", "Unpin");
+      close.addEventListener("click", () => { this.unpin(part); part.focus(); });
+      card.append(make("br", ""), close, ...this.links(part));
+      part.classList.add("pinned");
+      this.cards.set(part, card);
+      this.pane.append(card);
+      this.show(null);
+      this.place();
+    }
+
+    unpin(part) {
+      this.cards.get(part).remove();
+      this.cards.delete(part);
+      part.classList.remove("pinned");
+    }
+
+    links(part) {
+      const [number, line] = (part.dataset.cell || "").split(":");
+      const cell = number && cellOf(number);
+      if (!cell) return [];
+      const go = make("button", "", `Go to line ${line} of In[${number}]`);
+      go.addEventListener("click", () => reveal(cell, line));
+      return [go];
+    }
+
+    key(e, i) {
+      if (!plain(e) || e.shiftKey || !KEYS.test(e.key) || (i < 0 && e.target !== this.view)) return;
+      const to = i >= 0 && this.beside(e.key, this.parts[i]);
+      if (to) this.pick(to);
+      else if (e.key === "Escape" && this.cards.size) [...this.cards.keys()].forEach((part) => this.unpin(part));
+      else if ((e.key === "Enter" || e.key === " ") && i >= 0) this.act(this.parts[i]);
+      else if (this.pane.dataset.zoom && "+=".includes(e.key)) this.zoom(this.zoomed * STEP);
+      else if (this.pane.dataset.zoom && e.key === "-") this.zoom(this.zoomed / STEP);
+      else if (this.pane.dataset.zoom && e.key === "0") this.zoom(1);
+      else if (i < 0 || !/^(Arrow|Home|End)/.test(e.key)) return;
+      e.preventDefault();
+      e.stopPropagation();
+    }
+
+    // The part that an arrow key goes to: the next of the row, or the nearest of the row above or below.
+    beside(key, part) {
+      const rows = { ArrowUp: -1, ArrowDown: 1 }[key];
+      if (!rows) {
+        const row = this.parts.filter((p) => p.dataset.row === part.dataset.row), i = row.indexOf(part);
+        return row[{ ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: row.length - 1 }[key]];
+      }
+      const far = (p) => Math.abs(p.dataset.at - part.dataset.at);
+      const numbers = this.parts.map((p) => +p.dataset.row).filter((r) => (r - part.dataset.row) * rows > 0);
+      const next = rows > 0 ? Math.min(...numbers) : Math.max(...numbers);
+      return this.parts.filter((p) => +p.dataset.row === next).sort((a, b) => far(a) - far(b))[0];
+    }
+
+    pick(part) {
+      this.parts.forEach((p) => p.setAttribute("tabindex", p === part ? 0 : -1));
+      part.focus();
+      part.scrollIntoView({ block: "nearest", inline: "nearest" });
+    }
+
+    zoom(times, x = this.view.clientWidth / 2) {
+      const before = this.zoomed, at = this.view.scrollLeft + x;
+      this.zoomed = Math.min(MOST, Math.max(1, times));
+      this.sheet.style.width = `${100 * this.zoomed}%`;
+      this.view.scrollLeft = (at * this.zoomed) / before - x;
+      this.smaller.disabled = this.whole.disabled = this.zoomed === 1;
+      this.larger.disabled = this.zoomed === MOST;
+      this.place();
+    }
+
+    tools() {
+      const bar = make("div", "nbddp-tools"), button = (text, name, act) => {
+        const made = make("button", "", text);
+        made.setAttribute("aria-label", name);
+        made.title = name;
+        made.addEventListener("click", act);
+        bar.append(made);
+        return made;
+      };
+      bar.setAttribute("role", "group");
+      bar.setAttribute("aria-label", "Zoom in time");
+      this.smaller = button("−", "Zoom out", () => this.zoom(this.zoomed / STEP));
+      this.larger = button("+", "Zoom in", () => this.zoom(this.zoomed * STEP));
+      this.whole = button("Whole width", "Show the whole width", () => this.zoom(1));
+      this.smaller.disabled = this.whole.disabled = true;
+      bar.append(make("small", "", "Drag to pan, Ctrl + wheel to zoom; click a part to pin its numbers."));
+      this.pane.before(bar);
+      bar.style.flex = "1 1 100%";
+      this.view.addEventListener("wheel", (e) => {
+        if (!e.ctrlKey && !e.metaKey) return;
+        e.preventDefault();
+        this.zoom(this.zoomed * Math.exp(-e.deltaY / 300), e.clientX - this.view.getBoundingClientRect().left);
+      }, { passive: false });
+      this.pans();
+    }
+
+    pans() {
+      let from = null;
+      this.view.addEventListener("pointerdown", (e) => {
+        this.dragged = false;
+        if (e.button === 0 && e.pointerType === "mouse") from = e.clientX + this.view.scrollLeft;
+      });
+      this.view.addEventListener("pointermove", (e) => {
+        if (from === null || !(e.buttons & 1)) return void (from = null);
+        if (Math.abs(from - e.clientX - this.view.scrollLeft) > 3) this.dragged = true;
+        this.view.scrollLeft = from - e.clientX;
+      });
+      addEventListener("pointerup", () => { from = null; });
+    }
+  }
+
+  // The cell with this number, in JupyterLab, Notebook, nbclassic and what nbconvert writes.
+  function cellOf(number) {
+    const cells = [...document.querySelectorAll(".jp-CodeCell, .code_cell")];
+    const prompt = (cell) => cell.querySelector(".jp-InputPrompt, .input_prompt")?.textContent || "";
+    return cells.find((cell) => prompt(cell).match(/\d+/)?.[0] === number);
+  }
+
+  function reveal(cell, line) {
+    const lines = cell.querySelectorAll(".cm-line, .CodeMirror-line");
+    const to = lines[line - 1] || cell.querySelector(".jp-InputArea, .input_area") || cell;
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    to.scrollIntoView({ block: "center", behavior: still ? "auto" : "smooth" });
+    to.classList.add("nbddp-found");
+    setTimeout(() => to.classList.remove("nbddp-found"), 4000);
+  }
+
+  for (const root of document.querySelectorAll(".nbddp-figure:not([data-live])")) {
+    root.dataset.live = "1";
+    try {
+      root.panes = [...root.querySelectorAll(".nbddp-pane")].map((pane) => new Pane(root, pane));
+    } catch (failure) {
+      console.warn("nbddp: this figure stays a picture", failure);
+    }
+  }
+})();

@@ -1,0 +1,360 @@
+"""Figures that are documents, in a real browser: at three widths, in both themes, by pointer and by keys, in what
+nbconvert writes, and where scripts or styles are removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from html import unescape
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from matplotlib.colors import to_hex
+
+from docs.gallery import PICTURES, of_forecast, of_memory, of_program
+from docs.gallery import recording as gallery
+from nbddp.capabilities.bench.figure import draw_bench
+from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.memory.figure_timeline import draw_allocations
+from nbddp.capabilities.memory.history import CUDA, Phase, RankAllocations, Window
+from nbddp.capabilities.memory.timeline import Allocations
+from nbddp.capabilities.timings.analysis import analysed
+from nbddp.capabilities.timings.figure import draw_timings
+from nbddp.capabilities.timings.text import of_bucket, when
+from nbddp.figures.document.colours import INKS, KINDS, SERIES
+from nbddp.figures.document.page import css, live
+from nbddp.figures.figure import DescribedFigure
+from tests.browser.test_browser import FLAGS, PATIENCE, browsers, sync_api, until
+from tests.colours import contrast
+from tests.pool.test_timings import recording
+
+STEP = 20
+WIDTHS = (400, 900, 1400)
+THEMES = {"light": ("#ffffff", "#1a1a1a", "true"), "dark": ("#111111", "#e0e0e0", "false")}
+BODY = (
+    '<html style="color-scheme: {theme}"><body data-jp-theme-light="{light}" '
+    'style="margin: 0; background: {paper}; color: {ink}">{html}</body></html>'
+)
+MIB = 1 << 20
+
+
+def allocations() -> Allocations:
+    """Two ranks over a step; at the peak a cell's line holds the most."""
+    place, code = ("Cell In[3]", 2), {("Cell In[3]", 2): "y = model(x)"}
+    points = [(0, 100 * MIB), (4_000_000, 300 * MIB), (9_000_000, 420 * MIB), (14_000_000, 120 * MIB)]
+    phases = (Phase("forward", 0, 6_000_000), Phase("backward", 6_000_000, 12_000_000))
+    seen = Window(100 * MIB, 420 * MIB, 9_000_000, points, [(place, 200 * MIB), (None, 220 * MIB)], 0, 0)
+    return Allocations([RankAllocations(r, CUDA, seen, phases, 15_000_000, code) for r in range(2)], 3, [2, 3], "Net")
+
+
+def benchmark() -> list[Measured]:
+    sizes = [1 << k for k in range(10, 27)]
+    return [
+        Measured(name, size, 4, tuple(f * size * 1e-9 + late for late in (1e-5, 1.2e-5, 1.4e-5)))
+        for f, name in enumerate(("all_reduce", "all_gather", "broadcast"), 1)
+        for size in sizes
+    ]
+
+
+DRAWN: dict[str, Callable[[], DescribedFigure]] = {
+    "timings": lambda: draw_timings(gallery(8, 8), STEP),
+    "topology": PICTURES["topology-2-nodes"],
+    "program": of_program,
+    "memory": of_memory,
+    "allocations": lambda: draw_allocations(allocations()),
+    "bench": lambda: draw_bench(benchmark()),
+    "forecast": of_forecast,
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = browsers()
+    if not found:
+        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
+    with sync_api.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=found[0], args=FLAGS)
+        yield opened
+        opened.close()
+
+
+def html_of(shown: DescribedFigure) -> str:
+    return str(shown._repr_mimebundle_()[0]["text/html"])
+
+
+HTML = dict.fromkeys(DRAWN, "")
+
+
+def html(name: str) -> str:
+    HTML[name] = HTML[name] or html_of(DRAWN[name]())
+    return HTML[name]
+
+
+def opened(browser: Any, made: str, width: int = 900, theme: str = "light") -> Any:
+    """A page with this HTML; what its scripts complain of fails the test at `errors`."""
+    paper, ink, light = THEMES[theme]
+    seen = browser.new_page(viewport={"width": width, "height": 1000})
+    seen.set_default_timeout(1000 * PATIENCE)
+    seen.errors = []
+    seen.on("pageerror", lambda e: seen.errors.append(str(e)))
+    seen.on("console", lambda m: seen.errors.append(m.text) if m.type in ("warning", "error") else None)
+    seen.set_content(BODY.format(theme=theme, paper=paper, ink=ink, light=light, html=made))
+    return seen
+
+
+# Of all text that is seen: its size, whether it lies within the page, and which other text it lies on
+TEXTS = """() => {
+  const shown = [...document.querySelectorAll('.nbddp-svg text')].filter(t => t.getClientRects().length);
+  const boxes = shown.map(t => ({text: t.textContent, size: parseFloat(getComputedStyle(t).fontSize),
+    fill: getComputedStyle(t).fill, box: t.getBoundingClientRect(), view: t.closest('.nbddp-view')}));
+  const on = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3;
+  return boxes.map((a, i) => ({text: a.text, size: a.size, fill: a.fill, left: a.box.left, right: a.box.right,
+    scrolls: a.view.scrollWidth > a.view.clientWidth + 1,
+    on: boxes.filter((b, j) => j !== i && on(a.box, b.box)).map(b => b.text)}));
+}"""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_figure_fits_each_width_in_both_themes_and_its_text_can_be_read(browser: Any, name: str) -> None:
+    """Set NBDDP_LOOKS to a folder to keep the pictures."""
+    keep = os.environ.get("NBDDP_LOOKS")
+    for width, theme in product(WIDTHS, THEMES):
+        seen = opened(browser, html(name), width, theme)
+        assert seen.evaluate("document.documentElement.scrollWidth") <= width
+        texts = seen.evaluate(TEXTS)
+        assert texts
+        for text in texts:
+            where = (name, width, theme, text)
+            assert text["size"] >= 11, where
+            assert not text["on"], where
+            assert text["scrolls"] or (text["left"] >= 0 and text["right"] <= width), where
+            ink = to_hex([int(part) / 255 for part in re.findall(r"\d+", text["fill"])[:3]])
+            assert (contrast(ink, THEMES[theme][0]) >= 4.5) or ink in {k.ink.light for k in KINDS.values()} | {
+                k.ink.dark for k in KINDS.values()
+            }, where
+        if keep:
+            seen.screenshot(path=f"{keep}/{name}-{width}-{theme}.png", full_page=True)
+        assert not seen.errors
+        seen.close()
+
+
+def test_labels_can_be_read_on_their_bars_and_lines_on_both_pages() -> None:
+    for name, kind in KINDS.items():
+        for theme in THEMES:
+            fill, ink = getattr(kind.fill, theme), getattr(kind.ink, theme)
+            if len(fill) == 7:
+                assert contrast(ink, fill) >= 4.5, (name, theme)
+    for theme, (paper, _, _) in THEMES.items():
+        assert all(contrast(getattr(ink, theme), paper) >= 4.5 for ink in INKS.values())
+        assert all(contrast(getattr(line, theme), paper) >= 3 for line in SERIES)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_part_says_its_numbers_under_the_pointer_and_to_the_keyboard(browser: Any, name: str) -> None:
+    seen = opened(browser, html(name))
+    said = re.findall(r'class="nbddp-spot" aria-hidden="true" title="([^"]*)"', html(name))
+    parts = seen.locator("[data-i]")
+    assert parts.count() == len(said) > 0
+    names = parts.evaluate_all("all => all.map(p => p.getAttribute('aria-label'))")
+    assert names == [*map(unescape, said)]
+    for pane in seen.locator(".nbddp-pane").all():
+        stops = pane.locator('[data-i][tabindex="0"]')
+        assert stops.count() == 1, "one stop for Tab"
+        stops.focus()
+        card = pane.locator(".nbddp-card")
+        assert card.inner_text() == stops.get_attribute("aria-label").replace("\n\n", "\n")
+        place = card.bounding_box()
+        assert place["x"] >= 0
+        assert place["x"] + place["width"] <= 900
+        every = pane.locator("[data-i]")
+        reached = seen.evaluate(WALK)
+        assert reached == every.count(), "arrow keys reach every part"
+    assert not seen.errors
+    seen.close()
+
+
+# How many parts the keys reach: along each row, then from the end of one row to the next
+WALK = """() => {
+  const here = () => document.activeElement, reached = new Set();
+  const press = key => here().dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true}));
+  for (let before = -1; reached.size > before; press('Home'), press('ArrowDown')) {
+    before = reached.size;
+    for (press('Home'); !reached.has(here()); press('ArrowRight')) reached.add(here());
+  }
+  return reached.size;
+}"""
+
+
+def test_a_bar_of_a_bucket_has_rank_step_bytes_tensors_and_both_times(browser: Any) -> None:
+    view = analysed(gallery(8, 8), STEP)
+    seen = opened(browser, html("timings"))
+    names = seen.locator("[data-i]").evaluate_all("all => all.map(p => p.getAttribute('aria-label'))")
+    for mine in view.ranks:
+        for of in mine.buckets:
+            times = when(of.bucket.sent - view.begin, of.bucket.done - view.begin)
+            assert f"{of_bucket(mine.rank, of)}\n{times}" in names
+    seen.close()
+
+
+def test_a_click_pins_numbers_and_escape_takes_them_away(browser: Any) -> None:
+    seen = opened(browser, html("timings"))
+    parts = seen.locator(".nbddp-pane").first.locator("[data-i]")
+    pinned = seen.locator(".nbddp-card.pinned")
+    parts.nth(1).click()
+    parts.nth(2).click()
+    parts.nth(3).hover()
+    assert pinned.count() == 2
+    assert parts.nth(1).get_attribute("aria-label") in pinned.first.inner_text()
+    assert parts.nth(3).get_attribute("aria-label") == seen.locator(".nbddp-card:not(.pinned)").inner_text()
+    parts.nth(2).click()
+    assert pinned.count() == 1, "a second click takes it away"
+    parts.nth(3).focus()
+    seen.keyboard.press("Enter")
+    assert pinned.count() == 2
+    seen.keyboard.press("Escape")
+    assert pinned.count() == 0
+    parts.nth(4).click()
+    pinned.get_by_role("button", name="Unpin").click()
+    assert pinned.count() == 0
+    assert not seen.errors
+    seen.close()
+
+
+ZOOM = """() => { const view = document.querySelector('.nbddp-view'), sheet = view.firstElementChild;
+  return [sheet.offsetWidth / view.clientWidth, view.scrollLeft]; }"""
+
+
+def test_time_zooms_by_keys_buttons_and_the_wheel_and_is_dragged(browser: Any) -> None:
+    seen = opened(browser, html("timings"))
+    part = seen.locator("[data-i]").nth(3)
+    part.focus()
+    seen.keyboard.press("+")
+    assert seen.evaluate(ZOOM)[0] == pytest.approx(1.5, abs=0.02)
+    seen.get_by_role("button", name="Zoom in").click()
+    assert seen.evaluate(ZOOM)[0] == pytest.approx(2.25, abs=0.02)
+    seen.get_by_role("button", name="Show the whole width").click()
+    assert seen.evaluate(ZOOM)[0] == pytest.approx(1, abs=0.02)
+    part.hover()
+    seen.keyboard.down("Control")
+    seen.mouse.wheel(0, -600)
+    seen.keyboard.up("Control")
+    until(lambda: seen.evaluate(ZOOM)[0] > 4, "the zoom by the wheel")
+    before, at = seen.evaluate(ZOOM)[1], part.bounding_box()
+    seen.mouse.move(600, at["y"] + 5)
+    seen.mouse.down()
+    seen.mouse.move(500, at["y"] + 5)
+    seen.mouse.up()
+    assert seen.evaluate(ZOOM)[1] == pytest.approx(before + 100, abs=2)
+    assert seen.locator(".nbddp-card.pinned").count() == 0, "to drag is no click"
+    label = seen.locator(".nbddp-svg .pin", has_text="rank 0").bounding_box()
+    assert 0 <= label["x"] < 40, "the names of the rows stay in view"
+    assert seen.evaluate("document.documentElement.scrollWidth") <= 900
+    seen.close()
+
+
+def test_what_nbconvert_writes_is_live_without_a_kernel_and_a_network(browser: Any, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.ipynb"
+    data, metadata = DRAWN["timings"]()._repr_mimebundle_()
+    output = nbformat.v4.new_output("display_data", data, metadata=metadata)
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), saved)
+    for theme in THEMES:
+        command = [sys.executable, "-m", "nbconvert", "--to", "html", "--theme", theme, str(saved)]
+        subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
+        seen = browser.new_page(viewport={"width": 900, "height": 1000})
+        seen.route(re.compile("^http"), lambda route: route.abort())
+        seen.goto((tmp_path / "saved.html").as_uri())
+        seen.locator(".nbddp-svg").first.wait_for()
+        fill = seen.locator(".nbddp-svg .bold").first.evaluate("e => getComputedStyle(e.parentElement).fill")
+        assert fill == ("rgb(26, 26, 26)" if theme == "light" else "rgb(232, 232, 232)")
+        seen.locator("[data-i]").nth(1).hover()
+        assert "forward" in seen.locator(".nbddp-card").inner_text()
+        seen.close()
+
+
+LAB = """<div class="jp-CodeCell"><div class="jp-InputPrompt">[3]:</div><div class="jp-InputArea">
+<div class="cm-line">x = batch()</div><div class="cm-line">y = model(x)</div></div></div>"""
+
+
+def test_what_a_line_of_a_cell_holds_leads_to_that_line(browser: Any) -> None:
+    seen = opened(browser, LAB + html("allocations"))
+    part = seen.locator("[data-cell]").first
+    assert "In[3] line 2: 200 MiB" in part.get_attribute("aria-label")
+    part.click()
+    seen.get_by_role("button", name="Go to line 2 of In[3]").click()
+    assert seen.locator(".nbddp-found").inner_text() == "y = model(x)"
+    seen.close()
+    alone = opened(browser, html("allocations"))
+    alone.locator("[data-cell]").first.click()
+    assert alone.locator(".nbddp-card button").count() == 1, "without the cell there is nowhere to go"
+    alone.close()
+
+
+def test_in_topology_the_text_that_the_drawing_shows_is_folded() -> None:
+    before, _, fold = html("topology").partition("<details>")
+    assert before.count("<pre") == 1
+    assert "local rank" not in re.sub(r'title="[^"]*"|src="[^"]*"', "", before)
+    assert "rank 15" in fold
+
+
+def without(made: str, *tags: str) -> str:
+    for tag in tags:
+        made = re.sub(rf"<{tag}\b.*?</{tag}>", "", made, flags=re.DOTALL)
+    return made
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("removed", [("script",), ("script", "style")], ids=["no script", "no style"])
+def test_where_scripts_and_styles_are_removed_the_picture_shows(
+    browser: Any, name: str, removed: tuple[str, ...]
+) -> None:
+    made = without(html(name), *removed)
+    for theme in THEMES:
+        seen = opened(browser, made, 640, theme)
+        images = seen.locator(".nbddp-sheet > img")
+        assert images.count() == html(name).count('class="nbddp-sheet"') > 0
+        for image in images.all():
+            size = image.evaluate("e => [e.naturalHeight, e.clientHeight, e.clientWidth]")
+            assert size[0] == size[1] > 20, "not scaled"
+            assert image.get_attribute("alt")
+        spot = seen.locator(".nbddp-spot").last  # it lies over all others
+        spot.scroll_into_view_if_needed()
+        box = spot.bounding_box()
+        at = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+        told = seen.evaluate("([x, y]) => document.elementFromPoint(x, y).title", at)
+        assert told == spot.get_attribute("title"), "tooltips lie over their parts"
+        seen.close()
+
+
+def test_64_ranks_and_1000_steps_are_small_and_open_soon(browser: Any) -> None:
+    shown = draw_timings(recording(64, 1000), 500)
+    bundle, _ = shown._repr_mimebundle_()
+    assert sum(len(json.dumps(part)) for part in bundle.values()) < 2_000_000
+    began = time.monotonic()
+    seen = opened(browser, bundle["text/html"], 1400)
+    seen.locator(".nbddp-svg").nth(1).wait_for()
+    assert time.monotonic() - began < 2 * float(os.environ.get("NBDDP_SLOW", "1"))
+    seen.close()
+
+
+def test_the_same_figure_is_the_same_html_and_names_no_place_outside() -> None:
+    assert html_of(DRAWN["timings"]()) == html_of(DRAWN["timings"]())
+    for part in (css(), live()):
+        assert "http" not in part
+        assert "url(" not in part
+        assert "import" not in part.replace("importNode", "").replace("!important", "")
+
+
+def test_text_of_a_figure_that_no_drawing_shows_stays_and_other_text_is_folded() -> None:
+    made = html("timings")
+    before, fold, after = made.partition("<details>")
+    assert fold
+    assert "rank 3 starts all buckets last" in before
+    assert "<table>" in after
