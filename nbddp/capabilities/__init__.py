@@ -144,6 +144,10 @@ ROWS = (
         ),
     ),
     Capability(
+        name="by_rank",
+        part=PoolPart(target="nbddp.capabilities.by_rank.part:ByRankPart", when=("run",)),
+    ),
+    Capability(
         name="panel",
         commands=(
             Command(
@@ -590,7 +594,8 @@ ROWS = (
         commands=(
             Command(
                 name="attach", after="stop",
-                help="start workers on Slurm nodes that an earlier kernel kept (--keep-alive)",
+                help="show the last run again, after the page was loaded again; without a pool: start workers on Slurm "
+                "nodes that an earlier kernel kept (--keep-alive)",
                 grammar="nbddp.capabilities.slurm.command:attach_arguments",
                 notebook="nbddp.capabilities.slurm.command:attach_in_notebook",
             ),

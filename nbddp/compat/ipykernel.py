@@ -155,6 +155,13 @@ def publish(publisher: Any, data: dict[str, Any], **kwargs: Any) -> None:
         publisher.publish(data, **kwargs)
 
 
+def is_captured(publisher: Any) -> bool:
+    """Whether what is displayed goes to `%%capture`."""
+    from IPython.core.displaypub import CapturingDisplayPublisher
+
+    return isinstance(publisher, CapturingDisplayPublisher)
+
+
 def knows_nothing_to_flush(stream: Any) -> bool:
     """Whether one of ipykernel's streams has sent, or is just sending, all that was written to it."""
     return getattr(stream, "_flush_pending", True) is False

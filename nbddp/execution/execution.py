@@ -90,6 +90,7 @@ class Execution:
         self.display = RunOutput(list(specs), request.show, logs, most, self.parts, screen)
         self.outputs, self.shown = self.display.outputs, self.display.shown
         self.ended: dict[int, RankExit] = {}
+        self.display.ended = self.ended
         self.events: Events = after.later if after else Events()
         self.later: Events = Events()
         self.next_request: Callable[[], RunSpec | None] = lambda: None  # what freed ranks are to do next, unasked

@@ -6,7 +6,7 @@ column of its own. So the block reads the same in every front end, in a saved no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -49,6 +49,22 @@ def block(outputs: Sequence[RankOutput]) -> list[Piece]:
     return list(_joined(pieces))
 
 
+def flat(outputs: Sequence[RankOutput], shown: Callable[[Display], bool]) -> tuple[str, list[Piece]]:
+    """The block as one text, where a page shows it; and the displays that it does not show, each under its label."""
+    sections = [(rank_words(o.rank for o in group), group) for group in fold(outputs)]
+    width = max((len(label) + _mark_width(group[0]) for label, group in sections), default=0)
+    lines, more = list[Piece](), list[Piece]()
+    for label, group in sections:
+        for item in group[0].items:
+            if isinstance(item, Display):
+                lines += _words(label + _marks(item)[0], width, item)
+                more += _display(label + _marks(item)[0], width, item) if is_rich(item.data) and not shown(item) else []
+            else:
+                lines += _pieces(label, width, item, group[0])
+        lines += _one_of(label, width, group)
+    return "".join(piece.text for piece in lines if isinstance(piece, Print)), list(_joined(more))
+
+
 def fold(outputs: Sequence[RankOutput]) -> list[list[RankOutput]]:
     """Groups of ranks with equal output, silent ranks left out."""
     groups: dict[object, list[RankOutput]] = {}
@@ -60,15 +76,19 @@ def fold(outputs: Sequence[RankOutput]) -> list[list[RankOutput]]:
 
 def _one_of(label: str, width: int, group: Sequence[RankOutput]) -> list[Piece]:
     """Says that lines which differ among these ranks in their time, process and rank are shown once."""
+    words = stamped_words(group)
+    return [Print("stdout", labelled(label, width, [words]))] if words else []
+
+
+def stamped_words(group: Sequence[RankOutput]) -> str:
+    """Whose time and process log lines have that are shown once for these ranks; empty if none differs."""
     first, *others = group
     stamped = sum(item.stamped for item in first.items if isinstance(item, Text))
     if not stamped or not others:
-        return []
+        return ""
     lines = "1 log line has" if stamped == 1 else f"{stamped:,} log lines have"
-    words = (
-        f"… {lines} the time and process of rank {first.rank}; those of {rank_words(o.rank for o in others)}: %ddp log"
-    )
-    return [Print("stdout", labelled(label, width, [words]))]
+    rest = rank_words(o.rank for o in others)
+    return f"… {lines} the time and process of rank {first.rank}; those of {rest}: %ddp log"
 
 
 def labelled(label: str, width: int, lines: Iterable[str]) -> str:
@@ -119,9 +139,14 @@ def _display(label: str, width: int, item: Display) -> list[Piece]:
     show = Show(item.data, item.metadata)
     if is_seen(item.data):
         return [Print("stdout", f"{label:<{width}}{BAR.rstrip()}\n"), show]
+    words = _words(label, width, item)
+    return [*words, show] if is_rich(item.data) else words
+
+
+def _words(label: str, width: int, item: Display) -> list[Piece]:
+    """What of a display is text."""
     text = str(item.data.get("text/plain", ""))
-    piece = Print("stdout", labelled(label, width, text.splitlines() or [""]))
-    return [piece, show] if is_rich(item.data) else [piece]
+    return [Print("stdout", labelled(label, width, text.splitlines() or [""]))]
 
 
 def is_seen(data: MimeBundle) -> bool:

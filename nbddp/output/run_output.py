@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nbddp.launch.topology import rank_words
 from nbddp.output.buffer import RankOutput
+from nbddp.output.page import OutputPage, OutputState
 from nbddp.output.screens import NullScreen, Screen
 from nbddp.protocol.codec import Json
 from nbddp.protocol.messages import STREAMS, JupyterMessage, MimeBundle
@@ -28,6 +29,8 @@ class RunOutput:
         """show: None for all ranks. logs: the folder that output is written into; most: bytes of each rank's that are
         kept."""
         self._parts, self.screen, self.logs, self.most = parts, screen, logs, most
+        self.ended: Mapping[int, RankExit] = {}
+        screen.shown_by(self.page)
         self.outputs = {r: RankOutput(r, logs, most=most, held=len(ranks) <= FILES_HELD) for r in ranks}
         for out in self.outputs.values():
             out.said = self._words
@@ -98,6 +101,11 @@ class RunOutput:
 
     # -- in the end ------------------------------------------------------------------------------
 
+    def page(self, live: bool, below: Sequence[str] = ()) -> OutputPage | None:
+        """What a page shows in the place of text; None: nothing else. below: what is said of the run meanwhile."""
+        state = OutputState(self.seen, self.ended, live, tuple(below))
+        return next((page for draw in self._parts.output_pages if (page := draw(state)) is not None), None)
+
     def finish(self) -> None:
         """Show what stays, and close the files."""
         try:
@@ -117,6 +125,11 @@ class RunOutput:
     def _left(self, data: MimeBundle, rich: bool) -> MimeBundle:
         found = (left for leaves in self._parts.display_left if (left := leaves(data, rich)) is not None)
         return next(found, {"text/plain": str(data.get("text/plain", ""))})
+
+    def show_again(self, screen: Screen) -> None:
+        """Show what has stayed once more."""
+        screen.shown_by(self.page)
+        screen.finish(self.seen)
 
     def unwritten(self, ended: Mapping[int, RankExit]) -> str:
         """Where output could not be written down, and why; empty where it could."""

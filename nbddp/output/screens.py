@@ -1,7 +1,8 @@
 """Where a run is seen: a notebook, a terminal, or nowhere.
 
 In a notebook one display is updated in place while the cell runs and is empty again when
-it ends; what stays is the rank-ordered block, sent as ordinary outputs. So a saved
+it ends; what stays is the rank-ordered block, sent as ordinary outputs. If a capability draws a page of
+the output, the block is the text of that. So a saved
 notebook holds the block alone, and a deterministic cell compares equal. A terminal cannot take
 lines back: there the labelled lines are printed as they come, and stay.
 """
@@ -21,17 +22,19 @@ from uuid import uuid4
 import psutil
 
 from nbddp.compat import ipykernel
+from nbddp.output import page
 from nbddp.output.buffer import LIVE_WIDTH, Display, RankOutput, Text
-from nbddp.output.layout import BAR, Piece, Print, block
+from nbddp.output.layout import BAR, Piece, Print, block, flat
 from nbddp.output.live_region import Region
 from nbddp.output.progress import Progress
 
 LIVE_LINES = 20
-LIVE_EVERY = 0.04  # seconds between two updates of the live view
+LIVE_EVERY = 0.25  # seconds between two updates of the live view, of which each is a new page
 DRAW_EVERY = 0.1  # seconds between two drawings of a terminal's last rows
 TELL_AFTER = 10.0  # seconds
 BAR_LOOK = "flex: none; width: 10em; accent-color: var(--jp-brand-color1, var(--vscode-progressBar-background, auto))"
 LABEL = "display: flex; align-items: center; gap: 0.8em; margin: 0"
+DrawPage = Callable[[bool, Sequence[str]], page.OutputPage | None]  # as `RunOutput.page`
 QUIET = 2.0  # seconds without a line before the live view says that ranks are running
 
 
@@ -39,6 +42,9 @@ class Screen(Protocol):
     """What a run needs of a place to be seen."""
 
     def start(self) -> None: ...
+    def shown_by(self, draw: DrawPage) -> None:
+        """Have a page, where there is one, show the output as `draw` has it."""
+
     def progress(self, text: str) -> None: ...
     def ends(self, text: str) -> None:
         """What ends the run, and what is done about it: below all that is shown until the run is over."""
@@ -64,6 +70,9 @@ class NullScreen:
     """Shows nothing."""
 
     rich = False
+
+    def shown_by(self, draw: DrawPage) -> None:
+        pass
 
     def start(self) -> None:
         pass
@@ -98,6 +107,9 @@ class LazyScreen(NullScreen):
 
     def __init__(self, screen: Screen):
         self._screen, self._open, self.rich = screen, False, screen.rich
+
+    def shown_by(self, draw: DrawPage) -> None:
+        self._screen.shown_by(draw)
 
     def ends(self, text: str) -> None:
         if self._open:
@@ -137,6 +149,9 @@ class Terminal:
         self._told_after = TELL_AFTER  # seconds without a line after which a file is told where the ranks are
         self._waiting = False  # whether the last rows are of progress
         self._ends = ""
+
+    def shown_by(self, draw: DrawPage) -> None:
+        pass
 
     def start(self) -> None:
         self._began = self._last_line = time.monotonic()
@@ -211,6 +226,7 @@ class Notebook:
 
     def __init__(self, shell: Any):
         self._publisher = shell.display_pub
+        self._draw: DrawPage | None = None
         self._id = uuid4().hex
         self._lines: list[str] = []
         self._shown = ""
@@ -220,6 +236,10 @@ class Notebook:
         self._next = 0.0
         self._began = time.monotonic()
         self._last_line = self._began
+
+    def shown_by(self, draw: DrawPage) -> None:
+        if not ipykernel.is_captured(self._publisher):  # `%%capture` has the text as stdout
+            self._draw = draw
 
     def start(self) -> None:
         self._began = self._last_line = time.monotonic()
@@ -231,14 +251,13 @@ class Notebook:
     def progress(self, text: str) -> None:
         """What is being waited for before the run starts."""
         self.start()
-        self._publish(f"nbddp: {text} …", update=True, html=bar_of(text))
+        self._publish(f"nbddp: {text} …", update=True, html=page.live(bar_of(text), time.time()))
         self._waiting = True
 
     def ends(self, text: str) -> None:
-        self._publish(
-            "\n".join([*self._lines, f"nbddp: {text} …"]), update=True, html="" if self._lines else bar_of(text)
-        )
         self._ends = text
+        shown = "\n".join([*self._lines, f"nbddp: {text} …"])
+        self._publish(shown, update=True, html=self._live(shown, [f"nbddp: {text} …"], "" if self._lines else text))
 
     def ready(self) -> None:
         if self._shown:
@@ -261,26 +280,43 @@ class Notebook:
         now = time.monotonic()
         if now < self._next:
             return self._next - now
-        text = self._text(outputs, status() if now - self._last_line > QUIET else "", now)
+        below = self._below(status() if now - self._last_line > QUIET else "", now)
+        text = self._text(outputs, below)
         if text != self._shown and (text or not self._waiting):
-            self._publish(text, update=True)
+            self._publish(text, update=True, html=self._live(text, below))
             self._next = now + LIVE_EVERY
             return LIVE_EVERY
         return 1.0 if now - self._began > QUIET else QUIET - (now - self._began)
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
-        self.ready()
-        for piece in block(outputs):
+        drawn = self._draw(False, ()) if self._draw is not None else None
+        if drawn is None:
+            self.ready()
+            pieces = block(outputs)
+        else:
+            text, pieces = flat(outputs, drawn.shows)
+            # a display of its own, before the live one is emptied: nbval hears of no update, and the page does not jump
+            ipykernel.publish(self._publisher, {"text/plain": text, "text/html": drawn.html})
+            self.ready()
+        for piece in pieces:
             self._emit(piece)
 
-    def _text(self, outputs: Sequence[RankOutput], status: str, now: float) -> str:
+    def _text(self, outputs: Sequence[RankOutput], below: Sequence[str]) -> str:
         bars = [f"rank {o.rank}{BAR}{line}" for o in outputs if not o.silent for line in o.moving()]
-        rows = [*self._lines, *bars]
-        if status:
-            rows.append(f"{status} · {now - self._began:.0f} s")
-        if self._ends:
-            rows.append(f"nbddp: {self._ends} …")
-        return "\n".join(rows)
+        return "\n".join([*self._lines, *bars, *below])
+
+    def _below(self, status: str, now: float) -> list[str]:
+        """What is said of the run."""
+        rows = [f"{status} · {now - self._began:.0f} s"] if status else []
+        return [*rows, f"nbddp: {self._ends} …"] if self._ends else rows
+
+    def _live(self, text: str, below: Sequence[str], waits: str = "") -> str:
+        """The page of what is shown meanwhile. waits: what a bar says, if there is nothing else."""
+        if not text:
+            return ""
+        drawn = self._draw(True, below) if self._draw is not None else None
+        shown = drawn.html if drawn is not None else bar_of(waits) if waits else page.plain(text)
+        return page.live(shown, time.time())
 
     def _publish(self, text: str, update: bool = False, html: str = "") -> None:
         """html: for a page, in the place of the text."""

@@ -101,6 +101,13 @@ class Runs:
             screen.say(note)
         return run
 
+    def show_last(self, screen: Screen) -> None:
+        """Show the output of the last program again. Raises what it has raised."""
+        if self.last is None:
+            raise PoolError("no cell has run yet; run a %%ddp cell first")
+        self.last.display.show_again(screen)
+        self.last.raise_if_bad()
+
     # -- before a run --------------------------------------------------------------------------------
 
     def _make_ready(self, ranks: Sequence[int], screen: Screen, new: bool) -> None:

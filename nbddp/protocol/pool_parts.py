@@ -55,6 +55,9 @@ class Hooks:
         self.display_over: list[Callable[[MimeBundle], bool]] = []  # whether it changes no more
         # what stays, in words or rich; or None
         self.display_left: list[Callable[[MimeBundle, bool], MimeBundle | None]] = []
+        # an `OutputState` of `nbddp.output.page`; its `OutputPage`, or None where text is enough
+        self.output_pages: list[Callable[[Any], Any]] = []
+        self.reattached: list[Callable[[Any], None]] = []  # a shell; shows the run that a page has lost sight of
 
 
 class PoolParts(Hooks):

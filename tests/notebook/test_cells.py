@@ -245,10 +245,42 @@ def test_output_arrives_while_the_cell_runs(four: Kernel) -> None:
     assert shown.outputs[0]["data"] == {"text/plain": ""}, "the live view leaves nothing behind"
 
 
+LONG = "%%ddp\nimport os\nfor i in range(15): print(os.environ['RANK'], 'line', i)"
+
+
+def test_long_output_stays_as_a_page_with_the_block_as_its_text(four: Kernel) -> None:
+    first, second = four.run(LONG), four.run(LONG)
+    (stays,) = first.displays
+    assert stays["text/plain"].count("\n") == 60
+    assert stays["text/plain"].startswith("rank 0 │ 0 line 0\n       │ 0 line 1\n")
+    assert stays["text/html"].count('class="nbddp-pane"') == 4
+    assert "data-sent" not in stays["text/html"]
+    assert first.text() == ""
+    assert second.displays == first.displays, "the same output is the same page"
+
+
+def test_captured_output_is_text(four: Kernel) -> None:
+    assert four.run(LONG.replace("%%ddp", "%%capture said\n%%ddp")).ok
+    look = "print(said.stdout.count('line'), any('nbddp-tabs' in str(o.data) for o in said.outputs))"
+    assert four.run(look).text() == "60 False\n"
+
+
+def test_attach_shows_the_output_and_the_error_of_the_last_run_again(four: Kernel) -> None:
+    failed = four.run(LONG + "\nassert os.environ['RANK'] != '2', 'no labels'")
+    again = four.run("%ddp attach")
+    assert again.displays == failed.displays
+    assert "rank 2 · 15 lines · raised AssertionError: no labels" in again.displays[0]["text/html"]
+    assert not again.ok
+    assert again.evalue == failed.evalue
+    short = four.run("%%ddp\nprint('short')")
+    assert four.run("%ddp attach").text() == short.text() == "ranks 0–3 │ short\n"
+
+
 def test_long_output_is_cut_in_the_block_and_whole_on_disk(four: Kernel) -> None:
     shown = four.run("%%ddp\nimport os\nfor i in range(20_000): print(os.environ['RANK'], 'line', i)", timeout=120)
     assert shown.ok
-    text = shown.text()
+    (stays,) = shown.displays
+    text = stays["text/plain"]
     for rank in range(4):
         assert f"rank {rank} │ {rank} line 0\n" in text
         assert f"{rank} line 19999\n" in text

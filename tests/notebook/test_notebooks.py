@@ -89,6 +89,8 @@ CELLS = [
     "%%ddp --nproc 3\nimport os, sys\nrank = int(os.environ['RANK'])\nprint('same')\nprint('mine', rank)",
     "%%ddp\nprint('out'); print('err', file=sys.stderr)\nrank",
     "%%ddp\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank}</b>'))",
+    "%%ddp\nfor i in range(30): print(rank, i)",
+    "%%ddp\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<table><tr><td>{rank}</table>'))",
     "%%ddp -o x\nrank * 2",
     "x",
     "%%ddp --nproc 2\nprint(rank)",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nbddp.output.page import NOT_LIVE
 from nbddp.output.progress import Progress
 from nbddp.output.screens import Notebook, Terminal, bar_of
 from tests.kernels import Kernel, Shown
@@ -34,7 +35,8 @@ check.share_of(share_of)"""
 
 def progress(shown: Shown) -> list[dict[str, Any]]:
     """The bundles of progress that came while a cell ran."""
-    return [c["data"] for _, kind, c in shown.messages if kind == "update_display_data" and "text/html" in c["data"]]
+    updates = [c["data"] for _, kind, c in shown.messages if kind == "update_display_data"]
+    return [data for data in updates if "<progress" in data.get("text/html", "")]
 
 
 def test_a_bar_is_as_full_as_its_share_and_labelled_with_its_words() -> None:
@@ -54,9 +56,22 @@ def test_progress_stays_until_there_is_something_else_to_see() -> None:
     assert [data["text/plain"] for data in said] == ["", "nbddp: checking …"]
     screen.line(0, "stdout", "a line")
     screen.refresh([], "running: rank 0")
-    assert said[-1] == {"text/plain": "rank 0 │ a line"}
+    assert said[-1]["text/plain"] == "rank 0 │ a line"
+    assert ">rank 0 │ a line</pre>" in said[-1]["text/html"]
     screen.finish([])
     assert said[-1] == EMPTY
+
+
+def test_whatever_is_shown_meanwhile_says_what_to_do_where_it_is_no_longer_updated() -> None:
+    said: list[dict[str, Any]] = []
+    screen = Notebook(SimpleNamespace(display_pub=SimpleNamespace(publish=lambda data, **how: said.append(data))))
+    screen.progress("checking")
+    screen.line(0, "stdout", "a line")
+    screen.refresh([], lambda: "running: rank 0")
+    screen.ends("rank 1 failed; freeing rank 0")
+    screen.finish([])
+    assert [NOT_LIVE in data.get("text/html", "") for data in said] == [False, True, True, True, False]
+    assert "%ddp attach" in NOT_LIVE
 
 
 @pytest.mark.parametrize(

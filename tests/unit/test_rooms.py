@@ -27,6 +27,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/attached": "clusters",
     "capabilities/background": "part",
     "capabilities/bench": "command document result",
+    "capabilities/by_rank": "*",
     "capabilities/capacity": "part",
     "capabilities/collectives": "breakdown command document instances program",
     "capabilities/compare": "command replicas",

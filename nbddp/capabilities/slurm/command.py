@@ -65,6 +65,12 @@ def attach_arguments(parser: Parser) -> None:
 
 
 def attach_in_notebook(asked: Asked, line: CommandLine) -> None:
+    """Of a pool that runs it shows the last run, which a page may have lost sight of."""
+    again = asked.pool.parts.reattached
+    if asked.pool.running and line.args["job"] is None and asked.pool.last_run is not None and again:
+        for show in again:
+            show(asked.shell)
+        return
     asked.start_workers(lambda progress: attach(asked.pool, line.args["job"], progress))
 
 

@@ -1,0 +1,140 @@
+"""What a tab shows of ranks: their lines and pictures in order, and how they left the run. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbddp.analysis.quantities import size
+from nbddp.capabilities.by_rank.embedded import embedded
+from nbddp.errors import RankStatus
+from nbddp.execution.report import raised_words
+from nbddp.launch.topology import rank_words
+from nbddp.output.buffer import Display, Elision, Item, RankOutput, Text, model_id
+from nbddp.output.layout import fold, is_rich, stamped_words
+from nbddp.output.page import OutputState
+from nbddp.protocol.outcome import RankExit
+
+NOTE, MOVING = "note", "moving"  # beside the streams, kinds of a line: said by nbddp; it may still change
+LIVE_LINES, LEAST, MOST = 2000, 5, 200  # lines of all ranks in a live view, and of each at least and at most
+WIDEST = 2000  # characters of a line in a live view
+BELOW = "(displayed below the tabs)"
+LARGE = re.compile("<(img|svg|table|canvas|video|iframe|object)\\b", re.IGNORECASE)
+BAD = (RankStatus.FAILED, RankStatus.DIED)
+
+
+@dataclass(frozen=True)
+class Line:
+    """kind: a stream, NOTE or MOVING. file: which a note names."""
+
+    kind: str
+    text: str
+    file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Rich:
+    html: str
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is more than words."""
+        return LARGE.search(self.html) is not None
+
+
+@dataclass(frozen=True)
+class Pane:
+    """Of ranks whose output is equal. mark: how they failed; lines: how many they have printed."""
+
+    ranks: tuple[int, ...]
+    parts: tuple[Line | Rich, ...]
+    lines: int
+    mark: str = ""
+
+    @property
+    def name(self) -> str:
+        return rank_words(self.ranks)
+
+    def has_large(self) -> bool:
+        return any(isinstance(part, Rich) and part.is_large for part in self.parts)
+
+
+def kept(state: OutputState) -> list[Pane]:
+    """The panes of a run that has ended: equal ranks share one, and silent ranks have one if they failed."""
+    found = []
+    silent = [[out] for out in state.outputs if not out.items and _mark(state.ended, out.rank)]
+    for group in [*fold(state.outputs), *silent]:
+        marks: dict[str, list[RankOutput]] = {}
+        for out in group:
+            marks.setdefault(_mark(state.ended, out.rank), []).append(out)
+        for mark, outs in marks.items():
+            stamped = stamped_words(outs)
+            parts = [part for item in outs[0].items for part in _parts(item, outs[0])]
+            parts += [Line(NOTE, stamped)] * bool(stamped)
+            found.append(Pane(tuple(o.rank for o in outs), tuple(parts), printed(outs[0]), mark))
+    return sorted(found, key=lambda pane: pane.ranks)
+
+
+def live(state: OutputState) -> list[Pane]:
+    """The panes while a run goes on: one for each rank that has shown something, with its newest lines."""
+    shown = [out for out in state.outputs if not out.silent]
+    most = max(LEAST, min(MOST, LIVE_LINES // max(1, len(shown))))
+    return [Pane((out.rank,), _newest(out, most), printed(out), _mark(state.ended, out.rank)) for out in shown]
+
+
+def printed(out: RankOutput) -> int:
+    """Complete lines of text that a rank has printed; those between displays that are not kept are not among them."""
+    return sum(item.count for item in out.items if isinstance(item, Text))
+
+
+def _mark(ended: Mapping[int, RankExit], rank: int) -> str:
+    left = ended.get(rank)
+    if left is None or left.status not in BAD:
+        return ""
+    return f"raised {raised_words(left.chain[-1])}" if left.chain else left.status.value
+
+
+def _parts(item: Item, out: RankOutput) -> list[Line | Rich]:
+    if isinstance(item, Elision):
+        return [Line(NOTE, item.describe())]
+    if isinstance(item, Text):
+        return [*_lines(item, out)]
+    html = embedded(item)
+    if html is not None:
+        return [Rich(html)]
+    return [*(Line("stdout", text) for text in _words(item)), *[Line(NOTE, BELOW)] * is_rich(item.data)]
+
+
+def _words(display: Display) -> list[str]:
+    return str(display.data.get("text/plain", "")).splitlines()
+
+
+def _lines(item: Text, out: RankOutput) -> list[Line]:
+    head, left_out, tail = item.lines()
+    rows = [Line(stream, text) for stream, text in head]
+    if left_out:
+        held = size(min(out.file.written, out.file.most))
+        rows.append(Line(NOTE, f"… {left_out:,} lines omitted; full output ({held}): ", out.log))
+    return rows + [Line(stream, text) for stream, text in tail]
+
+
+def _newest(out: RankOutput, most: int) -> tuple[Line, ...]:
+    """The last lines, and those that still change. Pictures come when the run has ended."""
+    moves, rows = [id(view) for view in out.views], list[Line]()
+    for item in reversed([item for item in out.items if id(item) not in moves]):
+        if len(rows) >= most:
+            break
+        rows = [*_short(item)][-most:] + rows
+    moving = [Line(MOVING, text[:WIDEST]) for text in out.moving()]
+    return (*rows[-most:], *moving)
+
+
+def _short(item: Item) -> Sequence[Line]:
+    if isinstance(item, Elision):
+        return [Line(NOTE, item.describe())]
+    if isinstance(item, Display):
+        return [] if model_id(item.data) else [Line(NOTE, text[:WIDEST]) for text in _words(item)]
+    through = item.count > len(item.head) + len(item.tail)  # lines are left out between these
+    return [Line(stream, text[:WIDEST]) for stream, text in ([] if through else item.head) + [*item.tail]]
