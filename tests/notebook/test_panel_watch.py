@@ -231,6 +231,19 @@ def test_restart_of_one_rank_ends_the_cell_and_keeps_the_other(panel: Kernel) ->
     panel.run("view.which.value = -1")
 
 
+def test_restart_of_a_rank_amid_training_is_reported_and_not_what_its_peer_lost(panel: Kernel) -> None:
+    until(panel, "len(view.which.options)", lambda count: count == 3)
+    assert panel.run("view.which.value = 1").ok
+    number = panel.send(TRAIN)
+    updates(panel, lambda text: "steps/s" in text and "running" in text)
+    press(panel, "Restart")
+    done = panel.collect(number)
+    assert done.evalue.startswith("rank 1 was restarted by you; rank 0 was stopped"), done.error
+    assert "Connection closed" not in done.error
+    until(panel, "panel.state.notice", lambda notice: "rank 1 restarted" in notice)
+    panel.run("view.which.value = -1")
+
+
 def test_all_ranks_are_chosen_where_nothing_else_is(panel: Kernel) -> None:
     until(panel, "[view.which.label, view.whom.label, len(view.which.options)]", lambda f: f == ["all ranks"] * 2 + [3])
 
