@@ -17,10 +17,12 @@ from uuid import uuid4
 from nbddp.errors import BadInput
 from nbddp.figures import widget_support
 from nbddp.figures.html import words_of
+from nbddp.figures.page_script import CONTROLS, on_page
 from nbddp.lessons.framework.question import Question
 from nbddp.output.table import Table
 from nbddp.protocol.messages import Metadata, MimeBundle
 
+CLASS = "nbddp-question"
 COMPARE = "Compare with what came"
 REVEAL = "Show what came"
 OPEN = "The cell has run, and you predicted nothing. You can still answer, or show what came."
@@ -124,7 +126,11 @@ class AskedQuestion:
         self._reveal = w.Button(description=REVEAL, layout=w.Layout(width="auto", align_self="flex-start"))
         self._reveal.layout.display = "" if self.over and not self.settled else "none"
         self._reveal.on_click(lambda _: self.reveal())
-        return w.VBox([asks, self._field, self._reveal, self._said])
+        asks.add_class("nbddp-asks")
+        named = w.HTML(on_page(f".{CLASS}", CONTROLS))
+        whole = w.VBox([named, asks, self._field, self._reveal, self._said])
+        whole.add_class(CLASS)
+        return whole
 
     def _chosen(self, change: Change) -> None:
         """Keep what was chosen or typed; what is no answer is answered with what is expected."""
