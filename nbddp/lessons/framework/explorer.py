@@ -26,9 +26,9 @@ KEYS = '<small style="opacity: 0.75">{}</small>'
 CLASS = "nbddp-explorer"  # CSS class; its sliders keep their keys in Notebook 7 (figures/labextensions)
 TEXT = "nbddp-text"  # of the folded words
 HEADER = f".{TEXT} :is(.lm-Widget, .p-Widget) {{color: var(--jp-ui-font-color0, inherit)}}"  # ipywidgets' is too faint
-CONTROLS_STYLE = (
-    f".{CLASS} :focus-visible {{outline: 2px solid var(--jp-ui-font-color0, #33608c) !important; outline-offset: 1px}} "
-    f".{CLASS} :is(button, select) {{min-height: 24px}} "
+FOCUS = "outline: 2px solid var(--jp-ui-font-color0, #33608c) !important; outline-offset: 1px"
+CONTROLS_STYLE = (  # the class thrice: ipywidgets' own rules take the ring away from sliders
+    f".{CLASS}.{CLASS}.{CLASS} :focus-visible {{{FOCUS}}} .{CLASS} :is(button, select) {{min-height: 24px}} "
     f"@media (prefers-reduced-motion: reduce) {{.{CLASS} * {{transition: none !important}}}} "
 )
 PACE = 1000  # milliseconds from a step to the next, when it is played
