@@ -40,7 +40,7 @@ SHOWN = 100  # lines of a transcript
 METER = 240  # CSS pixels of a small curve
 LINE_KEYS = (
     "<small>Enter sends the line, ↑ and ↓ recall earlier ones, Tab completes a name</small>"
-    '<div class="nbddp-names" role="status"></div>'
+    '<div class="nbddp-names" aria-live="polite"></div>'
 )
 DONE, NOW, NEXT = "✓", "▸", "·"  # signs of a stage
 

@@ -68,6 +68,7 @@ class Session:
         last = pool.last_run
         self._over = last.number if last is not None and pool.current is None else 0  # seen to end
         self._known = self._over  # after whose end a command was given
+        self._named = (0, "")  # the run that was seen last
         self._views = 0
         self._end = threading.Event()
         self._lock = threading.Lock()
@@ -131,6 +132,10 @@ class Session:
             if last is not None:
                 self._paces.ask(pool, last, over=run is None)
         with self.model.together():  # each view is drawn once
+            if self._paces.run != self.model.state.run:  # the next run may begin before a look has seen this one end
+                self._keep_past()
+            if run is not None:
+                self._named = (run.number, poll.named(run))
             if placed is not None:
                 seen = poll.look(pool, run)
                 ranks = rows.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
@@ -153,16 +158,23 @@ class Session:
             self._over = last.number
             self._ended(last)
 
+    def _keep_past(self) -> None:
+        """Keep what was measured of the run whose curve is drawn."""
+        state, (number, name) = self.model.state, self._named
+        if number == state.run:
+            past = meters.past(number, name, state.curve, state.meters)
+            self.model.change(panel_state.ended, past, state.has_failed)
+
     def _talked(self, run: Execution, *news: Any) -> None:
         talks = sender.transcripts_of(run).talks
         self.model.change(panel_state.talked, [talk for _, talk in sorted(talks.items())])
 
     def _ended(self, run: Execution) -> None:
         """Say how a run has ended, and do what was asked for meanwhile. What a command has said since stays."""
-        error, state = run.error(), self.model.state
-        same = state.run == run.number
-        past = meters.past(run.number, poll.named(run), state.curve, state.meters) if same else None
-        self.model.change(panel_state.ended, past, isinstance(error, RunFailed))
+        error = run.error()
+        self._named = (run.number, poll.named(run))
+        self._keep_past()
+        self.model.change(panel_state.ended, None, isinstance(error, RunFailed))
         if run.number != self._known:
             self._say(str(error) if error is not None else f"{poll.named(run)} ended on all ranks")
         if (after := self._after) is not None:
