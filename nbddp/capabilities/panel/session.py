@@ -132,10 +132,7 @@ class Session:
             if last is not None:
                 self._paces.ask(pool, last, over=run is None)
         with self.model.together():  # each view is drawn once
-            if self._paces.run != self.model.state.run:  # the next run may begin before a look has seen this one end
-                self._keep_past()
-            if run is not None:
-                self._named = (run.number, poll.named(run))
+            self._note_run(run)
             if placed is not None:
                 seen = poll.look(pool, run)
                 ranks = rows.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
@@ -157,6 +154,13 @@ class Session:
         if over and last is not None:
             self._over = last.number
             self._ended(last)
+
+    def _note_run(self, run: Execution | None) -> None:
+        """Keep what was measured of the run before: the next may begin before a look has seen it end."""
+        if self._paces.run != self.model.state.run:
+            self._keep_past()
+        if run is not None:
+            self._named = (run.number, poll.named(run))
 
     def _keep_past(self) -> None:
         """Keep what was measured of the run whose curve is drawn."""
