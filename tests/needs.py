@@ -10,21 +10,26 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 @dataclass(frozen=True)
 class Need:
-    """A program that tests run: any of `programs`, from Debian's `package`, for the tests of `what`."""
+    """A program that tests run: any of `programs`, from Debian's `package`, for the tests of `what`. module: instead, a
+    Python package that has it, which `package` of PyPI installs."""
 
     what: str
     programs: tuple[str, ...]
     package: str
     root: bool = False  # whether the tests also need root
+    module: str = ""
 
     @property
     def found(self) -> bool:
+        if self.module:
+            return find_spec(self.module) is not None
         return any(shutil.which(program, path=SBIN) for program in self.programs)
 
 
@@ -35,6 +40,7 @@ NEEDS = (
     Need("agents that MPI starts", ("mpiexec",), "openmpi-bin"),
     Need("cables between hosts", ("ip",), "iproute2", root=True),
     Need("Slurm's nodes", ("slurmctld",), "slurmctld slurmd slurm-client munge", root=True),
+    Need("accessibility by axe-core", ("axe-core",), "axe-playwright-python", module="axe_playwright_python"),
 )
 
 
@@ -47,8 +53,9 @@ def describe() -> list[str]:
     lost, root = missing(), not hasattr(os, "geteuid") or os.geteuid() == 0
     lines = [f"not tested here: {need.what} (no {need.programs[0]})" for need in lost]
     lines += [f"not tested here: {need.what} (needs root)" for need in NEEDS if need.root and need.found and not root]
-    if lost:
-        lines.append(f"to test all of it: apt-get install {' '.join(need.package for need in lost)}")
+    for install, of in (("apt-get install", False), ("pip install", True)):
+        if some := [need.package for need in lost if bool(need.module) is of]:
+            lines.append(f"to test all of it: {install} {' '.join(some)}")
     return lines or ["nothing that tests need is missing here"]
 
 
@@ -56,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.needs", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--apt", action="store_true", help="print the missing Debian packages alone")
     if parser.parse_args().apt:
-        print(" ".join(need.package for need in missing()))
+        print(" ".join(need.package for need in missing() if not need.module))
         return 0
     print("\n".join(describe()))
     return int(bool(missing()))

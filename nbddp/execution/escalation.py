@@ -31,6 +31,7 @@ from nbddp.protocol.run_spec import Question, RunSpec
 WHY = 300  # characters of what ends a run, in a line of progress
 TELL = 1.0  # seconds between two lines about ranks that are cleaning up
 UNNOTICED = "not noticed the interrupt yet"
+RESTARTED = "you restarted it"
 PRESSED, LATE = "Stop was pressed again", "it had not ended {:g} s after the interrupt (--shutdown-timeout)"
 
 
@@ -83,6 +84,8 @@ class Escalation:
         self.found: dict[int, Position] = {}
         self.deadlock: Deadlock | None = None
         self.why: dict[int, str] = {}
+        self.restarted: tuple[int, ...] = ()  # ranks that the user has restarted, which ended the run
+        self.restarted_at: float | None = None
         self._taken: dict[int, float] = {}  # rank → when it had its interrupt
         self._over: dict[int, float] = {}  # rank → since when its program is known to have ended, and not its run
         self.foreign = False  # whether an exception from elsewhere ends the run
@@ -312,5 +315,8 @@ class Escalation:
             self._release(supervise.ReleaseRanks(blocked))
 
     def give_up(self, ranks: Sequence[int]) -> None:
-        """End the processes of these ranks at once."""
-        self._end([r for r in ranks if r in self._run.watcher.running])
+        """End the processes of these ranks at once. What their peers report from here on is a consequence."""
+        ended = tuple(r for r in ranks if r in self._run.watcher.running)
+        self.restarted, self.restarted_at = ended, time.monotonic()
+        self.why.update(dict.fromkeys(ended, RESTARTED))
+        self._end(ended)

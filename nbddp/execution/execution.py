@@ -482,7 +482,7 @@ class Execution:
         then = {r: p for r, p in ladder.found.items() if r not in ladder.replaced}  # and not where they clean up
         return replace(
             result, positions={**self.positions, **then}, ended_by=ladder.ended_by, why=ladder.why,
-            interrupted_at=ladder.interrupted_at,
+            interrupted_at=ladder.interrupted_at, restarted=ladder.restarted, restarted_at=ladder.restarted_at,
             deadlock=self.deadlock if ladder.interrupted_at is None else ladder.deadlock,
         )  # fmt: skip
 

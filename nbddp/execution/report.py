@@ -395,9 +395,19 @@ def terminal_text(error: RunFailed, signalled: str = "") -> str:
     return "\n".join([*lines, *states_text(others), *last])
 
 
-def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: PlainStyle = PLAIN) -> str:
+def stopped_text(
+    states: Sequence[RankState], *, dropped: bool, paint: PlainStyle = PLAIN, head: str = "stopped by the user"
+) -> str:
     """The report of a run that the user stopped."""
-    return "\n".join([paint.headline("stopped by the user"), *states_text(states), *_ending(dropped)])
+    return "\n".join([paint.headline(head), *states_text(states), *_ending(dropped)])
+
+
+def restarted_words(ranks: Sequence[int], others: Sequence[int]) -> str:
+    """`rank 2 was restarted by you; ranks 0–1, 3 were stopped`."""
+    was = ("was", "were")
+    words = [f"{rank_words(ranks)} {was[len(ranks) > 1]} restarted by you"]
+    words += [f"{rank_words(others)} {was[len(others) > 1]} stopped"] if others else []
+    return "; ".join(words)
 
 
 def hung_text(

@@ -78,6 +78,8 @@ class RunResult:
     logs: Mapping[int, str] = field(default_factory=dict)
     one_shot: bool = False  # whether the ranks' processes end with their program
     why: Mapping[int, str] = field(default_factory=dict)  # rank → why it was replaced, if not since it was stuck
+    restarted: tuple[int, ...] = ()  # ranks that the user has restarted, which ended the run
+    restarted_at: float | None = None
 
     def groups(self) -> dict[int, GroupFacts]:
         return {r: e.group for r, e in self.ended.items() if e.group is not None}
@@ -133,6 +135,8 @@ class RunResult:
                 "the pool ended while the cell was running, because its agent or its controller ended; names on "
                 "its workers are gone, and the next %%ddp cell starts a new pool"
             )
+        if self.restarted_at is not None and (found is None or found.at > self.restarted_at):
+            return self._restarted(paint)
         ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
         if self.ended_by in ends and (found is None or self.interrupted_at is None or found.at > self.interrupted_at):
             return ends[self.ended_by](paint)
@@ -174,6 +178,12 @@ class RunResult:
     def _stopped(self, paint: PlainStyle) -> RunFailed:
         text = report.stopped_text(self._states, dropped=self.broke_group(), paint=paint)
         return RunStopped("the run was stopped by the user", states=self._states, report=text)
+
+    def _restarted(self, paint: PlainStyle) -> RunFailed:
+        others = [s.rank for s in self._states if s.rank not in self.restarted and s.status not in outcome.WELL]
+        head = report.restarted_words(self.restarted, others)
+        text = report.stopped_text(self._states, dropped=self.broke_group(), paint=paint, head=head)
+        return RunStopped(head, states=self._states, report=text)
 
     def _hung(self, paint: PlainStyle) -> RunFailed:
         assert self.deadlock is not None
@@ -221,6 +231,8 @@ class RunResult:
     def _lost(self, ended: RankExit) -> str:
         """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
         found = blame(self.ended)
+        if lost_connection(ended) and self.restarted_at is not None and ended.at > self.restarted_at:
+            return f"lost its connection to {rank_words(self.restarted)}"
         if not lost_connection(ended) or found is None or found.ended is ended:
             return ""
         dead = [e.rank for e in self.ended.values() if e.status == outcome.DIED]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -45,6 +46,7 @@ CELLS = (Output("load", "%load_ext nbddp"), Output("panel", "%ddp panel"), Outpu
          Output("hang", HANG), Output("break", BREAK), Output("explore", EXPLORE))  # fmt: skip
 PAGES = ("Launch", "Ranks", "Output", "Timings", "Debugger")
 WIDTHS = (900, 1400)
+START = re.compile(r"Start \d+ workers?|Resize to \d+ workers?")
 
 
 class Panel:
@@ -63,8 +65,19 @@ class Panel:
     def says(self, text: str) -> None:
         sync_api.expect(self.at).to_contain_text(text)
 
-    def press(self, name: str) -> None:
+    def press(self, name: str | re.Pattern[str]) -> None:
         self.at.get_by_role("button", name=name, exact=True).click()
+
+    def turn_to(self, name: str) -> None:
+        """Show a page, and see that it is announced as the active one."""
+        tab = self.at.get_by_role("tab", name=name, exact=True)
+        tab.click()
+        sync_api.expect(self.at.get_by_role("tabpanel", name=name)).to_be_visible()
+        sync_api.expect(tab).to_have_attribute("aria-selected", "true")
+        sync_api.expect(self.at.get_by_role("tab", selected=True)).to_have_count(1)
+
+    def start(self) -> None:
+        self.press(START)
 
     def fill(self, label: str, text: str) -> None:
         self.at.get_by_label(label, exact=True).fill(text)
@@ -82,21 +95,65 @@ def panel(front: str, base: Path, python: str = "", scale: float = 1, kernel: st
 def go_through(shown: Panel) -> None:
     """Start, watch, stop: all with the mouse, and cells meanwhile."""
     page = shown.page
-    shown.press("Start")
+    shown.start()
     shown.says("ready: world size 2")
-    shown.press("Ranks")
+    shown.turn_to("Ranks")
+    act(shown, Stop=False, Free=False, Stacks=True, Restart=True)
     cell = page.begin(2)
     shown.says("◂ slowest")
+    act(shown, Stop=True, Stacks=True, Restart=True)
+    assert contrasted_red(shown.at.get_by_role("button", name="Stop").evaluate(COLOURS))
+    answers_belong_to_their_page(shown)
     first = shown.at.locator("table.strip").inner_text()
     until(lambda: shown.at.locator("table.strip").inner_text() != first, "another look")
     assert shown.at.locator("tr.slowest th").inner_text() == "1"
     click_on_a_step(shown)
     keep_the_place(shown)
     read_out = said_in(shown)
-    shown.press("Ranks")
+    shown.turn_to("Ranks")
     shown.press("Stop")
     page.ended(cell)
     until(lambda: "stopped by the user" in read_out(), "the notice in the element that is read out")
+
+
+def act(shown: Panel, **buttons: bool) -> None:
+    """Whether buttons are shown as those that would do something."""
+    for name, acts in buttons.items():
+        button = shown.at.get_by_role("button", name=name, exact=True)
+        (sync_api.expect(button).to_be_enabled if acts else sync_api.expect(button).to_be_disabled)()
+
+
+COLOURS = "e => [getComputedStyle(e).backgroundColor, getComputedStyle(e).color]"
+
+
+def contrasted_red(colours: Sequence[str]) -> bool:
+    behind, ink = ([int(n) for n in re.findall(r"\d+", colour)[:3]] for colour in colours)
+    return behind[0] > 2 * max(behind[1:]) and min(ink) > 240
+
+
+def answers_belong_to_their_page(shown: Panel) -> None:
+    """And can be closed."""
+    shown.press("Stacks")
+    shown.says("stacks of all ranks")
+    shown.says("Cell In[3], line ")
+    shown.turn_to("Output")
+    sync_api.expect(shown.at).not_to_contain_text("stacks of all ranks")
+    shown.turn_to("Ranks")
+    shown.says("stacks of all ranks")
+    shown.press("Close")
+    sync_api.expect(shown.at).not_to_contain_text("stacks of all ranks")
+    sync_api.expect(shown.at.get_by_role("button", name="Close")).to_be_hidden()
+
+
+def dock(page: Page) -> None:
+    """A button shows the panel beside the notebook, where it lives as well."""
+    page.page.locator(".jp-NotebookPanel .nbddp-dock").click()
+    page.page.get_by_role("button", name="Run Once").click()  # the test's notebook is one that nobody trusts
+    docked = page.page.locator(".jp-LinkedOutputView .nbddp-panel")
+    sync_api.expect(docked).to_be_visible()
+    sync_api.expect(docked.locator(".nbddp-dock")).to_be_hidden()
+    docked.get_by_role("tab", name="Ranks").click()
+    sync_api.expect(docked.get_by_role("tabpanel", name="Ranks")).to_be_visible()
 
 
 def debug(shown: Panel) -> None:
@@ -108,16 +165,59 @@ def debug(shown: Panel) -> None:
     page.ended(cell)
     shown.says("stopped by the user")
     cell = page.begin(4)
-    shown.press("Debugger")
+    shown.turn_to("Debugger")
     sync_api.expect(shown.at.locator(".head small", has_text="⏸ stopped")).to_have_count(4)
-    shown.at.get_by_label("line").fill("p rank * 11")
-    shown.at.get_by_label("line").press("Tab")
-    shown.press("Send")
-    for rank in range(4):
-        sync_api.expect(shown.at.get_by_role("region", name=f"rank {rank}")).to_contain_text(str(rank * 11))
+    use_the_line(shown)
     shown.press("Continue")
     page.ended(cell)
     sync_api.expect(cell.locator(".jp-OutputArea").first).to_contain_text("the end")
+
+
+def use_the_line(shown: Panel) -> None:
+    """Of the debugger, as in a terminal: Enter, history, completion; above it the source and the variables."""
+    line, region = (
+        shown.at.get_by_label("line", exact=True),
+        lambda rank: shown.at.get_by_role("region", name=f"rank {rank}"),
+    )
+
+    def asked() -> bool:
+        """The front end may make the panel anew meanwhile, for its picture of the pool of four: then once more."""
+        line.fill("p rank * 11")
+        line.press("Enter")
+        try:
+            sync_api.expect(region(3)).to_contain_text("33", timeout=5000)
+        except AssertionError:
+            return False
+        return True
+
+    until(asked, "the answers to a line")
+    for rank in range(4):
+        sync_api.expect(region(rank)).to_contain_text(str(rank * 11))
+    sync_api.expect(line).to_have_value("")
+    sync_api.expect(line).to_be_focused()
+    line.press("ArrowUp")
+    sync_api.expect(line).to_have_value("p rank * 11")
+    line.press("ArrowDown")
+    sync_api.expect(line).to_have_value("")
+    line.fill("p ran")
+    line.press("Tab")
+    sync_api.expect(shown.at.locator(".nbddp-names")).to_contain_text("rank")
+    sync_api.expect(shown.at.locator(".nbddp-names")).to_contain_text("range")
+    line.fill("p os.envir")
+    line.press("Tab")
+    sync_api.expect(line).to_have_value("p os.environ")
+    line.fill("")
+    for rank in range(4):
+        source = shown.at.get_by_role("list", name=f"source of rank {rank}")
+        assert len(source.get_by_role("listitem").all()) == 5
+        assert source.locator("[aria-current]").inner_text() == "print('the end')"
+        values = shown.at.get_by_role("table", name=f"variables of rank {rank}")
+        sync_api.expect(values.get_by_role("row", name="rank", exact=False)).to_have_text(f"rank{rank}")
+    texts = shown.at.locator(".talks .scrolls")
+    assert (
+        texts.first.evaluate("e => e.firstElementChild.getBoundingClientRect().top - e.getBoundingClientRect().top")
+        < 12
+    )
 
 
 PLACE = "e => [e.scrollTop, e === document.activeElement, e.isConnected]"
@@ -125,7 +225,7 @@ PLACE = "e => [e.scrollTop, e === document.activeElement, e.isConnected]"
 
 def keep_the_place(shown: Panel) -> None:
     """While the ranks print: what a reader has scrolled to and where the focus is."""
-    shown.press("Output")
+    shown.turn_to("Output")
     scrolls = shown.at.locator(".scrolls").first
     until(lambda: scrolls.evaluate("e => e.scrollHeight - e.clientHeight > 100"), "more lines than there is room for")
     held = scrolls.element_handle()
@@ -153,7 +253,7 @@ BACKGROUNDS = "all => all.map(e => getComputedStyle(e).backgroundColor)"
 def click_on_a_step(shown: Panel) -> None:
     """While the cell trains: a click on the curve shows the timeline of the step there, and an arrow key that of the
     next one."""
-    shown.press("Timings")
+    shown.turn_to("Timings")
     shown.says("exposed communication")
     curve = shown.at.locator(".nbddp-steps .noUi-base")
     until(lambda: last_step(shown) > 20, "some steps")
@@ -164,8 +264,13 @@ def click_on_a_step(shown: Panel) -> None:
     selected = int(shown.at.get_by_label("step", exact=True).input_value())
     assert 0.4 * before <= selected <= 0.6 * last_step(shown)
     shown.says(f"step {selected} of ")
-    shown.at.get_by_role("slider", name="step of the curve").press("ArrowRight")
-    sync_api.expect(shown.at.get_by_label("step", exact=True)).to_have_value(str(selected + 1))
+    for _ in range(3):  # after the click, without a look elsewhere; the cell runs
+        shown.page.page.keyboard.press("ArrowRight")
+    sync_api.expect(shown.at.get_by_label("step", exact=True)).to_have_value(str(selected + 3))
+    shown.says(f"step {selected + 3} of ")
+    marker = shown.at.get_by_role("slider", name="step of the curve").bounding_box()
+    assert marker["width"] >= 2
+    assert marker["height"] > 100
     over = shown.at.locator(".nbddp-steps, .nbddp-steps :not(.noUi-handle, .noUi-handle *)")
     assert set(over.evaluate_all(BACKGROUNDS)) == {"rgba(0, 0, 0, 0)"}, "the slider covers the curve"
 
@@ -177,10 +282,16 @@ def last_step(shown: Panel) -> int:
 
 def change_plan(shown: Panel) -> None:
     """The layout follows, and what is impossible is explained beside its control."""
-    shown.press("Launch")
+    shown.turn_to("Launch")
     shown.fill("nodes", "3")
     shown.says("world size 12 = 3 simulated nodes × 4 processes")
     sync_api.expect(shown.at.get_by_label("Cell", exact=True)).to_have_value("%%ddp --nproc 4 --nnodes 3")
+    sync_api.expect(shown.at.get_by_role("button", name="Resize to 12 workers")).to_be_visible()
+    shown.press("Copy the line for Cell")
+    shown.fill("cell timeout (s)", "")
+    field = shown.at.get_by_label("cell timeout (s)", exact=True)
+    field.press("ControlOrMeta+v")
+    sync_api.expect(field).to_have_value("%%ddp --nproc 4 --nnodes 3")
     shown.fill("cell timeout (s)", "soon")
     sync_api.expect(shown.at.get_by_role("alert")).to_contain_text("'soon' is not a time in seconds")
     shown.fill("cell timeout (s)", "")
@@ -244,7 +355,7 @@ def reopen_without_kernel(page: Page) -> None:
 
 
 CONTROLS = {  # some that Tab comes to
-    "Launch": {"workers per node", "nodes", "hosts", "device", "restarts", "Start", "Cell", "torchrun"},
+    "Launch": {"workers per node", "nodes", "hosts", "device", "restarts", "Cell", "torchrun"},
     "Ranks": {"Stop", "Free", "Stacks", "which ranks Restart restarts", "Restart", "Shut down"},
     "Output": {"all ranks", "search", "only differences"},
     "Timings": {"step", "Show"},
@@ -255,17 +366,17 @@ CONTROLS = {  # some that Tab comes to
 def reach_by_keys(shown: Panel) -> None:
     """Every control of every page has a name, and Tab comes to it."""
     for name in reversed(PAGES):
-        shown.press(name)
+        shown.turn_to(name)
         until(lambda name=name: set(shown.at.evaluate(NAMED)) >= CONTROLS[name], name)  # type: ignore[misc]
         names = shown.at.evaluate(NAMED)
         assert all(names), (name, names)
-        shown.at.get_by_role("button", name="Launch").focus()
+        shown.at.get_by_role("tab", selected=True).focus()
         seen = set()
         for _ in range(len(names) + 2):
             shown.page.page.keyboard.press("Tab")
             seen.add(shown.page.page.evaluate(FOCUSED))
         assert CONTROLS[name] <= seen, name
-        assert set(names) - {"Launch"} <= seen, name
+        assert set(names) - {*PAGES, "Dock"} <= seen, name
 
 
 NAME = """(e => (e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText.trim() || e.title).trim())"""
@@ -289,8 +400,8 @@ def test_a_pool_is_started_watched_stopped_and_debugged_with_the_mouse_in_jupyte
             reach_by_keys(shown)
         go_through(shown)
         debug(shown)
-        if all_of_it:
-            change_plan(shown)
+        change_plan(shown)
+        dock(shown.page)
         assert not errors
         if all_of_it:
             reopen(shown.page)
@@ -342,21 +453,21 @@ def test_buttons_act_while_a_cell_runs(tmp_path: Path) -> None:
     """With the ipykernel of NBDDP_KERNEL_PYTHON, an interpreter; `.ci/panel` runs this with several. Times from a click
     to the page are written to the file NBDDP_FIGURES."""
     with panel("lab", tmp_path, kernel=os.environ.get("NBDDP_KERNEL_PYTHON", "")) as shown:
-        shown.press("Start")
+        shown.start()
         shown.says("ready: world size 2")
         cell = shown.page.begin(2)
-        shown.press("Debugger")
+        shown.turn_to("Debugger")
         shown.says("Cell In[3] is running")
         took = [shown.page.page.evaluate(CLICK, [shown.at.element_handle(), *SAYS[i % 2]]) for i in range(20)]
         if path := os.environ.get("NBDDP_FIGURES", ""):
             Path(path).write_text(json.dumps(took))
         assert max(took) < 1000 * AT_ONCE, took
-        shown.press("Ranks")
+        shown.turn_to("Ranks")
         shown.press("Stop")
         shown.page.ended(cell)
         shown.says("stopped by the user")
         cell = shown.page.begin(4)
-        shown.press("Debugger")
+        shown.turn_to("Debugger")
         sync_api.expect(shown.at.locator(".head small", has_text="⏸ stopped")).to_have_count(2)
         shown.press("Continue")
         shown.page.ended(cell)
@@ -370,17 +481,17 @@ def test_every_page_can_be_read_in_both_themes_and_fits_two_widths(tmp_path: Pat
     pictures = os.environ.get("NBDDP_PICTURES", "")
     with panel("lab", tmp_path) as shown:
         shown.fill("workers per node", "4")
-        shown.press("Start")
+        shown.start()
         shown.says("ready: world size 4")
         shown.page.begin(2)
-        shown.press("Timings")
+        shown.turn_to("Timings")
         shown.says("exposed communication")
         click_on_a_step(shown)
         shown.at.locator("img.nbddp-picture").wait_for()
         for width in WIDTHS:
             shown.page.page.set_viewport_size({"width": width, "height": 1200})
             for name in PAGES:
-                shown.press(name)
+                shown.turn_to(name)
                 shown.page.page.wait_for_timeout(600)  # one look
                 steady(shown)
                 for theme in THEMES:

@@ -127,7 +127,8 @@ def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel)
         bundle, *understudy = shown.run(code).displays
         assert len(understudy) == ("standing_pool" not in code)
         assert {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
-        assert bundle["text/plain"].startswith("ready: world size")
+        assert bundle["text/plain"].startswith("picture of the panel: ready: world size")
+        assert re.search(r"picture of the panel, taken \d{4}-\d\d-\d\d \d\d:\d\d", bundle["text/html"])
 
 
 def test_a_panel_is_not_shown_with_a_cell_that_has_ended_since_the_last_look(shown: Kernel) -> None:

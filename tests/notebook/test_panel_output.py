@@ -271,6 +271,7 @@ threading.Thread(target=go_on, daemon=True).start()"""
 
 
 def test_fewer_ranks_than_the_selected_one_leave_the_panel_and_the_cell_as_they_are(panel: Kernel) -> None:
+    assert panel.run("view.tabs.value = 'Ranks'\n%ddp status").ok  # where the end of a cell is said
     assert panel.run("%%ddp --nproc 3\nprint(1)").ok
     until(panel, "[value for _, value in view.shown['rank'].options]", lambda offered: 2 in offered)
     assert panel.run("view.shown['rank'].value = 2").ok

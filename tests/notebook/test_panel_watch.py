@@ -157,6 +157,7 @@ def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel with a running pool of two, and its panel."""
     with loaded(str(tmp_path_factory.mktemp("panel"))) as kernel:
         code = "%ddp start --nproc 2\nimport nbddp, json, time\npanel = nbddp.Panel()\nview = panel.view\nlog = []\n"
+        code += "view.tabs.value = 'Ranks'\n"
         code += "panel.session.model.watch(lambda before, now: log.append((now.notice, [[r.state, r.doing, r.rate, "
         done = kernel.run(code + "r.slowest, r.cpu, r.memory] for r in now.ranks])))")
         assert done.ok, done.error
@@ -228,6 +229,19 @@ def test_restart_of_one_rank_ends_the_cell_and_keeps_the_other(panel: Kernel) ->
     until(panel, "panel.state.notice", lambda notice: "rank 1 restarted" in notice)
     assert panel.run("%%ddp -o has\n'kept' in globals()").ok
     assert asked(panel, "[has[0], has[1]]") == [True, False]
+    panel.run("view.which.value = -1")
+
+
+def test_restart_of_a_rank_amid_training_is_reported_and_not_what_its_peer_lost(panel: Kernel) -> None:
+    until(panel, "len(view.which.options)", lambda count: count == 3)
+    assert panel.run("view.which.value = 1").ok
+    number = panel.send(TRAIN)
+    updates(panel, lambda text: "steps/s" in text and "running" in text)
+    press(panel, "Restart")
+    done = panel.collect(number)
+    assert done.evalue.startswith("rank 1 was restarted by you; rank 0 was stopped"), done.error
+    assert "Connection closed" not in done.error
+    until(panel, "panel.state.notice", lambda notice: "rank 1 restarted" in notice)
     panel.run("view.which.value = -1")
 
 

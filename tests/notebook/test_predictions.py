@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from nbddp.figures.widget_support import WIDGET
-from nbddp.lessons.framework.prompt import FAILED
+from nbddp.lessons.framework.prompt import FAILED, OPEN
 from nbddp.teach import predict
 from tests.kernels import Kernel
 from tests.lessons.answers import SOURCES, builder, text_of
@@ -93,7 +93,43 @@ def test_a_prediction_is_compared_below_what_the_ranks_print(four: Kernel) -> No
 def test_who_predicts_nothing_is_shown_nothing(asking: Kernel) -> None:
     shown = asking.run("predict.local_rank()")
     assert {"text/plain", "text/html", WIDGET} <= set(shown.displays[0])
-    assert asking.run("print('seen')").text() == "seen\n"
+    after = asking.run("print('seen')")
+    assert after.text() == "seen\n"
+    updates = [c for _, kind, c in after.messages if kind == "update_display_data"]
+    said = updates[-1]["data"]["text/plain"]
+    assert OPEN in said
+    assert "predict.local_rank.compare()" in said
+    assert "first process on node 1" not in said
+
+
+WIDGETS = """
+import ipywidgets
+def of(kind): return [w for w in ipywidgets.widgets.widget._instances.values() if isinstance(w, kind)]
+field = of(ipywidgets.{field})[-1]
+button = [b for b in of(ipywidgets.Button) if b.description == "Show what came"][-1]
+said = lambda: " ".join(w.value for w in of(ipywidgets.HTML))
+"""
+
+
+def test_a_question_that_was_not_answered_can_still_be_answered(asking: Kernel) -> None:
+    asking.run("predict.local_rank()")
+    asking.run("print('seen')")
+    assert asking.run(WIDGETS.format(field="Text")).ok
+    assert asking.run("print(field.disabled, button.layout.display == '')").text() == "False True\n"
+    late = asking.run("field.value = '0'\nprint(field.disabled, button.layout.display, said())").text()
+    assert late.startswith("True none")
+    assert "✓ 0; after the cell you answered 0" in late
+    table = asking.run("predict.summary()").displays[0]["text/plain"]
+    assert re.search(r"What is rank 2's local rank\? +0 \(after the cell\) +0 +✗", table), table
+
+
+def test_a_question_that_was_not_answered_can_be_shown(asking: Kernel) -> None:
+    asking.run("predict.world_size()")
+    asking.run("print('seen')")
+    assert asking.run(WIDGETS.format(field="RadioButtons" if predict.world_size.question.options else "Text")).ok
+    shown = asking.run("button.click()\nprint(field.disabled, button.layout.display, said())").text()
+    assert shown.startswith("True none")
+    assert f"What came: {predict.world_size.question.came}" in shown
 
 
 def test_a_cell_that_could_not_be_read_shows_nothing_yet_and_a_second_question_waits_too(asking: Kernel) -> None:

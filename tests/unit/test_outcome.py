@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
+from nbddp.errors import Cause, Frame, Left, Raised, RunStopped, Waiting, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.blame import blame, leaver, lost_connection
 from nbddp.execution.exit_notes import ended_note
 from nbddp.execution.result import RunResult
 from nbddp.protocol.outcome import (
     FAILED,
+    FINISHED,
+    REPLACED,
     TABLE,
     GroupExit,
     GroupFacts,
@@ -386,3 +388,23 @@ def test_while_ranks_are_still_at_work_no_scheduler_is_asked_why_one_died() -> N
 def test_what_ends_a_run_is_said_before_all_ranks_have_ended(ended_by: str, link: Raised | None, words: str) -> None:
     ended = {0: RankExit(0, FAILED, 0.0, Outcome(1, "raised", chain=(link,)))}
     assert RunResult(Taken(), ended, running=(1,), ended_by=ended_by, timeout=5.0).so_far() == words
+
+
+def test_a_rank_that_the_user_restarts_is_the_cause_and_not_a_peer_that_lost_it() -> None:
+    lost = Raised("RuntimeError", "Connection closed by peer [127.0.0.1]:5")
+    killed = RankExit(2, REPLACED, 10.3)
+    peers = {r: RankExit(r, FAILED, 10.1, Outcome(1, "raised", chain=(lost,))) for r in (0, 1)}
+    ended = {**peers, 2: killed, 3: RankExit(3, FINISHED, 9.0)}
+    result = RunResult(
+        Taken(), ended, ended_by="stopped", interrupted_at=10.2, restarted=(2,), restarted_at=10.0,
+        why={2: "you restarted it"},
+    )  # fmt: skip
+    error = result.error()
+    assert isinstance(error, RunStopped)
+    assert str(error).splitlines()[0] == "rank 2 was restarted by you; ranks 0–1 were stopped"
+    assert "lost its connection to rank 2" in error.report
+    assert "rank 2: still running; you restarted it, so it is ended" in error.report
+    assert "Connection closed" not in error.report
+    before = {**ended, 0: RankExit(0, FAILED, 9.5, Outcome(1, "raised", chain=(Raised("ValueError", "no"),)))}
+    found = replace(result, ended=before).error()
+    assert "ValueError" in str(found), "what failed before is the cause"

@@ -39,6 +39,7 @@ MOST = 200  # names that are offered
 Publish = Callable[[Stopped], None]
 MOST_NAMES = 20  # of a frame
 LENGTH = 60  # characters of a text
+NEAR = 5  # lines before and after the one where a rank has stopped
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
 NOT_TOLD = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 
@@ -115,12 +116,12 @@ class Debugger:
         known = {**pdb_.curframe.f_globals, **(pdb_.curframe.f_locals if held is None else held)}
         return completions(text, known)
 
-    def wait(self, said: str, place: Place) -> str:
-        """Say this, and wait for the next line. The answer may come, in the control thread, before this thread has
-        returned from publishing."""
+    def wait(self, said: str, place: Place, frame: FrameType | None = None) -> str:
+        """Say this, and what is at this place of a frame, and wait for the next line. The answer may come, in the
+        control thread, before this thread has returned from publishing."""
         self.stopped = True
         try:
-            self._publish(Stopped(True, said, place))
+            self._publish(Stopped(True, said, place, *_around(frame, place[1])))
             return self._lines.get()
         finally:
             self.stopped = False
@@ -149,7 +150,7 @@ class _Pdb(pdb.Pdb):
         """The next line, for cmd.Cmd."""
         frame, number = self.stack[self.curindex]
         place = (frame.f_code.co_filename, number, frame.f_code.co_name)
-        return f"{self._debugger.wait(self._taken(), place)}\n"
+        return f"{self._debugger.wait(self._taken(), place, frame)}\n"
 
     def _taken(self) -> str:
         said = self._text.getvalue()
@@ -202,6 +203,16 @@ class _Pdb(pdb.Pdb):
         inside = "" if _is_statement(frame) else f", in {frame.f_code.co_name}"
         line = linecache.getline(file, number, frame.f_globals).strip()
         return f"{self._debugger.named(file)} line {number}{inside}{lprefix}{line}"
+
+
+def _around(frame: FrameType | None, number: int) -> tuple[tuple[tuple[int, str], ...], tuple[tuple[str, str], ...]]:
+    """The source around a line of a frame, as (number, text), and the frame's names with their values."""
+    if frame is None:
+        return (), ()
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    first = max(1, number - NEAR)
+    source = tuple((n, lines[n - 1].rstrip("\n")) for n in range(first, min(len(lines), number + NEAR) + 1))
+    return source, tuple(values(frame, "".join(lines)))
 
 
 def _is_statement(frame: FrameType) -> bool:

@@ -86,3 +86,8 @@ def transcripts_of(run: Execution) -> Transcripts:
 def send(run: Execution, ranks: Sequence[int], line: str) -> None:
     """A line for the debuggers of these ranks, as far as they wait for one; in any thread."""
     run.events.put(("do", -1, lambda: run.kept[NAME].send_line(ranks, line)))
+
+
+def complete(run: Execution, rank: int, line: str, hear: Callable[[list[str]], None]) -> None:
+    """Names that may complete a line for this rank's debugger; `hear(names)` in another thread."""
+    run.kept[NAME].names(rank, line, lambda rank, names: hear(names if isinstance(names, list) else []))

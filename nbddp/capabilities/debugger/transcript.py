@@ -32,7 +32,8 @@ h COMMAND       what pdb says of one of its commands; an empty line repeats the 
 @dataclass(frozen=True)
 class Talk:
     """One rank's. `stopped`: it waits for a line; `where`: at this place; `asked`: a line was sent, and its answer has
-    not come; `lines`: what was said, with PROMPT before what was sent; `answer`: what was said to the last line."""
+    not come; `lines`: what was said, with PROMPT before what was sent; `answer`: what was said to the last line.
+    `line`, `source`, `variables`: the number of the line where it stands, the lines around, names and their values."""
 
     rank: int
     stopped: bool = False
@@ -40,6 +41,9 @@ class Talk:
     asked: bool = False
     lines: tuple[str, ...] = ()
     answer: tuple[str, ...] = ()
+    line: int = 0
+    source: tuple[tuple[int, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,10 @@ class Transcripts:
     def heard(self, rank: int, message: Stopped) -> None:
         """A rank has stopped, has answered, or goes on."""
         where = place(*message.place) if message.place else ""
-        talk = replace(self.talks.get(rank, Talk(rank)), stopped=message.stopped, where=where)
+        talk = replace(
+            self.talks.get(rank, Talk(rank)), stopped=message.stopped, where=where,
+            line=message.place[1] if message.place else 0, source=message.source, variables=message.variables,
+        )  # fmt: skip
         self._said(talk, tuple(message.said.splitlines()))
 
     def _said(self, talk: Talk, said: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from nbddp.launch.topology import counted
 from nbddp.output.table import Table
 
 WIDTH = 118
+ALL_SEAMS = "all {} uses of internals"
 
 
 class Machine(TypedDict):
@@ -35,10 +36,11 @@ class Findings:
     pool: str = ""
     system: Sequence[str] = ()
 
-    def table(self) -> Table:
-        """Every seam: whose it is, whether its names are present, whether it works, what is lost without it."""
+    def table(self, only: Sequence[str] | None = None) -> Table:
+        """Every seam: whose it is, whether its names are present, whether it works, what is lost without it. only: the
+        keys of those that are wanted."""
         rows = []
-        for seam in SEAMS:
+        for seam in (seam for seam in SEAMS if only is None or seam.key in only):
             verdict = self.verdicts.get(seam.key, ProbeResult(True, None))
             present = said(verdict.present if seam.key in self.verdicts else None)
             rows.append([seam.library, seam.key, present, said(verdict.works), seam.without])
@@ -48,6 +50,10 @@ class Findings:
         """The seams that are missing or fail, in the table's order."""
         found = ((seam, self.verdicts.get(seam.key)) for seam in SEAMS)
         return [(seam, v) for seam, v in found if v is not None and v.works is False]
+
+    def differs(self) -> list[str]:
+        """Keys of the seams that do not work, or were not tried."""
+        return [seam.key for seam, _ in (*self.broken(), *self._untried())]
 
     def head(self) -> list[str]:
         lines = [" · ".join(f"{name} {version}" for name, version in self.versions.items())]
@@ -71,13 +77,17 @@ class Findings:
                 if self.verdicts.get(s.key, unknown).works is None]  # fmt: skip
 
     def __repr__(self) -> str:
-        return "\n".join([*self.head(), "", repr(self.table()), "", *_wrapped(self.describe())])
+        return "\n".join([*_wrapped(self.describe()), "", *self.head(), "", repr(self.table())])
 
     def _repr_html_(self) -> str:
-        before, after = (
-            "".join(f"<div>{escape(line)}</div>" for line in some) for some in (self.head(), self.describe())
-        )
-        return f"{before}{self.table()._repr_html_()}{after}"
+        """The verdict, then what differs; the whole table is folded."""
+        first, *rest = [escape(line) for line in self.describe()]
+        verdict = f"<div><b>{first}</b></div>" + "".join(f"<div>{line}</div>" for line in rest)
+        head = "".join(f"<div>{escape(line)}</div>" for line in self.head())
+        differs = self.differs()
+        some = self.table(differs)._repr_html_() if differs else ""
+        whole = f"<details><summary>{ALL_SEAMS.format(len(SEAMS))}</summary>{self.table()._repr_html_()}</details>"
+        return f"{verdict}{head}{some}{whole}"
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,20 @@ def curve(paces: Mapping[int, Sequence[Pace]]) -> Curve:
 def line(found: Curve, which: int, top: float) -> str:
     """The points of an SVG line. which: 1 for step time, 2 for exposed communication; top: seconds at the upper
     edge."""
-    first, last = found.points[0][0], found.points[-1][0]
+    first, last = found.first, found.last
     width, height = WIDTH - LEFT, HEIGHT - BOTTOM
     places = (
         (LEFT + width * (p[0] - first) / max(1, last - first), height * (1 - min(1.0, p[which] / top)))
         for p in found.points
     )
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def cut(found: Curve, top: float) -> list[tuple[float, int, float]]:
+    """Steps that take longer than `top` seconds, where the curve is cut: x, number, seconds."""
+    first, last = found.first, found.last
+    width = (WIDTH - LEFT) / max(1, last - first)
+    return [(LEFT + width * (n - first), n, seconds) for n, seconds, _ in found.points if seconds > top]
 
 
 def top(found: Curve) -> float:

@@ -4,8 +4,8 @@ or a sign says too."""
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
 
@@ -17,21 +17,31 @@ from nbddp.capabilities.panel.plan import Considered
 from nbddp.capabilities.panel.rows import SIGNS, Rank
 from nbddp.capabilities.panel.state import State
 from nbddp.figures.html import DARK, RULE, SHEET, STYLE
+from nbddp.figures.page_script import DOT
 from nbddp.launch.machine import Node, gpu_noun
 from nbddp.launch.topology import Topology, counted
 from nbddp.output.progress import STAGES
 
 COPY = (
     '<div class="line"><label for="{key}">{label}</label>'
-    '<input id="{key}" readonly onfocus="this.select()" value="{value}"></div>'
+    '<input id="{key}" readonly onfocus="this.select()" value="{value}">'
+    '<button type="button" class="jupyter-button nbddp-copy" aria-label="Copy the line for {label}">Copy</button></div>'
+)
+DOCK = (  # JupyterLab's own command, which a click on such a button carries out; Notebook 7 has no place to dock
+    '<button type="button" class="jupyter-button nbddp-dock" data-commandlinker-command="notebook:create-output-view" '
+    'data-commandlinker-args="{}" title="show the panel beside the notebook">Dock</button>'
 )
 CURRENT = ' aria-current="step"'
-DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="  # loads at once, when its place is on the page
 LIVE = "this.parentElement?.setAttribute('role', 'status')"
 FIND = "const e = this.closest('.scrolls'); "  # none where the text has been replaced meanwhile
 REGION = FIND + "e?.setAttribute('role', 'region'); e?.setAttribute('aria-label', 'rank {rank}')"
 NAMES = "this.closest('.nbddp-plot')?.querySelector('[role=slider]')?.setAttribute('aria-label', 'step of the curve')"
 SHOWN = 100  # lines of a transcript
+METER = 240  # CSS pixels of a small curve
+LINE_KEYS = (
+    "<small>Enter sends the line, ↑ and ↓ recall earlier ones, Tab completes a name</small>"
+    '<div class="nbddp-names" aria-live="polite"></div>'
+)
 DONE, NOW, NEXT = "✓", "▸", "·"  # signs of a stage
 
 
@@ -44,6 +54,11 @@ def live(shown: str) -> str:
 def heading(state: State) -> str:
     """What the pool is like; read out when it changes."""
     return live(f"<div><b>{escape(state.pool_words())}</b></div>")
+
+
+def dock() -> str:
+    """A button that shows the panel beside the notebook, where the front end can."""
+    return DOCK
 
 
 def refusal(found: Considered, control: str) -> str:
@@ -285,15 +300,22 @@ def _curves(found: panel_curves.Curve) -> str:
     foot, said = panel_curves.HEIGHT - panel_curves.BOTTOM, f"step time and exposed communication up to step {number}"
     texts = (
         (panel_curves.LEFT - 8, 12, "end", duration(high)), (panel_curves.LEFT - 8, foot, "end", "0"),
-        (panel_curves.LEFT, panel_curves.HEIGHT - 4, "start", f"step {found.points[0][0]}"),
+        (panel_curves.LEFT, panel_curves.HEIGHT - 4, "start", f"step {found.first}"),
         (width, panel_curves.HEIGHT - 4, "end", f"step {number}"),
     )  # fmt: skip
     labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(t)}</text>' for x, y, at, t in texts)
+    cut = "".join(
+        f'<path class="cut" d="M{x:.1f},0 l-4,7 h8 z"><title>step {n}: {duration(seconds)}</title></path>'
+        for x, n, seconds in panel_curves.cut(found, high)
+    )
+    exposed = panel_curves.line(found, 2, high)
+    left, right = exposed.split(" ")[0].split(",")[0], exposed.split(" ")[-1].split(",")[0]
     return (
         f'<svg class="curves" viewBox="0 0 {width} {panel_curves.HEIGHT}" role="img" aria-label="{said}">'
         f'<path d="M{panel_curves.LEFT},0 V{foot} H{width}"/>'
+        f'<polygon class="exposed" points="{left},{foot} {exposed} {right},{foot}"/>'
         f'<polyline points="{panel_curves.line(found, 1, high)}"/>'
-        f'<polyline class="exposed" points="{panel_curves.line(found, 2, high)}"/>{labels}</svg>'
+        f'<polyline class="exposed" points="{exposed}"/>{cut}{labels}</svg>'
         f'<img hidden alt="" src="{DOT}" onload="{NAMES}">'
     )
 
@@ -303,9 +325,67 @@ def legend(state: State) -> str:
     if not state.curve.drawn:
         return ""
     note = f"<div><small>{escape(state.timing_note)}</small></div>" if state.timing_note else ""
+    cut = len(panel_curves.cut(state.curve, panel_curves.top(state.curve)))
+    more = f"&emsp;▲ {counted(cut, 'step')} longer than the scale" if cut else ""
     return (
-        f"{note}<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest&emsp;"
-        "│ the selected step: click on the curve, or press ← and → there</small>"
+        f"{note}<small>{_key('')} step time of the slowest rank&emsp;"
+        f"{_key('exposed')} exposed communication, the longest{more}&emsp;"
+        "┃ the selected step: click on the curve, or press ← and → there</small>"
+    )
+
+
+def _key(name: str) -> str:
+    """A line of the curve, as the legend has it."""
+    return (
+        f'<svg class="curves key" width="24" height="10" aria-hidden="true"><polyline class="{name}" '
+        'points="0,5 24,5"/></svg>'
+    )
+
+
+def meters(state: State) -> str:
+    """Memory of the ranks over the run, and how busy the GPUs are where there are any."""
+    found = state.meters
+    memory = [(s.at, float(s.memory)) for s in found if s.memory is not None]
+    held = [(s.at, float(s.gpu_memory)) for s in found if s.gpu_memory is not None]
+    busy = [(s.at, s.gpu) for s in found if s.gpu is not None]
+    drawn = (
+        _meter("memory of the rank that has most", memory, lambda v: size(int(v))),
+        _meter("GPU memory in use, the most", held, lambda v: size(int(v))),
+        _meter("GPU utilisation, mean", busy, lambda v: f"{v:.0f} %"),
+    )
+    return f'<div class="meters">{"".join(drawn)}</div>' if any(drawn) else ""
+
+
+def _meter(what: str, points: Sequence[tuple[float, float]], worded: Callable[[float], str]) -> str:
+    """A small curve from 0 up, with its last and its highest value."""
+    if len(points) < 2:
+        return ""
+    most, first, last = max(v for _, v in points), points[0][0], points[-1][0]
+    line = " ".join(
+        f"{METER * (at - first) / max(1e-9, last - first):.1f},{30 - 28 * value / max(1e-9, most):.1f}"
+        for at, value in points
+    )
+    words = f"{what}: {worded(points[-1][1])} now, {worded(most)} at most, over {last - first:.0f} s"
+    return (
+        f'<div><svg class="curves" viewBox="0 0 {METER} 32" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(words)}">'
+        f'<polyline points="{line}"/></svg><small>{escape(words)}</small></div>'
+    )
+
+
+def past(state: State) -> str:
+    """The runs before, to compare with."""
+    if not state.past:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("run", "steps", "step", "exposed", "memory"))
+    body = "".join(
+        f'<tr><th scope="row">{escape(run.name)}</th><td>{run.steps:,}</td><td>{duration(run.step)}</td>'
+        f"<td>{duration(run.exposed)}</td><td>{NONE if run.memory is None else size(run.memory)}</td></tr>"
+        for run in reversed(state.past)
+    )
+    return (
+        f'<table class="past"><caption>runs so far: median step and exposed communication, most memory of a rank'
+        f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
 
 
@@ -329,7 +409,24 @@ def talks(state: State) -> list[RankBlock]:
     return [*map(_talk, state.talks)]
 
 
+def _source(talk: Talk) -> str:
+    """The lines around the place where a rank has stopped, its own marked, and its variables."""
+    if not talk.stopped or not talk.source:
+        return ""
+    lines = "".join(
+        f'<li value="{number}"{" class=at" * (number == talk.line)}{CURRENT * (number == talk.line)}>'
+        f"<code>{escape(text) or ' '}</code></li>"
+        for number, text in talk.source
+    )
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in talk.variables
+    )
+    table = f'<table aria-label="variables of rank {talk.rank}">{rows}</table>' if rows else ""
+    return f'<ol class="source" aria-label="source of rank {talk.rank}">{lines}</ol>{table}'
+
+
 def _talk(talk: Talk) -> RankBlock:
     state = "… working" if talk.asked else "⏸ stopped" if talk.stopped else "● running"
     at = f" <small>{state}{', ' * bool(talk.where)}{escape(talk.where)}</small>"
-    return _block(talk.rank, at, escape("\n".join(talk.lines[-SHOWN:])))
+    block = _block(talk.rank, at, escape("\n".join(talk.lines[-SHOWN:])))
+    return replace(block, head=block.head + _source(talk))

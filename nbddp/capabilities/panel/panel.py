@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +21,13 @@ from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.topology import Topology
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.messages import Metadata, MimeBundle
+
+SAVED = "picture of the panel"
+
+
+def saved_at(at: datetime) -> str:
+    """What a picture says of itself, since a saved notebook shows it when the pool is long gone."""
+    return f"{SAVED}, taken {at:%Y-%m-%d %H:%M}; run %ddp panel for the pool as it is now"
 
 
 class PoolPanel:
@@ -93,7 +101,8 @@ class PoolPanel:
         after = {"text/plain": ""}
         if has_widgets:
             width = metadata["image/png"]["width"]
-            after["text/html"] = understudy(data["image/png"], width, data["text/plain"])
+            words = data["text/plain"].replace(SAVED, saved_at(datetime.now()), 1)
+            after["text/html"] = understudy(data["image/png"], width, words)
         for publisher, ident, other in self._outputs if update else self._outputs[-1:]:
             publisher.publish(data, metadata, transient={"display_id": ident}, update=update)
             if update or has_widgets:
@@ -105,13 +114,14 @@ class PoolPanel:
         return self.state.describe()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
-        said = repr(self)  # before the widgets, which show the same state
+        said = f"{SAVED}: {self!r}"  # before the widgets, which show the same state
         bundle: MimeBundle = {"text/plain": said}
         metadata: Metadata = {}
         state = self.state
         placed = state.placed or state.considered.topology or on_paper(state.plan, state.place)
         if placed is not None:
             bundle, metadata = DescribedFigure(draw_topology(placed).figure, said)._repr_mimebundle_()
+            bundle["text/html"] = f"<div>{saved_at(datetime.now())}</div>{bundle['text/html']}"
         if widget_support.may_be_shown():
             bundle |= widget_support.view_of(self.view.widget)
         return bundle, metadata

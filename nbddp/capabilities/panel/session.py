@@ -19,12 +19,12 @@ from typing import Any
 from nbddp.agent.client import AgentClient
 from nbddp.analysis.steps import Recording
 from nbddp.capabilities.debugger import sender, transcript
-from nbddp.capabilities.panel import output, poll, rows
+from nbddp.capabilities.panel import meters, output, poll, rows
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.curves import curve
 from nbddp.capabilities.panel.plan import plan_of
 from nbddp.capabilities.panel.pump import can_hear, pump
-from nbddp.capabilities.panel.state import PanelModel, State
+from nbddp.capabilities.panel.state import DEBUGGER, LAUNCH, RANKS, TIMINGS, PanelModel, State
 from nbddp.capabilities.stacks.command import live
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed
@@ -68,6 +68,7 @@ class Session:
         last = pool.last_run
         self._over = last.number if last is not None and pool.current is None else 0  # seen to end
         self._known = self._over  # after whose end a command was given
+        self._named = (0, "")  # the run that was seen last
         self._views = 0
         self._end = threading.Event()
         self._lock = threading.Lock()
@@ -131,11 +132,14 @@ class Session:
             if last is not None:
                 self._paces.ask(pool, last, over=run is None)
         with self.model.together():  # each view is drawn once
+            self._note_run(run)
             if placed is not None:
                 seen = poll.look(pool, run)
                 ranks = rows.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
                 seconds = time.monotonic() - run.began if run is not None else 0.0
                 self.model.change(panel_state.seen, ranks, seen.program, seconds)
+                if run is not None:
+                    self.model.change(panel_state.measured, meters.sample(seconds, self._uses.now.values()))
             other = self._paces.run != self.model.state.run
             if self._paces.new and (other or run is None or time.monotonic() - self._curved >= CURVE_EVERY):
                 self._paces.new, self._curved = False, time.monotonic()
@@ -151,6 +155,20 @@ class Session:
             self._over = last.number
             self._ended(last)
 
+    def _note_run(self, run: Execution | None) -> None:
+        """Keep what was measured of the run before: the next may begin before a look has seen it end."""
+        if self._paces.run != self.model.state.run:
+            self._keep_past()
+        if run is not None:
+            self._named = (run.number, poll.named(run))
+
+    def _keep_past(self) -> None:
+        """Keep what was measured of the run whose curve is drawn."""
+        state, (number, name) = self.model.state, self._named
+        if number == state.run:
+            past = meters.past(number, name, state.curve, state.meters)
+            self.model.change(panel_state.ended, past, state.has_failed)
+
     def _talked(self, run: Execution, *news: Any) -> None:
         talks = sender.transcripts_of(run).talks
         self.model.change(panel_state.talked, [talk for _, talk in sorted(talks.items())])
@@ -158,9 +176,11 @@ class Session:
     def _ended(self, run: Execution) -> None:
         """Say how a run has ended, and do what was asked for meanwhile. What a command has said since stays."""
         error = run.error()
+        self._named = (run.number, poll.named(run))
+        self._keep_past()
+        self.model.change(panel_state.ended, None, isinstance(error, RunFailed))
         if run.number != self._known:
-            words = str(error) if error is not None else f"{poll.named(run)} ended on all ranks"
-            self.model.change(panel_state.said, words)
+            self._say(str(error) if error is not None else f"{poll.named(run)} ended on all ranks")
         if (after := self._after) is not None:
             self._after = None
             in_main(after)
@@ -173,9 +193,9 @@ class Session:
     def start(self) -> None:
         """Have the pool that is planned."""
         if not self.model.state.may_start:  # the button can always be pressed: one that is off drops the focus
-            self._say(self.model.state.why_not())
+            self._say(self.model.state.why_not(), LAUNCH)
         elif (run := self._current()) is not None:
-            self._say(f"{poll.named(run)} is running; press Start after it has ended, or press Stop")
+            self._say(f"{poll.named(run)} is running; press Start after it has ended, or press Stop", LAUNCH)
         else:
             self.model.change(panel_state.began)
             in_main(self._start)
@@ -245,6 +265,20 @@ class Session:
         self._say(f"stopping {poll.named(run)}, then the pool")
         run.stop()
 
+    def dismiss(self) -> None:
+        """Take away what the last command has said."""
+        self.model.change(panel_state.said, "")
+
+    def complete(self, line: str, rank: int | None, hear: Callable[[list[str]], None]) -> None:
+        """Names that may complete a line for a rank that is stopped, of the first one if none is named. They come in
+        another thread."""
+        run = self._current()
+        stopped = sender.transcripts_of(run).stopped if run is not None else []
+        if run is not None and (whom := [r for r in stopped if rank in (None, r)]):
+            sender.complete(run, whom[0], line, hear)
+        else:
+            hear([])
+
     def show(self, control: str, value: Any) -> None:
         self.model.change(panel_state.showing, control, value)
 
@@ -252,24 +286,27 @@ class Session:
         """Show the timeline of a step, of the last one if several are selected at once. Ranks of one machine are asked
         in a thread, also while they work; those of several, whose clocks are compared first, when no cell runs."""
         pool, self._wanted = self.pool, number
+        self.model.change(panel_state.wants, number)
         if not pool.running or not self.model.state.curve.points:
-            self._say("no step of DDP is recorded; a training cell records them")
+            self._say("no step of DDP is recorded; a training cell records them", TIMINGS)
         elif pool.group.sees_files:  # no node is reached by an agent of another host
             asked = (pool, self._paces.run, number)
             threading.Thread(target=self._select, args=asked, name="nbddp-step", daemon=True).start()
         elif self._current() is not None:
-            self._say("the ranks' clocks on several hosts are compared when the cell has ended; select the step then")
+            self._say(
+                "the ranks' clocks on several hosts are compared when the cell has ended; select the step then", TIMINGS
+            )
         else:
-            in_main(lambda: self._do(lambda: self._take_step(pool.timings(), number)))
+            in_main(lambda: self._do(lambda: self._take_step(pool.timings(), number), TIMINGS))
 
     def _select(self, pool: WorkerPool, run: int, number: int) -> None:
         try:
             recording = poll.step(pool, run, number)
             with self._draws:  # one at a time: of several that are selected in turn the last alone is drawn
                 if number == self._wanted:
-                    self._say(self._take_step(recording, number))
+                    self._say(self._take_step(recording, number), TIMINGS)
         except NbddpError as e:
-            self._say(str(e))
+            self._say(str(e), TIMINGS)
 
     def _take_step(self, recording: Recording, number: int) -> str:
         drawn = draw_timings(recording, number)
@@ -282,7 +319,9 @@ class Session:
 
     def debug(self, line: str, rank: int | None = None) -> None:
         """A line for the debugger of a rank, or of all that stand in theirs."""
-        if (run := self._busy("no cell is running; breakpoint() in a %%ddp cell stops its ranks there")) is None:
+        if (
+            run := self._busy("no cell is running; breakpoint() in a %%ddp cell stops its ranks there", DEBUGGER)
+        ) is None:
             return
         try:
             asked = transcript.read(line)
@@ -290,15 +329,15 @@ class Session:
                 self.stop()
                 return
             if asked.asks_help:
-                self.model.change(panel_state.said, "commands of the debugger", transcript.HELP)
+                self.model.change(panel_state.said, "commands of the debugger", transcript.HELP, DEBUGGER)
                 return
             if not asked.text:
                 raise BadInput(f"write a line after {line}, such as {line} p x")
             ranks = transcript.chosen(sender.transcripts_of(run).stopped, asked.ranks if rank is None else (rank,))
         except BadInput as e:
-            self._say(str(e))
+            self._say(str(e), DEBUGGER)
             return
-        self._say(f"{asked.text} was sent to {rank_words(ranks)}")
+        self._say(f"{asked.text} was sent to {rank_words(ranks)}", DEBUGGER)
         sender.send(run, ranks, asked.text)
 
     def post_mortem(self) -> None:
@@ -306,9 +345,9 @@ class Session:
         last = self.pool.last_run
         error = last.error() if last is not None and self._current() is None else None
         if isinstance(error, RunFailed):
-            self.model.change(panel_state.said, str(error), report.post_mortem(error))
+            self.model.change(panel_state.said, str(error), report.post_mortem(error), DEBUGGER)
         else:
-            self._say("no rank has failed in the last cell")
+            self._say("no rank has failed in the last cell", DEBUGGER)
 
     def stacks(self) -> None:
         """Where every rank is. Asked in a thread, by a client of its own, so that a cell goes on."""
@@ -321,17 +360,17 @@ class Session:
 
     def _stacks(self, agent: AgentClient) -> None:
         try:
-            self.model.change(panel_state.said, "stacks of all ranks", repr(live(agent)))
+            self.model.change(panel_state.said, "stacks of all ranks", repr(live(agent)), RANKS)
         except NbddpError as e:
             self._say(str(e))
 
     def _not_shown(self, error: Exception) -> None:
         """A view could not show a state: print the traceback, and say so in the panel."""
         traceback.print_exception(error)
-        self._say(f"a part of the panel could not be shown: {type(error).__name__}: {error}")
+        self._say(f"a part of the panel could not be shown: {type(error).__name__}: {error}", "")
 
-    def _say(self, words: str) -> None:
-        self.model.change(panel_state.said, words)
+    def _say(self, words: str, page: str = RANKS) -> None:
+        self.model.change(panel_state.said, words, "", page)
 
     def _current(self) -> Execution | None:
         """The run that a command is for."""
@@ -342,19 +381,19 @@ class Session:
             self._known = last.number
         return None
 
-    def _busy(self, otherwise: str) -> Execution | None:
+    def _busy(self, otherwise: str, page: str = RANKS) -> Execution | None:
         """The run that is on; without one that is said."""
         run = self._current()
         if run is None:
-            self._say(otherwise)
+            self._say(otherwise, page)
         return run
 
-    def _do(self, command: Callable[[], str]) -> None:
+    def _do(self, command: Callable[[], str], page: str = RANKS) -> None:
         """Carry a command out in the main thread, and say what it did."""
         try:
-            self._say(command())
+            self._say(command(), page)
         except NbddpError as e:
-            self._say(str(e))
+            self._say(str(e), page)
         self.look()
 
 

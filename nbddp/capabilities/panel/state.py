@@ -15,6 +15,7 @@ from typing import Any
 
 from nbddp.capabilities.debugger.transcript import Talk
 from nbddp.capabilities.panel.curves import Curve
+from nbddp.capabilities.panel.meters import PastRun, Sample, kept, sampled
 from nbddp.capabilities.panel.output import ALL, Output, Showing
 from nbddp.capabilities.panel.plan import OF_CELLS, Considered, PanelPlan, Place, as_they_are, considered, plan_of
 from nbddp.capabilities.panel.rows import Rank
@@ -25,6 +26,7 @@ from nbddp.output import progress
 from nbddp.output.progress import STAGES, Progress, StageText
 
 LOG = 40  # lines of a log that are shown
+PAGES = LAUNCH, RANKS, OUTPUT, TIMINGS, DEBUGGER = ("Launch", "Ranks", "Output", "Timings", "Debugger")
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,12 @@ class State:
     """`machine`: the nodes that there are, none while nobody knows them; `place`: what makes of them those that a plan
     is for. `placed`: the running pool's layout, and `standing`: the controls' values that it was made with.
     `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
-    `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
-    runs on them, since `seconds`. `outputs`: what the last program, the run `printer`, has printed, of which `showing`
-    is seen; `room`: the most lines of it that were in progress at once. `curve`: the steps of a `run`, and a `step` of
-    them; `timing_note`: what is to be said of such times. `talks`: what ranks say that have stopped in the debugger."""
+    `notice`: what the last command has done; `detail`: more of it, such as stacks; `page`: where both are shown, on
+    every page if it is empty. `ranks`: a row each; `program`: what runs on them, since `seconds`. `outputs`: what the
+    last program, the run `printer`, has printed, of which `showing` is seen; `room`: the most lines of it that were in
+    progress at once. `curve`: the steps of a `run`, and a `step` of them; `timing_note`: what is to be said of such
+    times; `wanted`: the step that was chosen last, or -1; `meters`: what the run's processes have used; `past`: runs
+    before. `talks`: what ranks say that have stopped in the debugger; `has_failed`: whether the last program has."""
 
     plan: PanelPlan = field(default_factory=PanelPlan)
     machine: tuple[Node, ...] = ()
@@ -73,6 +77,7 @@ class State:
     program: str = ""
     seconds: int = 0
     detail: str = ""
+    page: str = ""
     outputs: tuple[Output, ...] = ()
     showing: Showing = field(default_factory=Showing)
     printer: int = 0
@@ -82,6 +87,10 @@ class State:
     curve: Curve = field(default_factory=Curve)
     step: Timeline | None = None
     timing_note: str = ""
+    wanted: int = -1
+    meters: tuple[Sample, ...] = ()
+    past: tuple[PastRun, ...] = ()
+    has_failed: bool = False
 
     @property
     def may_start(self) -> bool:
@@ -133,7 +142,7 @@ def known(state: State, machine: Sequence[Node]) -> State:
 
 def began(state: State) -> State:
     """A start begins; that is while no cell runs, also if none has looked since the last one ended."""
-    return replace(state, stage=Stage("preparing"), failure="", log=(), notice="", program="")
+    return replace(state, stage=Stage("preparing"), failure="", log=(), notice="", detail="", program="")
 
 
 def reached(state: State, text: str) -> State:
@@ -148,12 +157,12 @@ def reached(state: State, text: str) -> State:
 def started(state: State, now: Topology, spec: LaunchSpec, notes: Sequence[str]) -> State:
     """A start has ended well."""
     said = "; ".join([f"{STAGES[-1]}: {now.equation()}", *notes])
-    return replace(placed(state, now, spec), stage=None, notice=said)
+    return replace(placed(state, now, spec), stage=None, notice=said, detail="", page=LAUNCH)
 
 
 def failed(state: State, words: str, log: Sequence[str]) -> State:
     """A start has failed."""
-    return replace(state, stage=None, failure=words, notice="", log=tuple(log[-LOG:]))
+    return replace(state, stage=None, failure=words, notice="", detail="", log=tuple(log[-LOG:]))
 
 
 def seen(state: State, ranks: Sequence[Rank], program: str, seconds: float) -> State:
@@ -182,18 +191,34 @@ def talked(state: State, talks: Sequence[Talk]) -> State:
 
 def timed(state: State, run: int, curve: Curve, note: str = "") -> State:
     """These are the steps of a run so far; of another run no step is chosen."""
-    kept = state.step if run == state.run else None
-    return replace(state, run=run, curve=curve, step=kept, timing_note=note)
+    if run == state.run:
+        return replace(state, curve=curve, timing_note=note)
+    return replace(state, run=run, curve=curve, step=None, timing_note=note, wanted=-1, meters=())
+
+
+def wants(state: State, number: int) -> State:
+    """This step has been chosen, and its timeline is being made."""
+    return replace(state, wanted=number)
+
+
+def measured(state: State, sample: Sample) -> State:
+    """This is what the processes of the run use now."""
+    return replace(state, meters=sampled(state.meters, sample))
+
+
+def ended(state: State, run: PastRun | None, has_failed: bool) -> State:
+    """A program has ended. run: what is kept of it; None if it had no step of DDP."""
+    return replace(state, past=kept(state.past, run) if run is not None else state.past, has_failed=has_failed)
 
 
 def selected(state: State, step: Timeline) -> State:
     """This step is looked at."""
-    return replace(state, step=step)
+    return replace(state, step=step, wanted=step.number if state.wanted < 0 else state.wanted)
 
 
-def said(state: State, notice: str, detail: str = "") -> State:
+def said(state: State, notice: str, detail: str = "", page: str = "") -> State:
     """A command has done this."""
-    return replace(state, notice=notice, detail=detail)
+    return replace(state, notice=notice, detail=detail, page=page)
 
 
 def placed(state: State, now: Topology | None, spec: LaunchSpec) -> State:

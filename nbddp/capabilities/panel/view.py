@@ -11,21 +11,26 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import threading
 from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbddp.capabilities.panel import page
+from nbddp.capabilities.panel import controls, page
 from nbddp.capabilities.panel.output import ALL
 from nbddp.capabilities.panel.page import RankBlock
 from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.session import Session
-from nbddp.capabilities.panel.state import State
+from nbddp.capabilities.panel.state import PAGES, State
+from nbddp.figures.page_script import CONTROLS, on_page
 from nbddp.launch import options
 
 if TYPE_CHECKING:
     from ipywidgets import DOMWidget
 
+SCRIPT = Path(__file__).with_name("panel.js")
 LABEL, CONTROL = "11em", "22em"
 LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("nproc", "workers per node", "processes on each node", int),
@@ -41,84 +46,7 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
 )
 _keys = itertools.count()
-# the front end's own colours (of VS Code where JupyterLab's are missing); one type scale (its size, and 0.85 of it for
-# the secondary); a grid of 8 px; digits of equal width; places of fixed height
-STYLE = """<style>
-.nbddp-panel {
-  --ink: var(--jp-ui-font-color1, var(--vscode-editor-foreground, #1a1a1a));
-  --muted: var(--jp-ui-font-color1, var(--vscode-editor-foreground, #595959));
-  --paper: var(--jp-layout-color1, var(--vscode-editor-background, #ffffff));
-  --frame: var(--jp-layout-color2, var(--vscode-editorWidget-background, #f4f4f4));
-  --edge: var(--jp-border-color1, var(--vscode-panel-border, #b0b0b0));
-  --brand: var(--jp-brand-color1, var(--vscode-focusBorder, #33608c));
-  --code: var(--jp-code-font-family, var(--vscode-editor-font-family, monospace));
-  --jp-widgets-font-size: var(--jp-ui-font-size1, 13px);
-  color: var(--ink); font-size: var(--jp-ui-font-size1, 13px); line-height: 1.4; overflow: visible;
-  font-variant-numeric: tabular-nums; padding: 8px 0;
-}
-.nbddp-panel .widget-html, .nbddp-panel .widget-html-content { height: auto; line-height: 1.4; color: var(--ink) }
-.nbddp-panel .widget-html-content { font-size: inherit; min-width: 0 }
-.nbddp-panel small { font-size: 0.85em; color: var(--muted) }
-.nbddp-panel b, .nbddp-panel th { font-weight: 600 }
-.nbddp-panel .refused { border-left: 3px solid currentColor; padding-left: 8px; margin: 0 0 8px }
-.nbddp-panel .nodes, .nbddp-panel .ranks { display: flex; flex-wrap: wrap; gap: 8px; margin-top: 8px }
-.nbddp-panel .node { border: 1px solid var(--edge); background: var(--frame); border-radius: 4px; padding: 8px }
-.nbddp-panel .rank { border: 1px solid var(--edge); background: var(--paper); border-radius: 4px; padding: 4px 8px }
-.nbddp-panel .rank { min-width: 5em; line-height: 1.3 }
-.nbddp-panel .line { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center; margin-top: 8px }
-.nbddp-panel .line label { flex: 0 0 5em }
-.nbddp-panel .line input {
-  flex: 1 1 32em; min-width: 0; font-family: var(--code); font-size: inherit; color: var(--ink);
-  background: var(--frame); border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px;
-}
-.nbddp-panel pre {
-  white-space: pre-wrap; overflow-wrap: anywhere; word-break: normal; margin: 4px 0; font-size: inherit;
-  line-height: 1.4; color: var(--ink); font-family: var(--code);
-}
-.nbddp-panel ol.stages { display: flex; flex-wrap: wrap; gap: 0 16px; list-style: none; padding: 0; margin: 0 }
-.nbddp-panel table.strip { width: 100%; table-layout: fixed; border-collapse: collapse; margin: 0; font-size: inherit }
-.nbddp-panel .strip th, .nbddp-panel .strip td {
-  text-align: left; height: 24px; padding: 0 8px 0 0; white-space: nowrap; overflow: hidden; text-overflow: ellipsis;
-  border-bottom: 1px solid var(--edge); color: var(--ink); background: none;
-}
-.nbddp-panel .strip th:nth-child(1) { width: 3.5em }
-.nbddp-panel .strip th:nth-child(2) { width: 7em }
-.nbddp-panel .strip thead th:nth-child(n+4), .nbddp-panel .strip .number { width: 5.5em; text-align: right }
-.nbddp-panel .strip.gpus thead th:nth-child(7) { width: 9em }
-.nbddp-panel .strip.simulated thead th:nth-child(2) { width: clamp(7em, 18vw, 15em) }
-.nbddp-panel .strip.simulated thead th:nth-child(7) { width: 3em }
-.nbddp-panel .strip tr.slowest td, .nbddp-panel .strip tr.slowest th { background: var(--frame) }
-.nbddp-panel .outputs { display: grid; grid-template-columns: repeat(auto-fit, minmax(15em, 1fr)); gap: 8px }
-.nbddp-panel .outputs > * { border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px; min-width: 0 }
-.nbddp-panel .outputs .head { white-space: nowrap; overflow: hidden; text-overflow: ellipsis }
-.nbddp-panel .outputs .scrolls { height: 14em; overflow: auto; flex-direction: column-reverse; overflow-anchor: auto }
-.nbddp-panel .outputs .scrolls > * { flex: 0 0 auto }
-.nbddp-panel mark { background: none; color: inherit; font-weight: 600; text-decoration: underline }
-.nbddp-panel .moving { margin: 0 0 8px; overflow: auto }
-.nbddp-panel table.bars { border-collapse: collapse; margin: 0; font-family: var(--code); font-size: inherit }
-.nbddp-panel .bars th, .nbddp-panel .bars td { text-align: left; padding: 0 8px 0 0; white-space: pre }
-.nbddp-panel .bars th, .nbddp-panel .bars td, .nbddp-panel .bars tr { background: none; border: none }
-.nbddp-panel svg.curves { width: 100%; max-width: 800px; height: auto; display: block }
-.nbddp-panel .curves path, .nbddp-panel .curves polyline { fill: none; stroke: var(--edge) }
-.nbddp-panel .curves polyline { stroke: var(--ink); stroke-width: 1.5 }
-.nbddp-panel .curves .exposed { stroke: var(--brand); stroke-dasharray: 4 3 }
-.nbddp-panel .curves text { fill: var(--ink); font-size: 11px }
-.nbddp-panel .nbddp-plot { display: grid; width: 100%; max-width: 800px; min-width: 0 }
-.nbddp-panel .nbddp-plot > * { grid-area: 1 / 1; width: auto; margin: 0 }
-.nbddp-panel .nbddp-steps { z-index: 1; height: 87.5%; margin-left: 8.75% }
-.nbddp-panel .nbddp-steps .slider-container, .nbddp-panel .nbddp-steps .slider { height: 100%; margin: 0 }
-.nbddp-panel .nbddp-steps .noUi-target {
-  height: 100%; background: none; border: none; box-shadow: none; cursor: crosshair;
-}
-.nbddp-panel .nbddp-steps :is(.noUi-base, .noUi-connects, .noUi-connect) { background: none !important }
-.nbddp-panel .nbddp-steps .noUi-handle {
-  width: 2px; height: 100%; top: 0; right: -1px; border: none; border-radius: 0; box-shadow: none; margin: 0;
-  background: var(--brand); transform: none;
-}
-.nbddp-panel .since { padding: 4px 0 }
-.nbddp-panel .notice { min-height: 1.4em }
-.nbddp-panel :focus-visible { outline: 2px solid var(--brand); outline-offset: 1px }
-</style>"""
+STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
 
 
 class View:
@@ -135,14 +63,20 @@ class View:
         self._blocks: list[Blocks] = []
         self.controls: dict[str, Any] = {}
         self.buttons: dict[str, Any] = {}
-        self.pages = {"Launch": self._launch(), "Ranks": self._ranks(), "Output": self._output(),
-                      "Timings": self._timings(), "Debugger": self._debugger()}  # fmt: skip
+        self._tooltips: dict[str, str] = {}
+        made = self._launch(), self._ranks(), self._output(), self._timings(), self._debugger()
+        self.pages = dict(zip(PAGES, made, strict=True))
         self.tabs = w.ToggleButtons(options=list(self.pages), style={"button_width": "auto"})
+        self.tabs.add_class("nbddp-tabs")
         self.tabs.observe(lambda change: self._turn(), "value")
-        foot = [self._html(page.notice), self._html(page.detail, max_height="24em", overflow="auto")]
-        self.widget = w.VBox([w.HTML(STYLE), self._html(page.heading), self.tabs, *self.pages.values(), *foot])
+        head = w.Box(
+            [self._html(page.heading, flex="1 1 auto"), w.HTML(page.dock())], layout=w.Layout(grid_gap="8px")
+        )  # fmt: skip
+        scripted = w.HTML(STYLE + on_page(".nbddp-panel", CONTROLS, SCRIPT))
+        self.widget = w.VBox([scripted, head, self.tabs, *self.pages.values(), self._answer()])
         for shown in self.pages.values():
             shown.layout.margin = "8px 0 0"
+            shown.add_class("nbddp-page")
         self._turn()
         self.widget.add_class("nbddp-panel")
         self._close = session.open(self._changed)
@@ -171,6 +105,7 @@ class View:
         try:
             self._offer(state)
             self._offer_steps(state)
+            self._switch(state)
             self._set(self.controls, state.plan)
             self._set(self.shown, state.showing)
         finally:
@@ -191,6 +126,31 @@ class View:
         """Show one page and hide the others."""
         for name, shown in self.pages.items():
             shown.layout.display = "" if name == self.tabs.value else "none"
+        if self._shown:  # answers belong to a page
+            with self.session.model.together():
+                self._draw(self.session.model.state)
+
+    def _answer(self) -> Any:
+        """What the last command has said, on the page that it belongs to, until it is closed."""
+
+        def here(words: Callable[[State], str]) -> Callable[[State], str]:
+            return lambda state: words(state if state.page in ("", self.tabs.value) else State())
+
+        self.close_answer = self._button("Close", "take this answer away", self.session.dismiss, flex="0 0 auto")
+        said = [self._html(here(page.notice), flex="1 1 auto"), self.close_answer]
+        row = self._w.Box(said, layout=self._w.Layout(grid_gap="8px", margin="8px 0 0", overflow="visible"))
+        return self._w.VBox([row, self._html(here(page.detail), max_height="24em", overflow="auto")])
+
+    def _switch(self, state: State) -> None:
+        """Name Start by what it will do, and show which buttons do nothing now."""
+        off = controls.why_off(state)
+        for label, button in self.buttons.items():
+            why = off.get(label, "")
+            (button.add_class if why else button.remove_class)("nbddp-off")
+            _set(button, "tooltip", why or self._tooltips[label])
+        _set(self.start, "description", controls.start_label(state))
+        has = state.page in ("", self.tabs.value) and bool(state.notice or state.detail)
+        _set(self.close_answer.layout, "display", "" if has else "none")
 
     def _html(self, words: Callable[[State], str], **layout: Any) -> Any:
         """A place for what `words` makes of the state."""
@@ -207,7 +167,7 @@ class View:
     def _button(self, label: str, tooltip: str, press: Callable[[], None], **layout: Any) -> Any:
         button = self._w.Button(description=label, tooltip=tooltip, layout=self._w.Layout(width="auto", **layout))
         button.on_click(lambda _: press())
-        self.buttons[label] = button
+        self.buttons[label], self._tooltips[label] = button, tooltip
         return button
 
     # -- ranks ---------------------------------------------------------------------------------
@@ -225,6 +185,7 @@ class View:
             self._button("Restart", "new processes for these ranks", lambda: session.restart(self._chosen())),
             self._button("Shut down", "end all workers", session.shut_down),
         ]
+        buttons[0].add_class("nbddp-stop")
         row = w.Box(buttons, layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
         return w.VBox([row, self._html(page.running), self._html(page.strip, max_height="30em", overflow="auto")])
 
@@ -233,6 +194,8 @@ class View:
     def _output(self) -> Any:
         w = self._w
         self.rank = w.ToggleButtons(options=[("all ranks", ALL)], style={"button_width": "auto"})
+        if "tooltip" in w.ToggleButtons.class_trait_names():  # ipywidgets 8
+            self.rank.tooltip = "whose output is shown"
         search = w.Text(placeholder="search", description="search", continuous_update=True)
         differ = w.Checkbox(description="only differences", indent=False)
         self.shown = {"rank": self.rank, "search": search, "differences": differ}
@@ -259,7 +222,8 @@ class View:
         plot = w.Box([self._html(page.curves), self.slider], layout=w.Layout(overflow="visible"))
         plot.add_class("nbddp-plot")
         drawn = w.VBox([self._html(page.newest), plot, self._html(page.legend)], layout=w.Layout(min_height="220px"))
-        return w.VBox([drawn, row, self._html(page.timeline, overflow="auto")])
+        more = [self._html(page.meters), self._html(page.past, overflow="auto")]
+        return w.VBox([drawn, *more, row, self._html(page.timeline, overflow="auto")])
 
     def _slid(self, change: Any) -> None:
         if self._drawing != threading.get_ident():
@@ -267,18 +231,18 @@ class View:
 
     def _offer_steps(self, state: State) -> None:
         """The slider reaches from the first to the last step that is drawn, and stands at the selected one."""
-        slider, points = self.slider, state.curve.points
+        slider = self.slider
         if not state.curve.drawn:
             slider.layout.display = "none"
             return
-        first, last = points[0][0], points[-1][0]
-        if (slider.min, slider.max) != (first, last):
-            with slider.hold_trait_notifications():
-                slider.min, slider.max = first, last
-        number = state.step.number if state.step is not None else first
+        first, last = state.curve.first, state.curve.last
+        bounds = (("max", last), ("min", first))  # without holding notifications: that would hold a reader's move too
+        for name, value in bounds if last >= slider.min else bounds[::-1]:
+            _set(slider, name, value)
+        number = state.wanted if state.wanted >= 0 else first  # not the one that is drawn: keys are faster
         if slider.value != min(max(number, first), last):
             slider.value = number
-        if state.step is not None and self._step != number:
+        if state.wanted >= 0 and self._step != number:
             self._step = self.step.value = number
         slider.layout.display = ""
 
@@ -290,9 +254,14 @@ class View:
     def _debugger(self) -> Any:
         w, session = self._w, self.session
         self.line = w.Text(placeholder="p loss", description="line", continuous_update=False)
+        self.line.add_class("nbddp-line")
+        self._ask, self._told = w.Text(continuous_update=False), w.HTML()
+        self._ask.add_class("nbddp-ask")
+        self._ask.observe(lambda change: self._complete(change["new"]), "value")
         self.whom = w.Dropdown(options=[("all ranks", ALL)], tooltip="which ranks get the line")
         self.whom.layout.width = "8em"
         send = self._button("Send", "send the line to these ranks", self._send)
+        send.add_class("nbddp-send")
         steps = [
             self._button(label, tooltip, functools.partial(session.debug, command))
             for label, tooltip, command in (
@@ -303,8 +272,24 @@ class View:
         ]  # fmt: skip
         after = self._button("Post-mortem", "what the names of the rank that failed held", session.post_mortem)
         row = w.Box([*steps, after], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
-        sent = w.Box([self.line, self.whom, send], layout=w.Layout(flex_flow="row wrap", grid_gap="8px"))
-        return w.VBox([row, sent, self._html(page.no_talk), self._side_by_side(page.talks)])
+        wraps = w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible")
+        sent = w.Box([self.line, self.whom, send, self._ask, self._told], layout=wraps)
+        keys = w.HTML(page.LINE_KEYS)
+        talks = self._side_by_side(page.talks)
+        talks.add_class("talks")
+        return w.VBox([row, sent, keys, self._html(page.no_talk), talks])
+
+    def _complete(self, asked: str) -> None:
+        """Answer what the page asks for: a number, a colon, and the line that is being typed."""
+        number, _, line = asked.partition(":")
+        whom = None if self.whom.value == ALL else self.whom.value
+
+        def told(names: list[str]) -> None:
+            answer = json.dumps({"asked": int(number), "line": line, "names": names})
+            self._told.value = f'<div class="nbddp-told" hidden>{escape(answer)}</div>'
+
+        if number.isdecimal():
+            self.session.complete(line, whom, told)
 
     def _send(self) -> None:
         if self.line.value.strip():
@@ -360,6 +345,12 @@ class View:
         if kind is str:
             return w.Text(continuous_update=False, **common)
         return w.Dropdown(options=list(kind), **common)
+
+
+def _set(widget: Any, name: str, value: Any) -> None:
+    """Set a trait if it has another value: each assignment of a new one is a message."""
+    if getattr(widget, name) != value:
+        setattr(widget, name, value)
 
 
 def _choose_from(choice: Any, ranks: Sequence[int]) -> None:

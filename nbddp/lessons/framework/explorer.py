@@ -16,6 +16,7 @@ from nbddp.errors import BadInput
 from nbddp.figures import widget_support
 from nbddp.figures.figure import DescribedFigure, stills, width_of
 from nbddp.figures.html import FOLDED, folded, picture, words_of
+from nbddp.figures.page_script import CONTROLS, on_page
 from nbddp.protocol.messages import Metadata, MimeBundle
 
 SLIDER_KEYS = "← and → move a slider"
@@ -25,6 +26,11 @@ KEYS = '<small style="opacity: 0.75">{}</small>'
 CLASS = "nbddp-explorer"  # CSS class; its sliders keep their keys in Notebook 7 (figures/labextensions)
 TEXT = "nbddp-text"  # of the folded words
 HEADER = f".{TEXT} :is(.lm-Widget, .p-Widget) {{color: var(--jp-ui-font-color0, inherit)}}"  # ipywidgets' is too faint
+FOCUS = "outline: 2px solid var(--jp-ui-font-color0, #33608c) !important; outline-offset: 1px"
+CONTROLS_STYLE = (  # the class thrice: ipywidgets' own rules take the ring away from sliders
+    f".{CLASS}.{CLASS}.{CLASS} :focus-visible {{{FOCUS}}} .{CLASS} :is(button, select) {{min-height: 24px}} "
+    f"@media (prefers-reduced-motion: reduce) {{.{CLASS} * {{transition: none !important}}}} "
+)
 PACE = 1000  # milliseconds from a step to the next, when it is played
 LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
 
@@ -55,9 +61,15 @@ class Slider(Control):
 @dataclass(frozen=True)
 class Steps(Slider):
     """The moves of something that goes on by itself: a slider with Play, a button back and a button forward. to_all:
-    whether the highest number is as many as there are."""
+    whether the highest number is as many as there are. moves: of what was simulated, how many there are; past them the
+    slider does not go. None: as many as `high`."""
 
     to_all: bool = False
+    moves: Callable[[Any], int] | None = None
+
+    def most(self, simulated: Any) -> int:
+        """The highest number that changes anything."""
+        return self.high if self.moves is None else max(self.low + 1, min(self.high, self.moves(simulated)))
 
     def shown(self, value: Any) -> str:
         return "all" if self.to_all and value == self.high else super().shown(value)
@@ -77,8 +89,8 @@ class Choice(Control):
 class Explorer:
     """An idea under controls, whose values `simulate` takes by name; `draw` makes a figure with words of the result.
 
-    If `simulate` raises BadInput, its sentence is shown instead. settings: the values at the beginning, and those of
-    the second still.
+    If `simulate` raises BadInput, its sentence is shown instead. settings: the values of the first still and those of
+    the second; begins: which of them the controls have at the beginning, the second where the first shows little.
     """
 
     def __init__(
@@ -87,10 +99,12 @@ class Explorer:
         simulate: Callable[..., Any],
         draw: Callable[[Any], DescribedFigure],
         *controls: Slider | Choice,
+        begins: int = 0,
     ):
         self.__doc__ = about
         self.simulate, self.draw, self.controls = simulate, draw, controls
         self.settings = tuple({c.name: c.at[still] for c in controls} for still in range(2))
+        self.begins = begins
 
     def __call__(self) -> Explorer:
         return self
@@ -130,13 +144,15 @@ class Explorer:
         import ipywidgets as w
 
         label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
-        made = {c.name: _control(w, c, self.settings[0][c.name], label) for c in self.controls}
+        made = {c.name: _control(w, c, self.settings[self.begins][c.name], label) for c in self.controls}
         rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
         drawn, refusal, words, keys = (
             w.HTML(),
             w.HTML(),
             w.HTML(),
-            w.HTML(f"<style>{HEADER}</style>{KEYS.format(self.keys())}"),
+            w.HTML(
+                f"<style>{HEADER}{CONTROLS_STYLE}</style>{KEYS.format(self.keys())}" + on_page(f".{CLASS}", CONTROLS)
+            ),
         )
         text = w.Accordion(children=[words], selected_index=None)  # closed
         text.set_title(0, FOLDED)  # ipywidgets 7 has no `titles`
@@ -145,11 +161,13 @@ class Explorer:
 
         def draw(change: Any = None) -> None:
             try:
-                shown = self.show(**{name: control.value for name, control in made.items()})
+                found = self.simulate(**{name: control.value for name, control in made.items()})
             except BadInput as refused:
                 refusal.value = words_of(str(refused))
                 drawn.layout.display = text.layout.display = "none"
                 return
+            self._limit(made, found)
+            shown = self.draw(found)
             data = shown.png()
             drawn.value = picture(data, width_of(data), shown.words.partition("\n")[0], "widget-image")
             refusal.value, words.value = "", words_of(shown.words)
@@ -161,6 +179,15 @@ class Explorer:
         whole = w.VBox([*rows, drawn, refusal, text, keys])
         whole.add_class(CLASS)
         return whole
+
+    def _limit(self, made: Mapping[str, Any], simulated: Any) -> None:
+        """Have sliders end at the last move that there is; one that stood at the end stays there."""
+        for control in self.controls:
+            if isinstance(control, Steps) and made[control.name].max != (most := control.most(simulated)):
+                slider = made[control.name]
+                was_last, slider.max = slider.value == slider.max, most
+                if was_last and control.to_all:
+                    slider.value = most
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
         figures = [self.show(**s) for s in self.settings]
@@ -204,6 +231,11 @@ def _with_buttons(w: Any, slider: Any) -> Any:
 
     play = w.Play(min=slider.min, max=slider.max, step=slider.step, value=slider.value, interval=PACE)
     play.show_repeat = False
+    w.jslink((slider, "max"), (play, "max"))
     w.jslink((play, "value"), (slider, "value"))  # in the front end, so that it plays while the kernel draws
-    wraps = w.Layout(flex_flow="row wrap")  # where the column is narrow, the buttons are below
-    return w.HBox([slider, play, button("back", -1), button("next", 1)], layout=wraps)
+    presses = w.HBox([play, button("back", -1), button("next", 1)], layout=w.Layout(flex="0 0 auto"))
+    row = w.HBox(
+        [slider, presses], layout=w.Layout(flex_flow="row wrap")
+    )  # in a narrow column they are below, together
+    row.add_class("nbddp-steps-row")
+    return row

@@ -2,8 +2,9 @@
 
 The answer is chosen or typed in a widget, or given to the call: `predict.local_rank(0)`. It may be changed until the
 next cell has run. Then what was predicted is shown below that cell's output, beside what came, and where the question
-is shown; a saved notebook keeps both. An explorer's answer has yet to be looked for: there a button shows it. Who
-predicts nothing is shown nothing. After a cell that failed, and not on purpose, no answer is shown: the question stays
+is shown; a saved notebook keeps both. An explorer's answer has yet to be looked for: there a button shows it. Without a
+prediction nothing is shown below the cell; the question says so, can still be answered, and shows what came on request.
+After a cell that failed, and not on purpose, no answer is shown: the question stays
 open until the corrected cell has run.
 """
 
@@ -16,11 +17,15 @@ from uuid import uuid4
 from nbddp.errors import BadInput
 from nbddp.figures import widget_support
 from nbddp.figures.html import words_of
+from nbddp.figures.page_script import CONTROLS, on_page
 from nbddp.lessons.framework.question import Question
 from nbddp.output.table import Table
 from nbddp.protocol.messages import Metadata, MimeBundle
 
+CLASS = "nbddp-question"
 COMPARE = "Compare with what came"
+REVEAL = "Show what came"
+OPEN = "The cell has run, and you predicted nothing. You can still answer, or show what came."
 FAILED = "The cell failed, so the answer is not shown yet. Correct the cell and run it again."
 
 
@@ -37,42 +42,70 @@ class AskedQuestion:
         self.question = question
         self.answer = ""
         self.over = False  # the next cell has run
+        self.late = False  # it was answered, or shown, after that
         self._field: Any = None
         self._said: Any = None
+        self._reveal: Any = None
         self._output: Any = None  # where it is shown: publisher and display
 
     def keep(self, answer: object) -> None:
         """Keep an answer. Raises BadInput for one that cannot be meant."""
         self.answer = self.question.read(answer)
-        if self._said is not None:
+        if self.over:
+            self.late = True
+        self._redraw()
+
+    def reveal(self) -> None:
+        """Show what came to a reader who predicted nothing."""
+        self.late = True
+        self._redraw()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing can be answered any more."""
+        return self.over and bool(self.answer or self.late)
+
+    def _redraw(self) -> None:
+        """Have the widgets and the saved question say how it stands."""
+        if self._field is not None:
+            self._field.disabled = self.settled
+            self._reveal.layout.display = "" if self.over and not self.settled else "none"
             self._said.value = _lines(self.status())
+        if self.over and self._output is not None:
+            publisher, ident = self._output
+            publisher.publish(*self._repr_mimebundle_(), transient={"display_id": ident}, update=True)
 
     def end(self) -> None:
         """The next cell has run: what is shown of the question says what was predicted and what came."""
         self.over = True
-        if self._field is not None:
-            self._field.disabled = True
-            self._said.value = _lines(self.status())
-        if self._output is not None:
-            publisher, ident = self._output
-            publisher.publish(*self._repr_mimebundle_(), transient={"display_id": ident}, update=True)
+        self._redraw()
 
     def status(self) -> str:
         """How it stands."""
-        if self.over and self.answer:
-            return f"You predicted: {self.answer}" if self.question.explored else self.question.verdict(self.answer)
+        if self.over and not self.answer:
+            return self.question.shown() if self.late else OPEN
+        if self.over and (self.late or not self.question.explored):
+            return self.question.verdict(self.answer, late=self.late)
+        if self.over:
+            return f"You predicted: {self.answer}"
         if self.answer:
             return f"You predicted: {self.answer}. Now run the next cell."
         return ""
 
     def compared(self) -> str:
         """What was predicted beside what came."""
-        return self.question.compared(self.answer)
+        return self.question.compared(self.answer, late=self.late)
+
+    def entry(self) -> str:
+        """The answer as the summary has it: one that came after the cell is no prediction."""
+        return f"{self.answer} (after the cell)" if self.answer and self.late else self.answer or "–"
 
     def describe(self) -> str:
         """The question, what can be answered, and how it stands."""
-        typed = "" if self.over else f"To answer: predict.{self.question.name}(…)"
-        return "\n".join(filter(None, [self.question.describe(), self.status() or typed]))
+        name = self.question.name
+        typed = "" if self.answer or self.settled else f"To answer: predict.{name}(…)"
+        typed += f"; to show what came: predict.{name}.compare()" if typed and self.over else ""
+        return "\n".join(filter(None, [self.question.describe(), self.status(), typed]))
 
     __repr__ = describe
 
@@ -81,7 +114,7 @@ class AskedQuestion:
         import ipywidgets as w
 
         asks, self._said = w.HTML(f"<b>Predict:</b> {escape(self.question.asks)}"), w.HTML(_lines(self.status()))
-        common: dict[str, Any] = {"value": self.answer or None, "disabled": self.over}
+        common: dict[str, Any] = {"value": self.answer or None, "disabled": self.settled}
         if self.question.options:
             room = w.Layout(width="auto", max_width="60em")
             self._field = w.RadioButtons(options=list(self.question.options), layout=room, **common)
@@ -90,7 +123,14 @@ class AskedQuestion:
             common |= {"value": self.answer, "placeholder": f"{what}, then Enter"}
             self._field = w.Text(continuous_update=False, layout=w.Layout(width="20em"), **common)
         self._field.observe(self._chosen, "value")
-        return w.VBox([asks, self._field, self._said])
+        self._reveal = w.Button(description=REVEAL, layout=w.Layout(width="auto", align_self="flex-start"))
+        self._reveal.layout.display = "" if self.over and not self.settled else "none"
+        self._reveal.on_click(lambda _: self.reveal())
+        asks.add_class("nbddp-asks")
+        named = w.HTML(on_page(f".{CLASS}", CONTROLS))
+        whole = w.VBox([named, asks, self._field, self._reveal, self._said])
+        whole.add_class(CLASS)
+        return whole
 
     def _chosen(self, change: Change) -> None:
         """Keep what was chosen or typed; what is no answer is answered with what is expected."""
@@ -136,10 +176,13 @@ class Prediction:
         made.show()
 
     def compare(self) -> None:
-        """Show what was predicted beside what came. Raises BadInput if nothing was predicted."""
+        """Show what was predicted beside what came; what came alone if the cell has run without a prediction. Raises
+        BadInput before that."""
         asked = self._asked.of.get(self.question.name)
-        if asked is None or not asked.answer:
+        if asked is None or not (asked.answer or asked.over):
             raise BadInput(f"nothing was predicted yet: predict.{self.question.name}() asks for it")
+        if not asked.answer:
+            asked.reveal()
         print(asked.compared())
 
     def __repr__(self) -> str:
@@ -189,7 +232,7 @@ class Asks:
     def table(self) -> Table:
         """What was predicted, and what came, of all questions whose cell has run."""
         rows = [
-            (a.question.asks, a.answer or "–", a.question.came, "✓" if a.question.met(a.answer) else "✗")
+            (a.question.asks, a.entry(), a.question.came, "✓" if a.question.met(a.answer) and not a.late else "✗")
             for a in self.of.values()
             if a.over
         ]

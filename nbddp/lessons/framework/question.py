@@ -83,14 +83,24 @@ class Question:
         options = "\n".join(f"  ○ {option}" for option in self.options)
         return f"Predict: {self.asks}\n{options}" if options else f"Predict: {self.asks}"
 
-    def verdict(self, answer: str) -> str:
-        """What came beside what was predicted, in a line, and why."""
-        met = f"✓ {self.came}, as you predicted" if self.met(answer) else f"✗ {self.came}; you predicted {answer}"
+    def verdict(self, answer: str, late: bool = False) -> str:
+        """What came beside what was predicted, in a line, and why. late: it was answered after the cell had run, or
+        not at all."""
+        if not answer:
+            return self.shown()
+        if late:
+            met = f"{'✓' if self.met(answer) else '✗'} {self.came}; after the cell you answered {answer}"
+        else:
+            met = f"✓ {self.came}, as you predicted" if self.met(answer) else f"✗ {self.came}; you predicted {answer}"
         return "\n".join(filter(None, [met, self.because]))
 
-    def compared(self, answer: str) -> str:
+    def shown(self) -> str:
+        """What came, and why, for a reader who predicted nothing."""
+        return "\n".join(filter(None, [f"What came: {self.came}", self.because]))
+
+    def compared(self, answer: str, late: bool = False) -> str:
         """The question, and its verdict."""
-        return f"{self.asks}\n{self.verdict(answer)}"
+        return f"{self.asks}\n{self.verdict(answer, late)}"
 
 
 def questions(path: Path) -> list[Question]:

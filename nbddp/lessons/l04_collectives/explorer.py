@@ -22,6 +22,6 @@ ring = Explorer(
     simulate_ring,
     draw_ring,
     Slider("ranks", "ranks", 2, 5, at=(4, 4)),
-    Steps("step", "steps taken", 0, 8, at=(0, 5)),
+    Steps("step", "steps taken", 0, 8, at=(0, 5), moves=lambda found: len(found.steps)),
     Choice("program", "program", PROGRAMS, at=(RING, SHORT)),
 )

@@ -22,7 +22,10 @@ buckets = Explorer(
     Slider("backward", "backward, ms", 5, 100, 5, at=(20, 20)),
     Choice("ranks", "ranks", (2, 8, 64, 512), at=(2, 8)),
     Choice("link", "link", tuple(simulation.LINKS), at=("100 Gb/s InfiniBand", "100 Gb/s InfiniBand")),
-    Steps("sent", "buckets exchanged", 0, MOST, to_all=True, at=(MOST, MOST)),
+    Steps(
+        "sent", "buckets exchanged", 0, MOST, to_all=True, at=(MOST, MOST), moves=lambda some: len(some.step.buckets)
+    ),
+    begins=1,
 )
 
 

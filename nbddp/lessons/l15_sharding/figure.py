@@ -36,7 +36,7 @@ def draw_zero(some: Stages) -> DescribedFigure:
             _bar(axes, row, of, scale, top)
         if MEMORY / scale < top:
             axes.axvline(MEMORY / scale, color=INK, lw=1, ls=(0, (4, 2)), zorder=0)
-            axes.annotate(f"a GPU of {MEMORY / 1e9:.0f} GB", (MEMORY / scale, 3.5), (4, 2), size=7.5, va="bottom",
+            axes.annotate(f"a GPU of {MEMORY / 1e9:.0f} GB", (MEMORY / scale, 0.5), (4, 0), size=7.5, va="center",
                           textcoords="offset points")  # fmt: skip
         axes.set(xlim=(0, top), ylim=(3.5, -0.5))
         axes.set_yticks(range(len(some.shares)), list(NAMES.values()))
