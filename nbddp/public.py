@@ -283,6 +283,13 @@ def inner(pool: Pool | WorkerPool) -> WorkerPool:
     return pool._pool if isinstance(pool, Pool) else pool
 
 
+def face(pool: WorkerPool) -> Pool:
+    """The `nbddp.Pool` of a `WorkerPool`: both are the same pool."""
+    made = Pool.__new__(Pool)
+    made._pool = pool
+    return made
+
+
 # -- arguments that are options of a line: an error says what to write ---------------------------------
 
 # the annotations of a pool's own arguments; rows have theirs

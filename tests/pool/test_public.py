@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 import re
 import sys
 import textwrap
@@ -17,8 +19,17 @@ import pytest
 from PIL import Image
 
 import nbddp
+from nbddp.capabilities.hosts.public import CheckupResult
+from nbddp.capabilities.hosts.report import HostsReport
+from nbddp.capabilities.prove.proof import Proof
+from nbddp.capabilities.prove.public import ProofResult
+from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings
+from nbddp.capabilities.sanitizer.public import FindingsResult
+from nbddp.capabilities.sanitizer.recording import Place
+from nbddp.capabilities.trace.public import TraceResult
 from nbddp.output.result import Result
 from nbddp.protocol.deprecation import warn_deprecated
+from tests.unit.test_checkup import one
 
 SETUP = """
 import torch
@@ -92,13 +103,24 @@ def test_a_method_says_what_it_takes_and_raises(name: str) -> None:
 
 
 def results(pool: nbddp.Pool) -> dict[str, Result[Any]]:
-    pool.run_cell("import torch, os; rank = int(os.environ['RANK']); model = torch.nn.Linear(4, 2)")
+    setup = "import torch, os; rank = int(os.environ['RANK']); model = torch.nn.Linear(4, 2)"
+    pool.run_cell(setup, memory=True, trace=True, sanitize=True)
+    pool.call(train, trace=True)
     asked: dict[str, Callable[[], Result[Any]]] = {
         "timings": pool.timings, "memory": pool.memory, "topology": pool.topology, "status": pool.status,
         "bench": lambda: pool.bench(sizes=[1024, 65536], repeat=2), "compare": lambda: pool.compare("rank"),
-        "forecast": lambda: pool.forecast(inter_node="25GB/s", nodes=2),
+        "forecast": lambda: pool.forecast(inter_node="25GB/s", nodes=2), "collectives": pool.collectives,
+        "trace": pool.trace, "sizes": lambda: pool.sizes("model"),
+        "allocations": lambda: pool.allocations(whole=True), "findings": pool.findings,
+        "prove": lambda: ProofResult(PROOF), "checkup": lambda: CheckupResult(HOSTS),
     }  # fmt: skip
     return {name: ask() for name, ask in asked.items()}
+
+
+PROOF = Proof("differs", "differs: by a lot", "step", 2, 16, "float64", math.inf, 1e-9, "net.weight", 0.5, 0.25)
+HOSTS = HostsReport({"nodea": one(limits={"nofile": [1024, 1 << 20]})})
+WITH_FIGURE = {"timings", "memory", "topology", "bench", "forecast", "collectives", "trace", "allocations"}
+OWN_NOTES = {"collectives", "findings"}  # which say what was not measured
 
 
 def test_what_a_method_finds_is_figure_text_and_data(pool: nbddp.Pool, monkeypatch: Any, tmp_path: Path) -> None:
@@ -110,18 +132,67 @@ def test_what_a_method_finds_is_figure_text_and_data(pool: nbddp.Pool, monkeypat
     for name, found in results(pool).items():
         data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
         assert data.pop("simulated_gpus") is False
-        assert data.pop("notes") == []
+        assert data.pop("notes") == [] or name in OWN_NOTES
         assert found.to_frame() is frame
-        fields = {*data, *frames[-1][0]} - {"simulated_gpus"}
+        row = frames[-1][0] if frames[-1] else type(found)._columns
+        fields = {*data, *row} - {"simulated_gpus"}
         words = type(found).__doc__ or ""
         assert [each for each in fields if f"`{each}`" not in words] == [], name
         bundle, _ = found._repr_mimebundle_()
         assert bundle["text/plain"] == str(found) == repr(found)
         assert found._repr_html_() == bundle["text/html"]
-        assert ("image/png" in bundle) == (name not in ("compare", "status")), name
+        assert ("image/png" in bundle) == (name in WITH_FIGURE), name
         if "image/png" in bundle:
             found.save(str(tmp_path / "figure.png"))
             assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
+        else:
+            with pytest.raises(TypeError, match=rf"^{type(found).__name__} has no figure; write str"):
+                found.save(str(tmp_path / "figure.png"))
+
+
+def test_results_are_those_of_the_run(pool: nbddp.Pool, tmp_path: Path) -> None:
+    """Each number that the program determines is in the data."""
+    found = results(pool)
+    collectives = found["collectives"].to_dict()
+    assert [row["rank"] for row in collectives["ranks"]] == [0, 1]
+    for row in collectives["ranks"]:
+        parts = [row[f"{part}_s"] for part in ("compute", "exposed", "copies", "idle")]
+        assert row["program_s"] == pytest.approx(sum(parts))
+    sums = {kind["collective"]: kind["calls"] for kind in collectives["collectives"]}
+    assert sums["all_reduce"] == 6, "one bucket in each of 6 steps"
+    assert {row["total_bytes"] for row in found["sizes"].to_dict()["sizes"]} == {(4 * 2 + 2) * 4}
+    assert len(found["findings"]) == 0
+    assert not found["findings"]
+    allocated = found["allocations"].to_dict()
+    assert [row["rank"] for row in allocated["ranks"]] == [0, 1]
+    assert all(row["peak_bytes"] == max(held for _, held in row["curve"]) for row in allocated["ranks"])
+    trace = found["trace"]
+    assert isinstance(trace, TraceResult)
+    trace.write(str(tmp_path / "trace.json.gz"))
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    assert events == trace.to_dict()["events"]
+    assert sum(event["ph"] == "X" for event in events) == trace.to_dict()["spans"] > 0
+
+
+def test_a_verdict_is_plain_data() -> None:
+    proof = ProofResult(PROOF)
+    assert (proof.proven, proof.verdict, proof.to_dict()["largest"]) == (False, "differs", None), "infinity is no JSON"
+    (row,) = CheckupResult(HOSTS).to_dict()["hosts"]
+    assert (row["host"], row["open_files"], row["not_reached_by"]) == ("nodea", 1024, [])
+    assert "allows 1024 (ulimit -n)" in CheckupResult(HOSTS).to_dict()["findings"][0]
+
+
+def test_findings_are_counted_and_told() -> None:
+    place = Place("train.py", 9, "step", "loss.backward()")
+    mistake = Finding("past-ddp", "what", ("seen on rank 1",), "it matters", place, ranks=(1,), weight=70)
+    found = FindingsResult(SanitizerFindings((mistake,), (), 2, 3, ("not all was recorded",)), notes=("simulated",))
+    assert (len(found), bool(found)) == (1, True)
+    (row,) = found.to_dict()["findings"]
+    assert (row["kind"], row["degree"], row["ranks"]) == ("past-ddp", "wrong", [1])
+    assert (row["file"], row["line"]) == ("train.py", 9)
+    assert str(found).splitlines()[-2:] == ["not all was recorded", "simulated"]
+    with pytest.warns(DeprecationWarning, match="FindingsResult as a sequence is deprecated"):
+        assert [each.kind for each in found] == ["past-ddp"]  # type: ignore[attr-defined]
 
 
 def test_simulated_gpus_are_marked_in_data_text_and_figure(pool: nbddp.Pool) -> None:
