@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import json
 import math
 import re
@@ -86,11 +87,43 @@ def test_the_example_of_a_method_runs(pool: nbddp.Pool, name: str, tmp_path: Pat
         exec(code, {"nbddp": nbddp, "pool": pool, "train": train, "SETUP": SETUP})
 
 
-@pytest.mark.parametrize("thing", ["Panel", "Pool", "RankValues", "Slurm"])
-def test_the_example_of_a_class_can_be_run(pool: nbddp.Pool, thing: str) -> None:
-    code = compile(example_of(getattr(nbddp, thing)), thing, "exec")
-    if thing != "Pool":  # which would start another one
+THINGS = {
+    **{f"nbddp.{name}": getattr(nbddp, name) for name in nbddp.__all__},
+    **{f"nbddp.export.{name}": value for name, value in vars(nbddp.export).items() if name in nbddp.export.__all__},
+    **{f"nbddp.teach.{name}": getattr(nbddp.teach, name) for name in nbddp.teach.__all__},
+    **{
+        f"{kind.__name__}.{name}": getattr(kind, name)
+        for kind in (nbddp.RankValues, nbddp.Panel, nbddp.Slurm, Result, TraceResult)
+        for name in dir(kind) if not name.startswith("_") and inspect.isfunction(getattr(kind, name))
+    },
+}  # fmt: skip
+COMPILED = {  # a shell of IPython, hosts, Slurm, or another pool
+    "nbddp.load_ipython_extension", "nbddp.AgentFailed", "nbddp.CellSyntaxError", "nbddp.CommandStopped",
+    "nbddp.SlurmRefused", "nbddp.Pool", "nbddp.teach.grade",
+}  # fmt: skip
+CONSTANTS = {"nbddp.export.C10D", "nbddp.export.SRUN", "nbddp.export.STATIC"}  # the module describes them
+
+
+@pytest.mark.parametrize("name", sorted({*THINGS} - CONSTANTS))
+def test_the_example_of_a_name_runs(pool: nbddp.Pool, name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A name has an example, which uses it."""
+    text = example_of(THINGS[name])
+    assert name.rpartition(".")[2] in text
+    code = compile(text, f"<example of {name}>", "exec")
+    monkeypatch.chdir(tmp_path)
+    if name.endswith(".to_frame"):
+        pytest.importorskip("pandas")
+    if name not in COMPILED:
         exec(code, {"nbddp": nbddp, "pool": pool})
+
+
+@pytest.mark.parametrize("name", ["nbddp.Panel", "nbddp.Slurm", "nbddp.export.Job", "nbddp.export.Launch", *(
+    name for name in THINGS if inspect.isfunction(THINGS[name])
+)])  # fmt: skip
+def test_a_name_says_what_it_takes(name: str) -> None:
+    words = THINGS[name].__doc__ or ""
+    taken = [each for each in inspect.signature(THINGS[name]).parameters if each != "self"]
+    assert [each for each in taken if not re.search(rf"\b{each}\b", words)] == []
 
 
 @pytest.mark.parametrize("name", names())
@@ -208,6 +241,16 @@ def test_simulated_gpus_are_marked_in_data_text_and_figure(pool: nbddp.Pool) -> 
             Image.open(BytesIO(each._drawn.png())).height for each in (found, marked) if hasattr(each._drawn, "png")
         ]
     assert heights[0] < heights[1], "the figure has the line too"
+
+
+def test_each_result_makes_a_frame(pool: nbddp.Pool) -> None:
+    pandas = pytest.importorskip("pandas")
+    for name, found in results(pool).items():
+        frame = found.to_frame()
+        assert isinstance(frame, pandas.DataFrame), name
+        assert len(frame) == len(found._rows()) > 0 or name == "findings"
+        assert not frame["simulated_gpus"].any()
+        assert frame.attrs["notes"] == list(found.notes)
 
 
 def test_without_pandas_the_error_says_what_to_type(pool: nbddp.Pool, monkeypatch: Any) -> None:

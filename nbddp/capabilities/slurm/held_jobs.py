@@ -40,7 +40,7 @@ class HeldJobs:
             held.release()
         if not self.allocations:
             inside = commands.job_of(os.environ)
-            job = asked.job or (None if asked.asks() else inside)
+            job = asked.job or (None if commands.asks(asked) else inside)
             if job:
                 self.hold(Allocation.standing(job))
             else:
