@@ -218,12 +218,13 @@ def test_a_verdict_is_plain_data() -> None:
 def test_findings_are_counted_and_told() -> None:
     place = Place("train.py", 9, "step", "loss.backward()")
     mistake = Finding("past-ddp", "what", ("seen on rank 1",), "it matters", place, ranks=(1,), weight=70)
-    found = FindingsResult(SanitizerFindings((mistake,), (), 2, 3, ("not all was recorded",)), notes=("simulated",))
+    found = FindingsResult(SanitizerFindings((mistake,), (), 2, 3, ("not all was recorded",)), notes=("not all was recorded", "simulated"))
     assert (len(found), bool(found)) == (1, True)
     (row,) = found.to_dict()["findings"]
     assert (row["kind"], row["degree"], row["ranks"]) == ("past-ddp", "wrong", [1])
     assert (row["file"], row["line"]) == ("train.py", 9)
     assert str(found).splitlines()[-2:] == ["not all was recorded", "simulated"]
+    assert (str(found).count("not all"), found._repr_html_().count("not all")) == (1, 1), "a note is told once"
     with pytest.warns(DeprecationWarning, match="FindingsResult as a sequence is deprecated"):
         assert [each.kind for each in found] == ["past-ddp"]  # type: ignore[attr-defined]
 
