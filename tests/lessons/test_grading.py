@@ -102,8 +102,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SAYS = {
     "ada-gpus_of": "ok",
     "ada-place_of": "ok",
-    "bo-gpus_of": "still to be written",
-    "bo-place_of": "still to be written",
+    "bo-gpus_of": "have not written",
+    "bo-place_of": "have not written",
     "cy-gpus_of": "the global rank is not a device index",
     "cy-place_of": "ok",
     "dee-gpus_of": "cell 1: SyntaxError: expected ':' (line 1)",

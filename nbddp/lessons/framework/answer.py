@@ -112,8 +112,8 @@ class Exercise:
 def not_written(name: str, raised: bool = False) -> str:
     """The line for a function that is still as the lesson has it. raised: it raised NotImplementedError."""
     if raised:
-        return f"{name} raised NotImplementedError: it is still to be written"
-    return f"{name} returned None: it is still to be written, or its return statement is missing"
+        return f"{name} raised NotImplementedError: you have not written it yet"
+    return f"{name} returned None: you have not written it yet, or it has no return statement"
 
 
 def mismatch(expected: object, got: object, why: str = "") -> str:

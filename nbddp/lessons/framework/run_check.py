@@ -325,7 +325,7 @@ def failure_words(failed: WorkerFailed) -> str:
     if last.type == "Misused":
         return last.message
     if last.type == "NotImplementedError" and not message:
-        return f"{who} raised NotImplementedError{place}: that part is still to be written"
+        return f"{who} raised NotImplementedError{place}: you have not written that part yet"
     told, semicolon, means = explained(message).partition("; ") if message else ("", "", "")
     return f"{who} raised {last.type}{': ' * bool(told)}{told}{place}{semicolon}{means}"
 
