@@ -1,4 +1,4 @@
-"""What comes back from the ranks: one value per rank, shown side by side."""
+"""The values that ranks return: one per rank, shown side by side."""
 
 from __future__ import annotations
 

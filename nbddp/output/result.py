@@ -1,4 +1,4 @@
-"""What the methods of `nbddp.Pool` find: one value that is shown as a figure, read as text, and taken as plain data."""
+"""The results of `nbddp.Pool`'s methods: one value that shows a figure, reads as text, and gives plain data."""
 
 from __future__ import annotations
 

@@ -218,7 +218,8 @@ def test_a_verdict_is_plain_data() -> None:
 def test_findings_are_counted_and_told() -> None:
     place = Place("train.py", 9, "step", "loss.backward()")
     mistake = Finding("past-ddp", "what", ("seen on rank 1",), "it matters", place, ranks=(1,), weight=70)
-    found = FindingsResult(SanitizerFindings((mistake,), (), 2, 3, ("not all was recorded",)), notes=("not all was recorded", "simulated"))
+    some = SanitizerFindings((mistake,), (), 2, 3, ("not all was recorded",))
+    found = FindingsResult(some, notes=("not all was recorded", "simulated"))
     assert (len(found), bool(found)) == (1, True)
     (row,) = found.to_dict()["findings"]
     assert (row["kind"], row["degree"], row["ranks"]) == ("past-ddp", "wrong", [1])

@@ -1,4 +1,4 @@
-"""`Pool.collectives`: what any program's collectives have cost, without a trace.
+"""`Pool.collectives`: the cost of any program's collectives, without a trace.
 
 compute is the CPU time of a rank's main thread; communication is the time for which that thread is blocked in a
 collective. All of it is exposed; the part hidden behind compute is not known. Of a collective that C++ calls and waits

@@ -1,4 +1,4 @@
-"""A launch and what a job asks of Slurm → the text of a batch script for sbatch.
+"""A launch and a request to Slurm → the text of a batch script for sbatch.
 
 Two shells read it. The batch script's own, on the first node, expands `$MASTER_ADDR`: the same on every node. What
 differs from node to node (`$SLURM_NODEID`, `$SLURM_PROCID`) is in single quotes there and expanded by a shell that srun

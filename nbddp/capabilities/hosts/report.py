@@ -1,4 +1,4 @@
-"""What `%ddp doctor` says of a pool's hosts: facts of each → tables, and findings with what to do. Pure."""
+"""The report of `%ddp doctor` on a pool's hosts: facts of each → tables, and findings with their repair. Pure."""
 
 from __future__ import annotations
 

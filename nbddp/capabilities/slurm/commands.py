@@ -1,4 +1,4 @@
-"""What Slurm is asked for, and what it answers: command lines and words, no processes.
+"""Requests to Slurm and its answers: command lines and text, no processes.
 
 The formats are those of salloc(1), srun(1), squeue(1) and scontrol(1).
 """

@@ -1,4 +1,4 @@
-"""Jobs of Slurm that a pool holds: requested, kept for another kernel, given back; and what is said of their end."""
+"""Slurm jobs that a pool holds: requested, kept for another kernel, released; and the message about their end."""
 
 from __future__ import annotations
 

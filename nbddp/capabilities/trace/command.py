@@ -1,4 +1,4 @@
-"""`Pool.trace`, and what a cell with `--trace` shows: the ranks' traces, merged and written to a file."""
+"""`Pool.trace`, and the output of a cell with `--trace`: the ranks' traces, merged and written to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exercise and the answer to it: one line that says `ok`, or what is wrong and why.
+"""An exercise and the answer to it: one line that says `ok`, or names the mistake and its cause.
 
 An exercise never raises for what a learner hands in. Whatever stops its judge (a function that raises, hangs or
 does not return) reaches it as `Wrong`, whose text is the line. Pure: imports only the standard library.

@@ -1,4 +1,4 @@
-"""Running a learner's function on ranks, so that it cannot hang the notebook, and wording what stopped it.
+"""Runs a learner's function on ranks so that it cannot hang the notebook, and words its failure.
 
 The pool is the notebook's own, with all names on its ranks; where there is none yet, two workers are started.
 """

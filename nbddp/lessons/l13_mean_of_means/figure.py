@@ -1,4 +1,4 @@
-"""Lesson 13's figure: a square for each token, whose area is what the token counts, in a frame of the right size."""
+"""Lesson 13's figure: a square for each token, whose area is the token's weight, in a frame of the correct size."""
 
 from __future__ import annotations
 
