@@ -323,8 +323,8 @@ class WorkerPool(PoolMethods):
         return "" if self.group.wire is None else str(self.group.wire.connection.troubles())
 
     def shortcomings(self) -> list[str]:
-        """Limitations on this machine: one line for the operating system and for each library, and one if other users can
-        reach the ranks' store."""
+        """Limitations on this machine: one line for the operating system and for each library, and one if other users
+        can reach the ranks' store."""
         return self.life.shortcomings()
 
     def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any:

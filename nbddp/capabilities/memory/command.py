@@ -1,4 +1,4 @@
-"""`%ddp memory`; `Pool.memory`, `Pool.sizes` and `Pool.allocations`: the contents of ranks' memory, now or over a step."""
+"""`%ddp memory`; `Pool.memory`, `Pool.sizes`, `Pool.allocations`: the contents of ranks' memory, now or over a step."""
 
 from __future__ import annotations
 
