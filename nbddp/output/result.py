@@ -27,13 +27,13 @@ class Picture(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Generic[Found]):
-    """What a method of a pool has found.
+    """The result of a method of `nbddp.Pool`.
 
     A notebook shows its figure, as the magic of the same name does. `str(result)` is the text, `to_dict()` the data,
     and `to_frame()` the data as a pandas table. Names of numbers end in their unit: `_s` seconds, `_bytes` bytes,
     `_bytes_per_s`. Ranks are numbers from 0.
 
-    All data has `simulated_gpus` (bool) and `notes` (list of str: what else is to be known). Where `simulated_gpus` is
+    All data has `simulated_gpus` (bool) and `notes` (list of str: limitations of the data). If `simulated_gpus` is
     True, the CPU computed in place of GPUs, and times are not a GPU's.
     """
 

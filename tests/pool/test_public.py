@@ -91,6 +91,7 @@ THINGS = {
     **{f"nbddp.{name}": getattr(nbddp, name) for name in nbddp.__all__},
     **{f"nbddp.export.{name}": value for name, value in vars(nbddp.export).items() if name in nbddp.export.__all__},
     **{f"nbddp.teach.{name}": getattr(nbddp.teach, name) for name in nbddp.teach.__all__},
+    "nbddp.teach.check.on": nbddp.teach.check.on,
     **{
         f"{kind.__name__}.{name}": getattr(kind, name)
         for kind in (nbddp.RankValues, nbddp.Panel, nbddp.Slurm, Result, TraceResult)

@@ -27,9 +27,9 @@ class MemoryResult(Result[list[RankMemory]]):
     - `rank`; `kind`: `cpu` or `cuda`.
     - `parameters_bytes`, `module_buffers_bytes`, `gradients_bytes`, `optimizer_bytes`, `ddp_buckets_bytes`: held
       between steps.
-    - `peak_bytes`: the most since the last cell began. `rest_bytes`: what else the peak had.
-    - `total_bytes`: what the bar of the figure shows, all parts and the rest.
-    - `start_bytes`: what the process held before any cell; 0 on a GPU.
+    - `peak_bytes`: the most since the last cell began. `rest_bytes`: the part of the peak that is none of these.
+    - `total_bytes`: the bar of the figure, all parts and the rest.
+    - `start_bytes`: memory of the process before any cell; 0 on a GPU.
     """
 
     def _draw(self) -> DescribedFigure:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FindingsResult(Result[SanitizerFindings]):
-    """What the sanitizer has found in a run. `len()` is the number of findings; without findings the result is false.
+    """The findings of the sanitizer in a run. `len()` is the number of findings; without findings the result is false.
 
     The fields of `to_dict()`:
 

@@ -50,7 +50,16 @@ _gone: set[int] = set()  # ranks whose processes have ended in the check that ru
 
 @contextmanager
 def on(pool: AnyPool) -> Iterator[AnyPool]:
-    """Checks run on `pool` inside this block: for tests, and to grade outside a notebook."""
+    """Context manager: inside the block, checks run on this pool, for tests and to grade outside a notebook.
+
+    - pool (`nbddp.Pool`): it starts with the first check if it is not running.
+
+    Example:
+
+        from nbddp.teach import check
+        with check.on(pool):
+            check.gpus_of(lambda local_rank, gpus_per_proc: [local_rank])
+    """
     _given.append(inner(pool))
     try:
         yield pool
