@@ -15,6 +15,7 @@ from docs.assembly import ROOT
 from nbddp import errors
 from nbddp.launch.options import cell_parser
 from nbddp.notebook.commands import command_parser, known
+from nbddp.output.result import Result
 
 TERMINAL = "python -m nbddp"
 OPTIONS = "options.md"
@@ -105,10 +106,10 @@ def described(kind: str, name: str, doc: str, shape: str = "", inner: str = "") 
     return f"{fence}{{py:{kind}}} {name}{shape}\n\n{doc}\n\n{inner}{fence}\n\n"
 
 
-def members(kind: type) -> str:
-    """Public methods and properties that have a docstring."""
+def members(kind: type, only: str = "") -> str:
+    """Public methods and properties that have a docstring; or the one of that name."""
     parts = []
-    for name in sorted(n for n in dir(kind) if not n.startswith("_")):
+    for name in sorted(n for n in dir(kind) if not n.startswith("_") and only in ("", n)):
         value = inspect.getattr_static(kind, name)
         shown = getattr(kind, name)
         if isinstance(value, property) and value.__doc__:
@@ -130,10 +131,44 @@ def python_page() -> str:
             inner = members(thing) if isinstance(thing, type) else ""
             text = described(kind, f"nbddp.{name}", markdown(thing.__doc__ or ""), signature(thing), inner)
             parts.append(f"\n## {name}\n\n{text}")
+        if name == "export":
+            parts += [part_of_export(each) for each in thing.__all__]
+    parts.append(results_text())
     parts.append("\n## Exceptions\n\n")
     parts.append(f"```text\n{tree()}\n```\n\n")
     for name, error in raised.items():
         parts.append(described("exception", f"nbddp.{name}", markdown(error.__doc__ or "")))
+    return "".join(parts)
+
+
+def part_of_export(name: str) -> str:
+    """A class or function of `nbddp.export`; its constants are in the text of the module."""
+    thing = getattr(nbddp.export, name)
+    if not callable(thing):
+        return ""
+    kind = "class" if isinstance(thing, type) else "function"
+    return described(kind, f"nbddp.export.{name}", markdown(thing.__doc__ or ""), signature(thing))
+
+
+def results() -> list[type]:
+    """The classes of the values that methods of `nbddp.Pool` return."""
+    found: dict[str, type] = {}
+    for name in dir(nbddp.Pool):
+        method = getattr(nbddp.Pool, name)
+        words = str(getattr(method, "__annotations__", {}).get("return", ""))
+        for word in re.findall(r"\w+Result", words):
+            found[word] = method.__globals__[word]
+    return [found[name] for name in sorted(found)]
+
+
+def results_text() -> str:
+    """`Result`, and the data of each kind of it."""
+    parts = ["\n## Results\n\nMethods of a pool return these. `Result` is the base of all.\n\n"]
+    parts.append(described("class", "Result", markdown(Result.__doc__ or ""), inner=members(Result)))
+    inherited = {*vars(Result)}
+    for kind in results():
+        own = "".join(members(kind, name) for name in sorted({*vars(kind)} - inherited))
+        parts.append(described("class", kind.__name__, markdown(kind.__doc__ or ""), inner=own))
     return "".join(parts)
 
 

@@ -79,7 +79,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext nbddp`: register the magics and start the node agent in the background."""
+    """Register the magics and start the node agent in the background: `%load_ext nbddp` calls this.
+
+    shell: IPython's. Its `%unload_ext nbddp` stops the pool and removes the magics.
+
+    Example:
+
+        nbddp.load_ipython_extension(get_ipython())  # as %load_ext nbddp does
+    """
     import os
 
     from nbddp.agent.client import ask

@@ -43,7 +43,15 @@ def in_kernel() -> bool:
 
 
 class NbddpError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package.
+
+    Example:
+
+        try:
+            pool.pull("nothing")
+        except nbddp.NbddpError as error:
+            print(error)
+    """
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback through our own frames."""
@@ -52,11 +60,29 @@ class NbddpError(Exception):
 
 
 class BadInput(NbddpError, ValueError):
-    """The request cannot be met as typed. The pool and its state are untouched."""
+    """The request cannot be met as typed. The pool and its state are unchanged. It is a ValueError, too.
+
+    Example:
+
+        try:
+            nbddp.Pool(device="gpu")
+        except nbddp.BadInput as error:
+            print(error)
+    """
 
 
 class CellSyntaxError(BadInput):
-    """The cell does not compile. `cell`, `line` (1-based) and `text` say where."""
+    """A `%%ddp` cell does not compile; no rank has run it.
+
+    Attributes: `cell` (str), `line` (int from 1, or None), `text` (str) and `pointer` (str, which marks the column).
+
+    Example:
+
+        try:
+            get_ipython().run_cell_magic("ddp", "", "1 +")
+        except nbddp.CellSyntaxError as error:
+            print(error.line, error.text)
+    """
 
     def __init__(self, message: str, *, cell: str, line: int | None, text: str, pointer: str):
         super().__init__(f"{message} (cell line {line}); no rank ran the cell")
@@ -70,17 +96,41 @@ class CellSyntaxError(BadInput):
 
 
 class CommandStopped(NbddpError):
-    """The user stopped a command before it finished."""
+    """The user stopped a `%ddp` command before it finished. The message describes the pool's state.
+
+    Example:
+
+        try:
+            get_ipython().run_line_magic("ddp", "bench")
+        except nbddp.CommandStopped as error:
+            print(error)
+    """
 
 
 class PoolError(NbddpError, RuntimeError):
-    """The pool could not carry out a valid request. `log`: the path of a log that says more, or empty."""
+    """The pool could not carry out a valid request. `log` (str): the path of a log with details, or empty.
+
+    Example:
+
+        try:
+            nbddp.Pool(nproc=2).pull("model")
+        except nbddp.PoolError as error:
+            print(error, error.log)
+    """
 
     log = ""
 
 
 class AgentFailed(PoolError):
-    """The node agent did not start, or it ended. `log` is the path of its log."""
+    """The node agent did not start, or it ended: on this machine or on a host. `log` (str): the path of its log.
+
+    Example:
+
+        try:
+            nbddp.Pool(hosts="nodea").start()
+        except nbddp.AgentFailed as error:
+            print(error, error.log)
+    """
 
     def __init__(self, message: str, log: str = ""):
         super().__init__(message)
@@ -91,7 +141,15 @@ class AgentFailed(PoolError):
 
 
 class SlurmRefused(AgentFailed):
-    """A command of Slurm failed. `said`: its own reason."""
+    """A command of Slurm failed. `said` (str): the reason that Slurm gave.
+
+    Example:
+
+        try:
+            nbddp.Pool(slurm=nbddp.Slurm(nodes=2)).start()
+        except nbddp.SlurmRefused as error:
+            print(error.said)
+    """
 
     def __init__(self, command: str, said: str):
         super().__init__(f"{command} says: {said}")
@@ -99,7 +157,15 @@ class SlurmRefused(AgentFailed):
 
 
 class PoolNotRunning(PoolError):
-    """No pool is running."""
+    """No pool is running. A pool starts with `start()` or with its first run.
+
+    Example:
+
+        try:
+            nbddp.Pool(nproc=2).status()
+        except nbddp.PoolNotRunning as error:
+            print(error)
+    """
 
 
 @dataclass(frozen=True)
@@ -199,8 +265,20 @@ class Left:
 
 
 class RunFailed(NbddpError):
-    """A run failed. `states` has one RankState per rank that took part; `report` is what a notebook shows,
-    and `painted` is the same in colour. Under `--max-restarts`, `attempts` says how each attempt ended."""
+    """A run failed: base of WorkerFailed, RunStopped, RunHung and RunTimedOut.
+
+    - `states`: one state per rank that took part, with `rank` (int), `status` (str, such as `failed`), `where` (str:
+      the place in the user's code) and `doing` (str: the call that it was waiting in).
+    - `report` (str): the text that a notebook shows; `painted` (str): the same in colour.
+    - `attempts` (tuple of str): under `max_restarts`, how each attempt ended.
+
+    Example:
+
+        try:
+            pool.run_cell("1 / 0")
+        except nbddp.RunFailed as error:
+            print([state.status for state in error.states])
+    """
 
     attempts: tuple[str, ...] = ()
     painted = ""
@@ -216,15 +294,39 @@ class RunFailed(NbddpError):
 
 
 class RunStopped(RunFailed):
-    """The user stopped the run (the kernel's interrupt)."""
+    """The user stopped the run, with Stop in the notebook or with Ctrl+C.
+
+    Example:
+
+        try:
+            pool.run_cell("import time; time.sleep(0.1)")
+        except nbddp.RunStopped as error:
+            print(error.report)
+    """
 
 
 class RunHung(RunFailed):
-    """A deadlock: ranks waited for ranks that could never arrive. They have been freed."""
+    """A deadlock: ranks waited for ranks that could never arrive. They have been unblocked.
+
+    Example:
+
+        try:
+            pool.run_cell("import os; print(os.getpid())", hang_after=2.0)
+        except nbddp.RunHung as error:
+            print([state.doing for state in error.states])
+    """
 
 
 class RunTimedOut(RunFailed):
-    """The run was ended because it did not finish within `--timeout` seconds."""
+    """The run was stopped because it did not finish within `timeout` seconds.
+
+    Example:
+
+        try:
+            pool.run_cell("import time; time.sleep(60)", timeout=0.5)
+        except nbddp.RunTimedOut as error:
+            print(error.states)
+    """
 
 
 @dataclass
@@ -258,10 +360,18 @@ class Cause:
 
 
 class WorkerFailed(RunFailed):
-    """A rank failed. Names the rank that failed first, or the rank that left a collective and so made its peers fail.
+    """A rank failed: the one that failed first, or the one that left a collective and so made its peers fail.
 
-    Attributes: `rank`, `node`, `exception_type`, `exception_message`, `cause` (with the
-    remote traceback), `states` of all ranks, `logs` (rank → path of its full output).
+    - `rank`, `node` (int): of that rank. `exception_type`, `exception_message` (str): empty if it raised nothing.
+    - `cause`: details, with the remote traceback. `states`, `report`: as RunFailed has them.
+    - `logs` (dict of int to str): rank → path of its full output.
+
+    Example:
+
+        try:
+            pool.run_cell("import os; 1 / (1 - int(os.environ['RANK']))")
+        except nbddp.WorkerFailed as error:
+            assert (error.rank, error.exception_type) == (1, "ZeroDivisionError")
     """
 
     def __init__(

@@ -1,8 +1,13 @@
 """From the notebook to a cluster, as text: the torchrun line of each node, a Slurm batch script, a script out of cells.
 
-Small pure functions from plain arguments to text, every value quoted for the shell that will read it:
+A `Launch` describes the start of a script, and a `Job` the request to Slurm. `torchrun_line`, `sbatch_script` and
+`script` turn them into text. Every value is quoted for the shell that reads it. `C10D`, `STATIC` and `SRUN` are the
+values of `Launch.rendezvous`.
 
-    from nbddp.export import Job, Launch, sbatch_script, script, torchrun_line
+Example:
+
+    from nbddp.export import Job, Launch, sbatch_script
+    text = sbatch_script(Launch("train.py", nnodes=2, nproc=4), Job(time="02:00:00"))
 """
 
 from nbddp.capabilities.export.cells import script

@@ -1,6 +1,6 @@
-"""`nbddp.Pool`: what a program uses of a pool. All of it is documented, typed and stable (docs/stability.md).
+"""`nbddp.Pool`: the part of a pool that programs use. All of it is documented, typed and stable (docs/stability.md).
 
-The work is done by a `WorkerPool` (`nbddp.pool.pool`), which the magics have as well.
+A `WorkerPool` (`nbddp.pool.pool`) does the work; the magics use it as well.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Pool(PublicMethods):
             print(losses[0])
 
     As a context manager the pool starts at once and stops at the end of the block. Otherwise it starts with `start()`
-    or with the first run, and ends with `stop()`, or once no variable has it any more.
+    or with the first run. It stops with `stop()`, or when no variable refers to it any more.
 
-    The arguments are the options of `%ddp start`; each may be left out.
+    The arguments are the options of `%ddp start`; all are optional.
 
     - nproc (int or str): workers per node, a number, `gpu` (one per GPU), `cpu` (one per core) or `auto`. Default: one
       per GPU, or 2 without GPUs.
@@ -54,7 +54,7 @@ class Pool(PublicMethods):
     - device (str): `auto` (default), `cpu` or `cuda`.
     - debug (str): debug output of torch, gloo and NCCL: `off` (default), `info` or `detail`.
     - env (mapping of str to str): environment variables of the ranks.
-    - simulate_gpus (int or str): simulated GPUs of each node, such as 4 or `4xA100-80GB`. Default: none.
+    - simulate_gpus (int or str): simulated GPUs on each node, such as 4 or `4xA100-80GB`. Default: none.
     - hosts (str): start the workers on these hosts, as `nodea,user@nodeb:2222`, or a file with one host per line.
     - via (str): how to start a process there: `ssh` (default), `mpiexec`, or a command with {host} and {command}.
     - ssh_config, python, setup (str): ssh's configuration file, the Python interpreter there, and a shell line to run
@@ -67,8 +67,8 @@ class Pool(PublicMethods):
     - slurm (`nbddp.Slurm` or True): nodes of a new Slurm job, as `nbddp.Slurm(nodes=2, time="1:00:00")`; True for the
       job of this process.
 
-    Raises BadInput for an argument that is impossible by itself. `start` and runs raise BadInput for a placement that
-    this machine cannot have, and AgentFailed for a host that does not start.
+    Raises BadInput for an invalid argument. `start` and runs raise BadInput for a placement that is impossible here,
+    and AgentFailed for a host that does not start.
     """
 
     @with_options("pool")
@@ -120,9 +120,9 @@ class Pool(PublicMethods):
         return self._pool.world_size
 
     def start(self) -> list[str]:
-        """Start the workers; those that already run as asked stay. Returns what was done, as sentences.
+        """Start the workers; those that already run as requested stay. Returns sentences that describe the changes.
 
-        Raises BadInput for a placement that is impossible here, AgentFailed for a host that does not start.
+        Raises BadInput for a placement that is impossible here, and AgentFailed for a host that does not start.
 
         Example:
 
@@ -131,9 +131,9 @@ class Pool(PublicMethods):
         return self._pool.start()
 
     def stop(self) -> None:
-        """End all workers and release Slurm's nodes. Functions that programs gave to `atexit` are called first.
+        """Stop all workers and release Slurm's nodes. The workers first run their `atexit` functions.
 
-        The pool can be started again; names on its ranks are lost.
+        The pool can be started again; the variables on its ranks are lost.
 
         Example:
 
@@ -142,10 +142,11 @@ class Pool(PublicMethods):
         self._pool.stop()
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
-        """Start new processes under the same ranks. Their names and their process group are lost.
+        """Start new processes under the same ranks. Their variables and their process group are lost.
 
-        ranks: which (default: all). Returns what was done, as sentences. Raises PoolNotRunning, or BadInput for a rank
-        that is not there.
+        - ranks (several int): which ranks. Default: all.
+
+        Returns sentences that describe the changes. Raises PoolNotRunning, or BadInput for a rank that does not exist.
 
         Example:
 
@@ -156,9 +157,11 @@ class Pool(PublicMethods):
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> RankValues[T]:
         """Call `function(*args, **kwargs)` on every rank. Returns the value of each rank.
 
-        Function and arguments are sent by cloudpickle. Raises the exception of the first rank that failed, with the
-        WorkerFailed that holds the remote traceback as its cause. If the exception cannot be sent, raises the
-        WorkerFailed itself. Raises BadInput for what cannot be sent, and RunStopped or RunHung as `call` does.
+        - function: any callable; args, kwargs: its arguments. All are sent with cloudpickle.
+
+        Raises the exception of the rank that failed first. Its cause is a WorkerFailed, which has the remote traceback.
+        If the exception cannot be sent, raises the WorkerFailed itself. Raises BadInput if the function or an argument
+        cannot be sent, and RunStopped or RunHung as `call` does.
 
         Example:
 
@@ -181,14 +184,15 @@ class Pool(PublicMethods):
     ) -> RankValues[T]:
         """Call `function(*args, **kwargs)` as `run` does, on some ranks, within limits, with the options of `run_cell`.
 
-        - ranks: which ranks (default: all).
-        - hang_after: seconds that a deadlock may stand before it is ended (default 5); None: it is never ended.
-        - timeout: seconds that the call may take (default: any time).
-        - shutdown_timeout: seconds that ranks have to clean up when the call is ended (default 30).
+        - function: any callable; args (sequence), kwargs (mapping): its arguments. Default: none.
+        - ranks (several int): which ranks. Default: all.
+        - hang_after (float): seconds before a deadlock is ended (default 5); None: it is never ended.
+        - timeout (float): seconds that the call may take. Default: no limit.
+        - shutdown_timeout (float): seconds that ranks have to clean up when the call is stopped (default 30).
         - options: those of `run_cell`, for example `sanitize=True`, and then `findings()`.
 
         Returns the values; a rank whose function calls `sys.exit()` has none. Raises BadInput if something cannot be
-        sent or a rank is not there, or a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut.
+        sent or a rank does not exist, or a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut.
 
         Example:
 
@@ -215,20 +219,23 @@ class Pool(PublicMethods):
         want_value: bool = False,
         **options: Unpack[RunArguments],
     ) -> RankValues[Any]:
-        """Run source text on the ranks as a `%%ddp` cell does: its names stay there for the next one.
+        """Run source text on the ranks as a `%%ddp` cell does: its variables stay there for the next one.
 
-        - code: Python source. want_value: return each rank's value of its last expression (default: no values).
-        - ranks, show: which ranks run, and whose output is shown (default: all).
-        - hang_after, timeout, shutdown_timeout: seconds, as for `call`.
-        - max_restarts: how many times a failure restarts the workers and the code (default 0).
-        - argv: strings for `sys.argv[1:]`.
-        - timings: record DDP's steps (default True); memory: record allocations (default False).
-        - trace: record a profile for `trace` (default False). logs: files for the output, as `%ddp run --log-dir`.
-        - check: before each collective, compare it across ranks (default False).
-        - sanitize: look for silent mistakes, for `findings` (default False).
+        - code (str): Python source.
+        - want_value (bool): return each rank's value of its last expression (default False: no values).
+        - ranks, show (several int): the ranks that run, and the ranks whose output is shown. Default: all.
+        - hang_after, timeout, shutdown_timeout (float): seconds, as for `call`.
+        - max_restarts (int): how many times a failure restarts the workers and the code (default 0).
+        - argv (several str): `sys.argv[1:]`. Default: none.
+        - timings (bool): record DDP's steps for `timings` (default True).
+        - memory (bool): record allocations for `allocations` (default False).
+        - trace (bool): record a profile for `trace` (default False).
+        - logs (str): folder of log files, as `%ddp run --log-dir` writes them. Default: no files.
+        - check (bool): before each collective, compare it across ranks (default False).
+        - sanitize (bool): look for silent mistakes, for `findings` (default False).
 
-        Raises BadInput for what is impossible, or a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut. Ranks
-        that were not replaced keep their names.
+        Raises BadInput for an impossible argument, or a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut.
+        Ranks that were not replaced keep their variables.
 
         Example:
 
@@ -253,10 +260,11 @@ class Pool(PublicMethods):
         return StatusResult(answer, simulated, tuple(lines(self._pool.parts.holds)))
 
     def push(self, names: Mapping[str, object], ranks: Sequence[int] | None = None) -> None:
-        """Copy values to names on the ranks.
+        """Copy values to variables on the ranks.
 
-        names: name → value. ranks: which ranks (default: all). Raises PoolNotRunning, or BadInput if a value cannot be
-        pickled; then no name is set.
+        - names (mapping): name → value. ranks (several int): which ranks. Default: all.
+
+        Raises PoolNotRunning, or BadInput if a value cannot be pickled. Then no variable is set.
 
         Example:
 
@@ -265,10 +273,11 @@ class Pool(PublicMethods):
         self._pool.push(names, ranks)
 
     def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues[Any]]:
-        """Fetch one name or several from the ranks. Returns name → the value of each rank.
+        """Fetch one variable or several from the ranks. Returns a dict: name → the value of each rank.
 
-        names (str or several): what to fetch. ranks: which ranks (default: all). Raises PoolNotRunning, or BadInput for
-        a name that a rank does not have.
+        - names (str or several str): the variables. ranks (several int): which ranks. Default: all.
+
+        Raises PoolNotRunning, or BadInput for a variable that is not defined on a rank.
 
         Example:
 
@@ -281,6 +290,13 @@ class Pool(PublicMethods):
 def inner(pool: Pool | WorkerPool) -> WorkerPool:
     """The `WorkerPool` of a pool that a program gives."""
     return pool._pool if isinstance(pool, Pool) else pool
+
+
+def face(pool: WorkerPool) -> Pool:
+    """The `nbddp.Pool` of a `WorkerPool`: both are the same pool."""
+    made = Pool.__new__(Pool)
+    made._pool = pool
+    return made
 
 
 # -- arguments that are options of a line: an error says what to write ---------------------------------

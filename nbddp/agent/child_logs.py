@@ -1,4 +1,4 @@
-"""Logs of the processes that an agent starts: kept small, and what a process that has ended said last."""
+"""Logs of the processes that an agent starts, of bounded size, and the last output of a process that has exited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What of this machine is no GPU: NUMA nodes and cores, network interfaces, memory and threads of processes."""
+"""The parts of this machine other than GPUs: NUMA nodes, cores, network interfaces, and memory and threads of
+processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that runs strangers' code may use: set in a new process before its work begins.
+"""Resource limits of a process that runs untrusted code, set in a new process before its work begins.
 
 Limits are the kernel's own (`setrlimit`), hard ones, so only root can lift them again. They are per process: several
 processes together may use several times as much, which `grading.sandbox.agent` watches. Not bounded here: the network,

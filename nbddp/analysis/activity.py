@@ -1,4 +1,4 @@
-"""What each rank of a merged trace did, and when: compute, communication, copies, phases of a training step.
+"""The activity of each rank in a merged trace: compute, communication, copies, and phases of a training step.
 
 Of a rank with kernels in its trace, its GPUs count: a kernel of NCCL communicates, any other computes, `Memcpy` and
 `Memset` copy. Of a rank without, its threads count. An operation of torch computes, unless it belongs to a collective

@@ -1,4 +1,4 @@
-"""What ranks answer: their values, and their clocks against rank 0's."""
+"""Answers of ranks: their values, and their clocks relative to rank 0's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a name holds on a rank, down to its leaves.
+"""Walks the value of a variable on a rank, down to its leaves.
 
 Parameters and buffers of a module by name (DDP and torch.compile unwrapped, tied ones once); an optimizer's state by
 parameter and key, and its settings; items of dicts, lists, tuples and data classes; else the `state_dict` of an object

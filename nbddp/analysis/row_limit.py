@@ -1,4 +1,4 @@
-"""Which ranks get a row in a figure or table that has no room for all: those that the words name, then the lowest."""
+"""Which ranks get a row in a figure or table with limited space: those that the text names, then the lowest."""
 
 from __future__ import annotations
 

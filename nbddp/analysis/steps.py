@@ -1,4 +1,4 @@
-"""What was recorded of training steps, as plain data, and from which cell. All times are nanoseconds of one clock."""
+"""Recorded training steps as plain data, and the cell that they come from. All times are nanoseconds of one clock."""
 
 from __future__ import annotations
 

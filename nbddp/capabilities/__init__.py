@@ -18,21 +18,27 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
     import nbddp.capabilities.bench.command
     import nbddp.capabilities.bench.public
     import nbddp.capabilities.collectives.command
+    import nbddp.capabilities.collectives.public
     import nbddp.capabilities.compare.command
     import nbddp.capabilities.compare.public
     import nbddp.capabilities.forecast.command
     import nbddp.capabilities.forecast.public
     import nbddp.capabilities.hosts.command
+    import nbddp.capabilities.hosts.public
     import nbddp.capabilities.memory.command
     import nbddp.capabilities.memory.public
     import nbddp.capabilities.prove.command
+    import nbddp.capabilities.prove.public
     import nbddp.capabilities.sanitizer.command
+    import nbddp.capabilities.sanitizer.public
     import nbddp.capabilities.scripts.command
+    import nbddp.capabilities.scripts.public
     import nbddp.capabilities.slurm.command
     import nbddp.capabilities.timings.command
     import nbddp.capabilities.timings.public
     import nbddp.capabilities.topology.public
     import nbddp.capabilities.trace.command
+    import nbddp.capabilities.trace.public
     from nbddp import export, teach
     from nbddp.capabilities.panel.command import Panel
     from nbddp.capabilities.sanitizer.options import Sanitize
@@ -60,23 +66,23 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         trace = nbddp.capabilities.trace.command.trace
 
     class PublicMethods:
-        allocations = Method(nbddp.capabilities.memory.command.allocations)
+        allocations = Method(nbddp.capabilities.memory.public.allocations)
         attach = Method(nbddp.capabilities.slurm.command.attach)
         bench = Method(nbddp.capabilities.bench.public.bench)
-        checkup = Method(nbddp.capabilities.hosts.command.checkup)
-        collectives = Method(nbddp.capabilities.collectives.command.collectives)
+        checkup = Method(nbddp.capabilities.hosts.public.checkup)
+        collectives = Method(nbddp.capabilities.collectives.public.collectives)
         compare = Method(nbddp.capabilities.compare.public.compare)
-        findings = Method(nbddp.capabilities.sanitizer.command.findings)
+        findings = Method(nbddp.capabilities.sanitizer.public.findings)
         forecast = Method(nbddp.capabilities.forecast.public.forecast)
         memory = Method(nbddp.capabilities.memory.public.memory)
-        prove = Method(nbddp.capabilities.prove.command.prove)
-        run_script = Method(nbddp.capabilities.scripts.command.run_script)
+        prove = Method(nbddp.capabilities.prove.public.prove)
+        run_script = Method(nbddp.capabilities.scripts.public.run_script)
         scale = Method(nbddp.capabilities.hosts.command.scale)
-        sizes = Method(nbddp.capabilities.memory.command.sizes)
+        sizes = Method(nbddp.capabilities.memory.public.sizes)
         sync = Method(nbddp.capabilities.hosts.command.sync)
         topology = Method(nbddp.capabilities.topology.public.topology)
         timings = Method(nbddp.capabilities.timings.public.timings)
-        trace = Method(nbddp.capabilities.trace.command.trace)
+        trace = Method(nbddp.capabilities.trace.public.trace)
 
     @dataclass(frozen=True, kw_only=True)
     class PoolFields:
@@ -128,7 +134,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         memory: bool
         trace: bool
         check: bool
-        logs: LogOptions | None
+        logs: LogOptions | str | None
         sanitize: Sanitize | bool
 
 
@@ -216,6 +222,7 @@ ROWS = (
             "scale": "nbddp.capabilities.hosts.command:scale", "sync": "nbddp.capabilities.hosts.command:sync",
             "checkup": "nbddp.capabilities.hosts.command:checkup",
         },
+        public={"checkup": "nbddp.capabilities.hosts.public:checkup"},
         rank=(RankPart(name="silence", target="nbddp.capabilities.hosts.on_rank:Silence", when="hosts"),),
         on_agent=OnAgent(
             ops={
@@ -316,6 +323,7 @@ ROWS = (
     Capability(
         name="collectives",
         methods={"collectives": "nbddp.capabilities.collectives.command:collectives"},
+        public={"collectives": "nbddp.capabilities.collectives.public:collectives"},
         requests={"together": "nbddp.capabilities.collectives.on_rank:together"},
     ),
     Capability(
@@ -331,6 +339,7 @@ ROWS = (
             ),
         ),
         methods={"trace": "nbddp.capabilities.trace.command:trace"},
+        public={"trace": "nbddp.capabilities.trace.public:trace"},
         rank=(RankPart(name="trace", target="nbddp.capabilities.trace.on_rank:part", hears="trace"),),
         requests={"trace": "nbddp.capabilities.trace.on_rank:trace"},
     ),
@@ -357,6 +366,7 @@ ROWS = (
             ),
         ),
         methods={"prove": "nbddp.capabilities.prove.command:prove"},
+        public={"prove": "nbddp.capabilities.prove.public:prove"},
         probes={"copies of DDP models": "nbddp.capabilities.prove.probes:copies_of_ddp_models"},
         requests={"prove": "nbddp.capabilities.prove.on_rank:prove"},
         questions={"proof": "nbddp.capabilities.prove.on_rank:proof"},
@@ -384,7 +394,10 @@ ROWS = (
             "memory": "nbddp.capabilities.memory.command:memory", "sizes": "nbddp.capabilities.memory.command:sizes",
             "allocations": "nbddp.capabilities.memory.command:allocations",
         },
-        public={"memory": "nbddp.capabilities.memory.public:memory"},
+        public={
+            "memory": "nbddp.capabilities.memory.public:memory", "sizes": "nbddp.capabilities.memory.public:sizes",
+            "allocations": "nbddp.capabilities.memory.public:allocations",
+        },
         rank=(
             RankPart(name="memory", target="nbddp.capabilities.memory.on_rank:part"),
             RankPart(
@@ -516,8 +529,8 @@ ROWS = (
                 help="run in the existing processes, and keep the script's names there for the next cell",
             ),
             Option(
-                name="logs", annotation="LogOptions | None", of="run", after="show",
-                value="nbddp.capabilities.scripts.logs:of_options",
+                name="logs", annotation="LogOptions | str | None", of="run", after="show",
+                value="nbddp.capabilities.scripts.logs:of_options", given="nbddp.capabilities.scripts.logs:given",
             ),
             Option(
                 name="log_dir", of="run", into="logs", flags=("--log-dir", "--log_dir"),
@@ -543,6 +556,7 @@ ROWS = (
             ),
         ),
         methods={"run_script": "nbddp.capabilities.scripts.command:run_script"},
+        public={"run_script": "nbddp.capabilities.scripts.public:run_script"},
         requests={"script": "nbddp.capabilities.scripts.on_rank:script"},
     ),
     Capability(
@@ -717,6 +731,7 @@ ROWS = (
             ),
         ),
         methods={"findings": "nbddp.capabilities.sanitizer.command:findings"},
+        public={"findings": "nbddp.capabilities.sanitizer.public:findings"},
         probes={"state of a step": "nbddp.capabilities.sanitizer.probes:state_of_a_step"},
         rank=(
             RankPart(

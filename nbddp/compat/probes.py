@@ -1,4 +1,4 @@
-"""The seams: where nbddp leans on what torch, ipykernel, IPython and ipyparallel do not promise to keep.
+"""The private APIs: behaviour of torch, ipykernel, IPython and ipyparallel that nbddp relies on without a promise.
 
 A table, as data: what each seam is for, and what is lost without it. The private names themselves are in
 `compat.torch`, `compat.ipykernel` and `compat.ipyparallel`; `capabilities.doctor.probe_runner` tries each one, and

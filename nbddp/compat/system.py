@@ -1,4 +1,4 @@
-"""What of the operating system is Linux's alone, and what is lost where it is missing.
+"""Features of the operating system that only Linux has, and the functions that are lost without them.
 
 Linux tells in /proc what a process's threads wait for and which sockets are whose, and lets a warm process fork; on
 macOS no torch may be forked and nothing tells. `tests/versions/refused.py` takes all this from nbddp's own files.

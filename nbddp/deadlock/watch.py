@@ -1,4 +1,4 @@
-"""Where the ranks of a run are: they are asked now and then, and what is evident from their answers is kept.
+"""The positions of a run's ranks: sampled now and then; evidence from their answers is kept.
 
 The answers feed the live status, the search for deadlocks, and the report if the run has to be ended.
 """

@@ -1,4 +1,4 @@
-"""What happens in a run, on one queue that any thread and a signal's handler may put into, and one thread takes from.
+"""The events of a run, on one queue. Any thread and a signal's handler may put; one thread takes.
 
 Where something else is to be heard while that thread waits, it sleeps in an `ExtraPoller`, and a byte on a pipe wakes
 it.

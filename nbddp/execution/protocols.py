@@ -1,4 +1,4 @@
-"""What a question to all ranks needs of a pool."""
+"""The part of a pool that a question to all ranks needs."""
 
 from __future__ import annotations
 

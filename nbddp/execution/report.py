@@ -1,4 +1,4 @@
-"""What went wrong in a run, in words: made here once, for the error, the log and the panel alike. Pure."""
+"""The text about a failed run, made once for the error, the log and the panel. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a run: the error that says it, and what is left of it, from all that is known when it ends. Pure."""
+"""The result of a run: its error, and the state that it leaves, from all facts that are known when it ends. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do next in a run: a pure function of what has happened so far.
+"""The next action in a run: a pure function of the events so far.
 
 `next_action(state)` decides; the loop in `execution.execution` carries it out and holds no rules. Times are seconds of
 one monotonic clock. The first of these brings a run to its end: a failure (after GRACE, since the others may be about

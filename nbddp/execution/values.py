@@ -1,4 +1,4 @@
-"""What comes back from the ranks: one value per rank, shown side by side."""
+"""The values that ranks return: one per rank, shown side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class RankValues(Sequence[Value]):
 
     Example:
 
-        doubled = [2 * value for value in pool.run(abs, -3)]
+        values: nbddp.RankValues[int] = pool.run(abs, -3)
+        assert [2 * value for value in values] == [6] * pool.world_size
     """
 
     def __init__(self, values: Mapping[int, Value]):
@@ -31,12 +32,26 @@ class RankValues(Sequence[Value]):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that have a value, ascending."""
+        """The ranks that have a value (tuple of int), ascending."""
         return tuple(self._values)
 
     def by_rank(self) -> dict[int, Value]:
-        """Rank → value, of the ranks that ran."""
+        """The values as a dict: rank → value, of the ranks that ran.
+
+        Example:
+
+            assert pool.call(abs, (-3,), ranks=[1]).by_rank() == {1: 3}
+        """
         return dict(self._values)
+
+    def count(self, value: Any) -> int:
+        """Return on how many ranks the value equals `value`.
+
+        Example:
+
+            assert pool.run(abs, -3).count(3) == pool.world_size
+        """
+        return sum(held is value or held == value for held in self)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -61,7 +76,17 @@ class RankValues(Sequence[Value]):
         return reversed(self._values.values())  # Sequence's own counts from len() and stumbles over gaps
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """The first rank from `start`, below `stop`, whose value equals `value`. Raises ValueError if none does."""
+        """Return the first rank whose value equals `value`.
+
+        - start, stop (int): only ranks from `start` and below `stop`. Default: all.
+
+        Raises ValueError if no rank has the value.
+
+        Example:
+
+            pool.run_cell("import os; rank = int(os.environ['RANK'])")
+            assert pool.pull("rank")["rank"].index(1) == 1
+        """
         for rank, held in self._values.items():
             if start <= rank and (stop is None or rank < stop) and (held is value or held == value):
                 return rank

@@ -1,4 +1,4 @@
-"""A folder of submissions → files as text, by learner, with what keeps strange ones from doing harm.
+"""A folder of submissions → files as text, by learner, with protection against malicious files.
 
 A file is opened once, never through a link, and never waited for; what is too large or no text is told. Its text is
 parsed in a process that is the learner's alone (`grading.reader`).

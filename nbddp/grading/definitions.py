@@ -1,4 +1,4 @@
-"""From the text of cells to what a learner defined in them, on a rank.
+"""From the text of cells to a learner's definitions in them, on a rank.
 
 Only imports, definitions and plain assignments are run, as a notebook's own cells would have them when the functions
 are called; what a lesson does on ranks, draws or checks is not. Class bodies, decorators and default values are code

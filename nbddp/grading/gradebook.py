@@ -1,4 +1,4 @@
-"""Marks as they are kept and handed out: rows, the files they are in, and what is said about all of them.
+"""Marks as they are stored and distributed: rows, their files, and summaries of all of them.
 
 What learners wrote comes in here as text alone. It is made harmless for its reader. Control characters of terminals go,
 and a cell that a spreadsheet would take for a formula gets an apostrophe in front. `Book` is a CSV file that is written

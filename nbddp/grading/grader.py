@@ -1,4 +1,4 @@
-"""What was handed in, and who examines it: files become text, learners get fresh ranks each, answers become lines.
+"""Submissions and their examination: files become text, each learner gets fresh ranks, and answers become lines.
 
 Nothing that was handed in is run, imported or unpickled in this process. Files are parsed in processes of their own
 (`grading.reader`); each learner's submissions run on fresh ranks of that learner alone, within limits. An examiner
@@ -111,7 +111,7 @@ def _refuse_imports(folder: Path) -> None:
 
 
 class Grader:
-    """What learners' files are read and run with: a warm process, started now, and what is right, worked out once.
+    """Reads and runs learners' files. It starts a warm process and computes the reference answers once.
 
     sandbox: a command that the warm process, and so all that learners wrote, runs in. names: variables of the
     environment that learners' code may see. deadline: seconds of each run; minutes: of one learner in all. adopts: this
@@ -297,8 +297,8 @@ _own: list[Grader] = []
 
 @contextlib.contextmanager
 def ranks(nproc: int = NPROC, **options: Any) -> Iterator[Grader]:
-    """Inside the block answers are checked on `nproc` ranks on CPU, fresh ones for each learner; options: those of
-    `Grader`."""
+    """Context manager: inside the block, answers are checked on `nproc` CPU ranks, with new processes for each learner.
+    Options are those of `Grader`."""
     grader = Grader(nproc, **options)
     _active.append(grader)
     try:

@@ -1,4 +1,4 @@
-"""What a learner has handed in: a notebook or a Python file → the text of the cells that may define answers.
+"""A learner's submission: a notebook or a Python file → the text of the cells that may define answers.
 
 Nothing is run. Cells under `%%ddp` belong to the ranks and are left out; of the others `grading.definitions` takes the
 functions, on a rank. Parsing itself can take a process down (deep nesting), so `grade` has it done in one of its

@@ -1,4 +1,4 @@
-"""What a machine is made of, as data and in words: GPUs, the links between them, NUMA nodes, the network.
+"""The parts of a machine, as data and text: GPUs, the links between them, NUMA nodes, the network.
 
 Facts come from `agent/devices.py` and `agent/hardware.py`. A fact that could not be told is left
 empty, never guessed, and a sentence in `Node.untold` says so. Pure: imports only the standard library.

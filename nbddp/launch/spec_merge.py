@@ -1,4 +1,4 @@
-"""What a line leaves open, from the pool that runs: two specs → one. Pure."""
+"""Defaults of a line, taken from the running pool: two specs → one. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has run in this notebook: its `%%ddp` cells, and the values that `%ddp push` sent."""
+"""The history of this notebook: its `%%ddp` cells, and the values that `%ddp push` sent."""
 
 from __future__ import annotations
 

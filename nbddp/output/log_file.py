@@ -1,4 +1,4 @@
-"""A file of bounded size: the beginning and the end of what is written to it.
+"""A file of bounded size, with the beginning and the end of the written text.
 
 The second half of the file is written round and round. When the file is closed, it is put in order, with a line in
 between that says what is missing. A disk that is full, or any other error, ends the file and not its writer's run.

@@ -1,4 +1,4 @@
-"""What the methods of `nbddp.Pool` find: one value that is shown as a figure, read as text, and taken as plain data."""
+"""The results of `nbddp.Pool`'s methods: one value that shows a figure, reads as text, and gives plain data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from nbddp.output.table import Table
 from nbddp.protocol.deprecation import warn_deprecated
 from nbddp.protocol.messages import Metadata, MimeBundle
 
@@ -17,15 +16,24 @@ Found = TypeVar("Found")
 Row = dict[str, Any]
 
 
+@runtime_checkable
+class Picture(Protocol):
+    """A drawing with a picture: a `DescribedFigure`. Tables and reports have none."""
+
+    def caption(self, line: str) -> None: ...
+    def save(self, path: str) -> None: ...
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]: ...
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Generic[Found]):
-    """What a method of a pool has found.
+    """The result of a method of `nbddp.Pool`.
 
     A notebook shows its figure, as the magic of the same name does. `str(result)` is the text, `to_dict()` the data,
     and `to_frame()` the data as a pandas table. Names of numbers end in their unit: `_s` seconds, `_bytes` bytes,
     `_bytes_per_s`. Ranks are numbers from 0.
 
-    All data has `simulated_gpus` (bool) and `notes` (list of str: what else is to be known). Where `simulated_gpus` is
+    All data has `simulated_gpus` (bool) and `notes` (list of str: limitations of the data). If `simulated_gpus` is
     True, the CPU computed in place of GPUs, and times are not a GPU's.
     """
 
@@ -35,33 +43,46 @@ class Result(Generic[Found]):
     _columns: ClassVar[tuple[str, ...]] = ()  # of a result that may have no rows
 
     def _draw(self) -> Any:
-        """What a notebook shows: a figure with its words, or a `Table`."""
+        """What a notebook shows: a described figure, or a table or report with its own text and HTML."""
         raise NotImplementedError
 
     def _data(self) -> Row:
-        """What `to_dict` has besides."""
+        """The other fields of `to_dict`."""
         raise NotImplementedError
 
     def _rows(self) -> Sequence[Row]:
         """The rows of `to_frame`."""
         raise NotImplementedError
 
+    def _captions(self) -> Sequence[str]:
+        """The notes that the drawing itself does not have."""
+        return self.notes
+
     @functools.cached_property
     def _drawn(self) -> Any:
-        drawn = self._draw()
-        if not isinstance(drawn, Table):
-            for note in self.notes:
-                drawn.caption(note)
+        drawn, more = self._draw(), self._captions()
+        if isinstance(drawn, Picture) and more:
+            drawn.caption("\n".join(more))
         return drawn
 
     def to_dict(self) -> Row:
-        """The data as dicts, lists, str, int, float, bool and None, which `json.dumps` takes."""
+        """The data as dicts, lists, str, int, float, bool and None, which `json.dumps` takes.
+
+        Example:
+
+            import json
+            text = json.dumps(pool.status().to_dict())
+        """
         return {"simulated_gpus": self.simulated_gpus, "notes": list(self.notes), **self._data()}
 
     def to_frame(self) -> Any:
-        """The rows of the data as a `pandas.DataFrame`, with a column `simulated_gpus`.
+        """The rows of the data as a `pandas.DataFrame`, with a column `simulated_gpus`. `frame.attrs` has the notes.
 
         Raises ImportError where pandas is not installed.
+
+        Example:
+
+            idle = pool.status().to_frame().query("state == 'idle'")
         """
         try:
             pandas = importlib.import_module("pandas")
@@ -73,24 +94,30 @@ class Result(Generic[Found]):
         return frame
 
     def __repr__(self) -> str:
-        told = [] if not isinstance(self._drawn, Table) else self.notes
-        return "\n".join([repr(self._drawn), *told])
+        more = [] if isinstance(self._drawn, Picture) else self._captions()
+        return "\n".join([repr(self._drawn), *more])
 
     def _repr_html_(self) -> str:
         data = self._repr_mimebundle_()[0]
         return str(data["text/html"])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[MimeBundle, Metadata]:
-        if not isinstance(self._drawn, Table):
-            shown: tuple[MimeBundle, Metadata] = self._drawn._repr_mimebundle_()
-            return shown
-        notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
-        return {"text/html": self._drawn._repr_html_() + notes, "text/plain": repr(self)}, {}
+        if isinstance(self._drawn, Picture):
+            return self._drawn._repr_mimebundle_()
+        more = "".join(f"<div>{escape(note)}</div>" for note in self._captions())
+        return {"text/html": self._drawn._repr_html_() + more, "text/plain": repr(self)}, {}
 
     def save(self, path: str) -> None:
-        """Write the figure to a PNG file. Raises TypeError for a result that is a table."""
-        if isinstance(self._drawn, Table):
-            raise TypeError(f"{type(self).__name__} is shown as a table, without a figure; write str() or to_frame()")
+        """Write the figure to a PNG file. path (str): its name.
+
+        Raises TypeError for a result without a figure, and OSError if the file cannot be written.
+
+        Example:
+
+            pool.topology().save("topology.png")
+        """
+        if not isinstance(self._drawn, Picture):
+            raise TypeError(f"{type(self).__name__} has no figure; write str(), to_dict() or to_frame()")
         self._drawn.save(path)
 
     if not TYPE_CHECKING:  # nbddp 0.1 returned what `_found` holds

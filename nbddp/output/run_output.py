@@ -1,4 +1,4 @@
-"""What the ranks of a run print and display: kept for each, shown as it comes, and settled when the run has ended."""
+"""The output of a run's ranks: stored for each, shown as it arrives, and final when the run has ended."""
 
 from __future__ import annotations
 

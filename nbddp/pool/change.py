@@ -1,4 +1,4 @@
-"""What has to be done so that the living workers are those that are asked for, and what to say of it (pure)."""
+"""The changes that make the running workers match a request, and the message about them (pure)."""
 
 from __future__ import annotations
 

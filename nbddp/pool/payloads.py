@@ -1,4 +1,4 @@
-"""What travels between the notebook's names and the ranks': functions, values, and exceptions back."""
+"""Data that travels between notebook and ranks: functions, values, and returned exceptions."""
 
 from __future__ import annotations
 

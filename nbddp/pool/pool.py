@@ -1,4 +1,4 @@
-"""The pool: workers that live on between cells, and what can be done with them.
+"""The pool: workers that stay alive between cells, and the operations on them.
 
 `WorkerPool` holds its parts (`pool.state`): the worker group (`pool.worker_group`), the connection of a run to its
 ranks (`pool.rank_channel`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell
@@ -106,7 +106,7 @@ class WorkerPool(PoolMethods):
 
     @property
     def spec(self) -> LaunchSpec:
-        """What the pool was made for; once it runs, what it is."""
+        """The requested layout before the start, the actual layout afterwards."""
         return self.life.spec
 
     @property
@@ -151,7 +151,7 @@ class WorkerPool(PoolMethods):
 
     @property
     def last_run(self) -> Execution | None:
-        """The last run of a program; looks at the ranks do not count."""
+        """The last run of a program; samples of the ranks do not count."""
         return self.runs.last
 
     def log_of(self, rank: int) -> str:
@@ -163,7 +163,7 @@ class WorkerPool(PoolMethods):
         return self.ensure(self.spec if not self.running else LaunchSpec())
 
     def ask_ahead(self) -> None:
-        """A cell is coming: have the pool's connection asked already whether it works."""
+        """Check the pool's connection in advance, before the next cell."""
         self.life.ask_ahead()
 
     def ensure(self, spec: LaunchSpec, progress: Callable[[str], None] = lambda text: None) -> list[str]:
@@ -178,7 +178,7 @@ class WorkerPool(PoolMethods):
         return notes
 
     def keep(self, seconds: float | None) -> None:
-        """Set the default of `--keep-warm`; None: as the warm process has it from its last owner."""
+        """Set the default for `--keep-warm`. None: use the setting of the warm process's previous owner."""
         self.life.keep(seconds)
 
     def stop(self) -> None:
@@ -323,8 +323,8 @@ class WorkerPool(PoolMethods):
         return "" if self.group.wire is None else str(self.group.wire.connection.troubles())
 
     def shortcomings(self) -> list[str]:
-        """What does not work here: one line for the operating system and for each library; and who can reach the ranks'
-        store if it cannot be guarded."""
+        """Limitations on this machine: one line for the operating system and for each library, and one if other users
+        can reach the ranks' store."""
         return self.life.shortcomings()
 
     def ask(self, rank: int, question: Question, timeout: float = 1.0) -> Any:

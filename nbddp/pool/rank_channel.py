@@ -1,4 +1,4 @@
-"""What a run needs of its ranks: to send, to ask, to free and to end them, wherever they are."""
+"""A run's access to its ranks: to send, to ask, to unblock and to end them, wherever they are."""
 
 from __future__ import annotations
 

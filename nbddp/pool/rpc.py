@@ -1,4 +1,4 @@
-"""Requests to ranks over an ipyparallel client, and what comes back.
+"""Requests to ranks over an ipyparallel client, and their answers.
 
 `RankRpc` sends a request to a rank with its metadata and buffers, and asks questions over the control channel. It hears
 every iopub message of the rank from before the request on, so it can miss none. What it needs of the client's internals

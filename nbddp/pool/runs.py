@@ -1,4 +1,4 @@
-"""The runs of a pool: numbered, one at a time, each with its own rendezvous, and what follows from how one ends."""
+"""The runs of a pool: numbered, one at a time, each with its own rendezvous, and the consequences of each end."""
 
 from __future__ import annotations
 

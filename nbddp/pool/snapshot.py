@@ -1,4 +1,4 @@
-"""What a command that was stopped has left of the pool, in words. Pure: compares two snapshots."""
+"""The state in which a stopped command has left the pool, as text. Pure: compares two snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent is asked to start: requests for a worker and for the controller."""
+"""Requests to the agent to start a worker or the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool holds, and how it begins, changes and ends: the agents, the worker group, the runs.
+"""The state of a pool, and how it begins, changes and ends: the agents, the worker group, the runs.
 
 `Pool` is its face. `ensure` makes the living workers match a spec; if the agent or the controller has ended, everything
 left is dropped. The next `ensure` begins anew with as many workers as there were, and says so.

@@ -1,5 +1,5 @@
-"""What a node agent says of itself. Requests to it, and its answers, are rows of `agent.server`, of `hosts`
-and of `nbddp.capabilities`."""
+"""The messages in which a node agent describes itself. Requests to it, and its answers, are rows of `agent.server`, of
+`hosts` and of `nbddp.capabilities`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a capability adds to the program: a row of the table `nbddp.capabilities`, and how the core reads it.
+"""A capability's additions to the program: a row of the table `nbddp.capabilities`, and how the core reads it.
 
 A row is plain data. Its targets are texts, "module:name", and `load` imports one when it is first needed. So a row
 costs nothing until then, and without a row nothing of its folder is known.

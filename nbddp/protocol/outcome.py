@@ -1,4 +1,4 @@
-"""How a rank left a run: what its worker says of it (`Outcome`), and the verdict (`TABLE`). Pure.
+"""How a rank left a run: its worker's report (`Outcome`), and the verdict (`TABLE`). Pure.
 
 A row of the table joins the worker's report on the program, the end of its process, and what we had done by then. Only
 a program that came to its end, or that exited with code 0 as torchrun counts success, has finished; an interrupt counts

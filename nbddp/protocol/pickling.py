@@ -39,7 +39,14 @@ _guests: weakref.WeakSet[type] = weakref.WeakSet()  # that were made elsewhere
 
 @dataclass(frozen=True)
 class NotSent:
-    """Stands for a value that could not travel: its repr on the rank, and why."""
+    """Stands for a value that a rank could not send. `text` (str): its repr on the rank; `why` (str): the reason.
+
+    Example:
+
+        pool.run_cell("import threading; lock = threading.Lock()")
+        lock = pool.pull("lock")["lock"][0]
+        assert isinstance(lock, nbddp.NotSent), lock
+    """
 
     text: str
     why: str

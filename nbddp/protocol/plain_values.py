@@ -1,4 +1,4 @@
-"""A value as plain data, which any process can read without what it was made of: numbers, text, lists and dicts."""
+"""A value as plain data, which any process can read without the value's classes: numbers, text, lists and dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank is, as its worker says: what it answers to the questions `where` and `stack`."""
+"""The position of a rank as its worker reports it: the answers to the questions `where` and `stack`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is sent: a request (`nbddp_run`), and questions while it carries one out (`nbddp_request`)."""
+"""Messages to a worker: a request (`nbddp_run`), and questions while it carries one out (`nbddp_request`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frames of a long stack are told: a recursion has hundreds of the same."""
+"""Which frames of a long stack are shown: a recursion has hundreds of the same."""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
-"""What learners and teachers use: `explore` shows an idea under sliders, `check` runs an answer, `grade` marks a folder
-of answers. What they gather is in `nbddp.lessons`. Importing this package imports nothing.
+"""For learners and teachers: `explore` shows an idea under sliders, `predict` asks a question before a result, `check`
+tests an answer on real ranks, and `grade` marks a folder of answers. Importing this package imports none of them.
+
+Example:
+
+    from nbddp.teach import explore
+    print(explore.layout())
 """
 
 from __future__ import annotations

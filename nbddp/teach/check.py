@@ -1,8 +1,14 @@
-"""The checks of all exercises: `from nbddp.teach import check; check.gpus_of(gpus_of)`.
+"""The checks of all exercises. Tab after `check.` lists them.
 
-Each is an `Exercise`. Called with the learner's answer, it prints one line: `ok`, or the mistake and its cause. It
-returns the line as an object with `.ok` and `.line`; `hint=True` adds the next hint. They are found in the lessons'
-`exercise` modules.
+A check takes the learner's answer and prints one line: `ok`, or the mistake and its cause. It returns an `Answer` with
+`ok` (bool) and `line` (str). `hint=True` adds the next hint, as `hint` (str). A check never raises for an answer.
+`check.on(pool)` is a context manager: inside it, checks that need ranks use this pool.
+
+Example:
+
+    from nbddp.teach import check
+    answer = check.gpus_of(lambda local_rank, gpus_per_proc: [local_rank])
+    print(answer.ok, answer.line)
 """
 
 from __future__ import annotations

@@ -1,6 +1,12 @@
-"""All explorers: `from nbddp.teach import explore; explore.layout()`.
+"""The explorers of all lessons. Tab after `explore.` lists them.
 
-They are found in the lessons' `explorer` modules.
+An explorer shows an idea under sliders in a notebook. `str()` of it is the text of two settings, and `show(**chosen)`
+returns the figure for chosen values of its controls.
+
+Example:
+
+    from nbddp.teach import explore
+    print(explore.layout())
 """
 
 from __future__ import annotations

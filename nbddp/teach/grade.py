@@ -25,7 +25,14 @@ Nothing that was handed in runs in this process (`grading.grader`). It still run
 your account may: notebooks/INSTRUCTORS.md says what that leaves open, and how to close it.
 
 Learners are examined side by side by `--jobs` threads, which only wait; the main thread alone writes. Each row is in
-its file before the next answer is taken: whatever ends this process leaves what is known, and `--resume` goes on.
+its file before the next answer is taken. If this process ends early, the file has all rows so far, and `--resume`
+continues.
+
+Example:
+
+    from nbddp.teach import grade
+    with grade.ranks(4):
+        marks = {str(work): work.check().ok for work in grade.found("submissions")}
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""The questions of all lessons: `from nbddp.teach import predict; predict.local_rank()`.
+"""The questions of all lessons. Tab after `predict.` lists them.
 
-Each shows its question and keeps the answer. When the next cell has run, it is shown beside what came.
-`predict.summary()` is the table of all that were asked. They are found in the lessons' folders.
+A question keeps the reader's prediction. The next cell shows it beside the result. `predict.summary()` returns a table
+of all questions that this notebook has asked.
+
+Example:
+
+    from nbddp.teach import predict
+    predict.local_rank()
+    print(predict.summary())
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ __all__ = ["summary", *_all]
 
 
 def summary() -> Table:
-    """What you predicted in this notebook, beside what came."""
+    """Return a table of your predictions in this notebook, each beside the result."""
     return _asks.table()
 
 

@@ -1,4 +1,4 @@
-"""What a cell starts, registers and leaves behind, and its end.
+"""The end of a cell, and its threads, processes and registrations.
 
 A cell that fails or is stopped ends what it has started and nobody would: a script's end would. Functions that a
 program gives to `atexit` are called when its worker ends on request.

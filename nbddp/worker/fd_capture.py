@@ -1,4 +1,4 @@
-"""What is written to a worker's descriptors 1 and 2: by C++, by subprocesses, by forked processes.
+"""Captures the text that C++, subprocesses and forked processes write to a worker's descriptors 1 and 2.
 
 Each leads into a pipe, which a thread reads; whoever prints in Python reads it first (`take`), so what was written
 before comes before.

@@ -1,4 +1,5 @@
-"""What GPUs ask of a rank: another backend where ranks share one, what they are at, and a look at CUDA after an error.
+"""A rank's needs with GPUs: another backend where ranks share one, their current work, and a test of CUDA after an
+error.
 
 NCCL takes one rank per GPU, from version 2.30 on more if it is told to (`--oversubscribe`). So a default group is
 gloo's there, which works on CUDA tensors, or NCCL's where that allows it; and who asks for an older NCCL by name gets a

@@ -1,4 +1,4 @@
-"""What a worker prints, as one sequence: stdout, stderr, and what comes from the descriptors (`captured`).
+"""The output of a worker as one sequence: stdout, stderr, and text from the descriptors (`captured`).
 
 ipykernel has a buffer for each stream, and sends them apart; here both go into one, and what has been printed within
 some milliseconds is one message. Only public names of ipykernel's streams are used.

@@ -1,4 +1,4 @@
-"""What capabilities add to this worker: the parts that rows of the table name (`protocol.capability.RankPart`).
+"""The additions of capabilities to this worker: the parts that rows of the table name (`protocol.capability.RankPart`).
 
 A part has those of these methods that it needs:
 

@@ -1,4 +1,4 @@
-"""What a worker is asked while its main thread works, over the control channel: a row of a table for each question.
+"""Questions to a worker while its main thread works, over the control channel: a row of a table for each.
 
 The control channel's own thread answers them, so they only look. They change three things: a worker's debugger, its
 release from a blocked call, and its interrupt.

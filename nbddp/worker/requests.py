@@ -1,4 +1,4 @@
-"""What a worker carries out when it is asked, besides running cells: a row of a table for each request."""
+"""Requests that a worker carries out besides running cells: a row of a table for each."""
 
 from __future__ import annotations
 

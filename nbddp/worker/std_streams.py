@@ -1,5 +1,5 @@
-"""What a program expects of sys.stdout and sys.stderr beyond ipykernel's streams: bytes, `reconfigure`, and forked
-processes that print.
+"""The features of sys.stdout and sys.stderr that programs expect beyond ipykernel's: bytes, `reconfigure`, forked
+printers.
 
 A forked process has the streams without the thread that sends. So its prints go to the descriptors, like the output of
 any subprocess, and the worker reads them there.

@@ -7,7 +7,7 @@
 # **After this lesson you can**
 #
 # - read a program from the point of view of each of its processes;
-# - say what the processes share (nothing);
+# - state what the processes share (nothing);
 # - split work among them.
 
 # %%
@@ -19,8 +19,8 @@
 # A cell that begins with `%%ddp` runs on every worker process, as a script does under `torchrun`. The processes are numbered from 0. A
 # process reads its number, its **rank**, from its environment.
 #
-# A question like the next one comes before most results. Commit to an answer before you run the cell after it. What you predicted then
-# appears beside what came.
+# Most results are preceded by a question like the next one. Answer it before you run the cell that follows. The notebook then shows your
+# prediction next to the result.
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -35,7 +35,7 @@ rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 print("rank", rank, "of", world_size)
 
 # %% [markdown]
-# Each process runs every line of the cell. Only `rank` differs, and everything that the program computes from it.
+# Each process runs every line of the cell. Only `rank`, and what the program computes from it, differs between processes.
 #
 # ## Nothing is shared
 #
@@ -52,8 +52,8 @@ for _ in range(rank + 1):
 print(count)
 
 # %% [markdown]
-# Each process has its own `count`. A fifth Python process takes part too: the notebook's kernel, which runs the cells without `%%ddp`. It
-# assigns `count` as well.
+# Each process has its own `count`. There is also a fifth Python process, the notebook's kernel. It runs the cells without `%%ddp` and is
+# not a rank. It assigns `count` as well.
 
 # %%
 count = "the kernel's"
@@ -66,10 +66,9 @@ predict.count_after_the_kernel()
 count
 
 # %% [markdown]
-# A name refers to a value in one process. If another process needs the value, the program must **send** it. That is what `torch.distributed`
-# is for.
+# A variable belongs to one process. If another process needs its value, the program must **send** it. `torch.distributed` does that.
 #
-# So do not assign a name on some ranks and use it on all.
+# So do not assign a variable on some ranks and use it on all.
 
 # %% tags=["prediction", "hidden"]
 predict.ranks_that_fail()
@@ -81,7 +80,8 @@ if rank < 3:
 print(secret + rank)
 
 # %% [markdown]
-# The report names the rank that failed and says how the others ended. All four processes are still alive, and the next cell can use them.
+# The report names the rank that failed and states how the others ended. All four processes are still running, and the next cell can use
+# them.
 #
 # ## In which order?
 #
@@ -168,7 +168,7 @@ def share_of(items, rank, world_size):
 # ## To remember
 #
 # - One program runs in many processes. The rank distinguishes them: everything that differs is computed from it.
-# - Processes share no names and take no turns. Send what another process must know; wait for what must come first.
+# - Processes share no variables and take no turns. Send what another process must know; wait for what must come first.
 # - Data-parallel training is SPMD: the same model on every rank, a different part of the data on each, and averaged gradients.
 #
 # **On real GPUs:** save the cell with the sum, without its first line, to a file. Start it with `torchrun --nproc-per-node 2 file.py` a few times. In

@@ -23,11 +23,10 @@
 #
 # A **node** is a machine. The number of processes on it is the **local world size**, `LOCAL_WORLD_SIZE`.
 #
-# The next cell starts four processes on two simulated nodes: both are this machine, but the program sees the variables that two machines
-# would give it.
+# The next cell starts four processes on two simulated nodes. Both are this machine, but the program sees the variables of two machines.
 #
-# A question like the next one comes before most results. Commit to an answer before you run the cell after it. What you predicted then
-# appears beside what came.
+# Most results are preceded by a question like the next one. Answer it before you run the cell that follows. The notebook then shows your
+# prediction next to the result.
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -209,8 +208,8 @@ print("node", os.environ["GROUP_RANK"], "· input on", f"cuda:{torch.cuda.curren
 dist.destroy_process_group()
 
 # %% [markdown]
-# Both nodes have a `cuda:0`: rank 0 and rank 2 name different GPUs by it. Now write `RANK` for `LOCAL_RANK` in the
-# cell, run it again, and read which ranks fail and what they are told.
+# Both nodes have a `cuda:0`: rank 0 and rank 2 name different GPUs by it. Now write `RANK` for `LOCAL_RANK` in the cell, run it again, and
+# read which ranks fail, and their errors.
 
 # %% [markdown]
 # ## To remember
@@ -218,7 +217,7 @@ dist.destroy_process_group()
 # - The rank numbers all processes, the local rank those of one node. The world size counts processes, not GPUs.
 # - Device indices begin at 0 on every node. So choose the device by the local rank: `torch.device("cuda", local_rank)`. With *g* GPUs per
 #   process, the first is `local_rank * g`.
-# - With one process per GPU, give DDP `device_ids=[local_rank]`. If the model is spread over several GPUs, leave out `device_ids` and
+# - With one process per GPU, give DDP `device_ids=[local_rank]`. If the model is spread over several GPUs, omit `device_ids` and
 #   `output_device`.
 #
 # **On real GPUs:** run this lesson on a machine with two or more GPUs. `%ddp topology` then draws the GPUs and their links. Start a cell with

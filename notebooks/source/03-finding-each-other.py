@@ -6,7 +6,7 @@
 #
 # **After this lesson you can**
 #
-# - say what `init_process_group` reads and what it waits for;
+# - list the variables that `init_process_group` reads, and explain what it waits for;
 # - choose a backend;
 # - read a `torchrun` command line;
 # - find the mistake when `init_process_group` does not return.
@@ -288,7 +288,7 @@ print("ROLE_NAME", os.environ["ROLE_NAME"])
 # Both launchers
 #
 # - run `train.py` with the Python that runs them; `PYTHON_EXEC` names another one;
-# - expect a script that is the program of **one** worker: it reads rank and world size from the environment and starts no processes with
+# - expect a script that is the program of **one** worker. It reads rank and world size from the environment, and starts no processes with
 #   `torch.multiprocessing.spawn`. The cells of these lessons are such scripts;
 # - set `OMP_NUM_THREADS` to 1 if there are several processes on a node and you have not set it. Otherwise every process would start a thread
 #   per core.

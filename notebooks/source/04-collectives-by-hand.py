@@ -216,8 +216,8 @@ dist.destroy_process_group()
 # %% [markdown]
 # ## The ring all-reduce, on symbols
 #
-# **All-reduce** gives every rank the sum of all tensors. A reduce followed by a broadcast does the same, but everything goes through rank 0:
-# with *n* ranks and *K* bytes, rank 0 receives (*n* − 1) · *K* bytes and sends as many, while the others wait.
+# **All-reduce** gives every rank the sum of all tensors. A reduce followed by a broadcast does the same, but everything goes through rank
+# 0. With *n* ranks and *K* bytes, rank 0 receives (*n* − 1) · *K* bytes and sends as many. The others wait meanwhile.
 #
 # The **ring all-reduce** spreads this work over all ranks. Each rank cuts its tensor into *n* **chunks**. In every step each rank sends *one
 # chunk* to its right neighbour:
@@ -309,7 +309,7 @@ def ring_all_reduce(x):
 
 
 # %% [markdown]
-# ## What it costs
+# ## Cost
 #
 # A model has 400 MB of gradients. How much does each rank send, in the ring and in a reduce followed by a broadcast?
 
@@ -333,9 +333,9 @@ for n in (2, 4, 16, 64):
 # - The ring all-reduce adds in *n* − 1 steps and passes on in *n* − 1 steps. Each rank sends less than twice its tensor, for any *n*.
 #
 # **On real GPUs:** put the tensors of `ring_all_reduce` on `torch.device("cuda", local_rank)` and compare its time with that of
-# `dist.all_reduce` on a gigabyte. (Call `torch.cuda.synchronize()` before you read the clock.) NCCL needs the send and the receive of a step as
-# one group: write the step with `dist.batch_isend_irecv`. `%ddp bench` draws the bandwidth that NCCL reaches, and `NCCL_DEBUG=INFO` logs the
-# rings it has built.
+# `dist.all_reduce` on a gigabyte. (Call `torch.cuda.synchronize()` before you read the clock.) NCCL needs the send and the receive of a
+# step as one group. Write the step with `dist.batch_isend_irecv`. `%ddp bench` draws the bandwidth that NCCL reaches, and `NCCL_DEBUG=INFO`
+# logs the rings it has built.
 #
 # ## Glossary
 #

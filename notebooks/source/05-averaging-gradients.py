@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Averaging gradients
 #
-# Data-parallel training has one idea: every rank has the same model, computes gradients on its own part of the batch, and the ranks average
+# Data-parallel training has one idea. Every rank has the same model and computes gradients on its own part of the batch. The ranks average
 # their gradients before each step. Everything else that DistributedDataParallel (DDP) does makes this fast.
 #
 # **After this lesson you can**
@@ -65,8 +65,9 @@ print(f"own {own:.3f}, mean of all {mean:.3f}, one process with all the data {wh
 #
 # ## What goes wrong without it
 #
-# The explorer trains a smaller model, a line *y = wx + b*. Each rank has its own points and, after some steps, its own line. The dotted line is
-# one process that has all points. The lower panels show the loss on all points, and the largest distance of any rank's (*w*, *b*) from rank 0's.
+# The explorer trains a smaller model, a line *y = wx + b*. Each rank has its own points and, after some steps, its own line. The dotted
+# line is one process trained on all points. The lower panels show the loss on all points, and the largest distance of any rank's (*w*, *b*)
+# from rank 0's.
 
 # %% tags=["prediction", "hidden"]
 predict.distance_without_exchange()
@@ -85,11 +86,12 @@ explore.averaging()
 # - **own starts**: averaging gradients does not make ranks equal. Therefore DDP **broadcasts** rank 0's parameters once before training.
 # - **summed**: with four ranks every step is four times as long. You notice it only when you change the number of ranks.
 #
-# So equal ranks and a falling loss prove little. Compare with one process on all the data instead. The check judges your function this way.
+# Equal ranks and a falling loss do not show that the average is right. Compare with one process on all the data instead. The check judges
+# your function this way.
 #
 # ## Exercise: average the gradients
 #
-# The check calls your function on every rank after `backward()`. The optimizer then uses what is in `p.grad`.
+# The check calls your function on every rank after `backward()`. The optimizer then uses the value of `p.grad`.
 
 
 # %% tags=["exercise"]
@@ -123,7 +125,7 @@ def average_gradients(model):
 # `backward()` still computes the layers before it. A **hook** is a function that PyTorch calls at such a moment. Register one for each parameter
 # with `p.register_post_accumulate_grad_hook(hook)`.
 #
-# The next cell averages in a hook, with a bug that real programs have had. Training runs, and the loss falls on all ranks.
+# The next cell averages in a hook. It contains a bug that has occurred in real programs. Training runs, and the loss falls on all ranks.
 
 # %%
 # %%ddp
@@ -256,7 +258,7 @@ dist.destroy_process_group()
 # - With shards of equal size, the mean of the ranks' gradients is the gradient of the whole batch. So *n* ranks train as one process with *n*
 #   times the batch.
 # - Averaging keeps equal ranks equal, but it does not make them equal. DDP broadcasts parameters once and averages gradients in every step.
-# - Equal ranks and a falling loss prove nothing. Compare with one process that has all the shards.
+# - Equal ranks and a falling loss do not show that the average is right. Compare with one process that has all the shards.
 #
 # **On real GPUs:** put model and data on `torch.device("cuda", local_rank)` and give DDP `device_ids=[local_rank]`. Time a step of a large model
 # with `average_gradients` and with DDP. `%ddp timings` shows how much of the all-reduce DDP hides behind `backward()`.

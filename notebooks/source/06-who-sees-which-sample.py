@@ -19,8 +19,8 @@
 # `DistributedSampler` deals samples like cards: rank *r* gets every `world_size`-th sample, starting with sample *r*. The ranks do not
 # communicate for this. Each computes its share from the length of the dataset, its rank and the world size.
 #
-# Ten samples cannot be divided evenly among four ranks. The sampler has two ways to handle the remainder: by default it **pads**, so that no
-# sample is left out; with `drop_last=True` it drops samples.
+# Ten samples cannot be divided evenly among four ranks. The sampler can handle the remainder in two ways. By default it **pads**, so every
+# sample is used. With `drop_last=True` it drops samples.
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -120,9 +120,9 @@ def epochs_of(dataset, n_epochs):
 # %% [markdown]
 # ## Evaluating on a test set
 #
-# In training, a sample that is read twice does little harm. In a measurement it makes the result wrong. Suppose a model predicts samples 0 and 1
-# wrong and the other eight right. Its accuracy is 0.8. The next cell computes what 1 to 8 ranks would measure if they counted over padded
-# shares.
+# In training, a sample that is read twice makes little difference. In a measurement it makes the result wrong. Suppose a model predicts
+# samples 0 and 1 wrong and the other eight right. Its accuracy is 0.8. The next cell computes what 1 to 8 ranks would measure if they
+# counted over padded shares.
 
 # %% tags=["prediction", "hidden"]
 predict.accuracy_of_four_ranks()

@@ -5,7 +5,7 @@
 #
 # **After this lesson you can**
 #
-# - say what batch norm computes under DDP, and when that does harm;
+# - explain what batch norm computes under DDP, and when that is a problem;
 # - merge the statistics of several ranks;
 # - write a synchronized batch norm whose outputs and gradients equal those of one process with the whole batch.
 
@@ -15,8 +15,9 @@
 # %% [markdown]
 # ## Statistics per rank
 #
-# In training, batch norm subtracts a feature's mean over the batch and divides by its standard deviation. Each of four ranks gets four samples of a batch of sixteen. We compare its outputs with
-# those of one process that has all sixteen. (DDP's gradients are those of the whole batch, for layers that treat each sample separately.)
+# In training, batch norm subtracts a feature's mean over the batch and divides by its standard deviation. Each of four ranks gets four
+# samples of a batch of sixteen. We compare its outputs with those of one process that has all sixteen. (For layers that treat each sample
+# separately, DDP's gradients are those of the whole batch.)
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -144,12 +145,14 @@ dist.all_reduce(total)
 print(f"total {total.item():.0f}, gradient {x.grad.item():.0f}")
 
 # %% [markdown]
-# The total is right, and the gradient is wrong. `all_reduce` writes into a tensor's memory, and autograd does not see it. So each rank gets the gradient of its own loss alone. There is no error. PyTorch 2.13
-# warns once per process, and the warning is easily overlooked: no autograd kernel is registered for `allreduce_`, which "may lead to silently incorrect behavior".
+# The total is right, and the gradient is wrong. `all_reduce` writes into a tensor's memory, and autograd does not see it. So each rank gets
+# the gradient of its own loss alone. There is no error. PyTorch 2.13 warns once per process, and the warning is easily overlooked. No
+# autograd kernel is registered for `allreduce_`, which "may lead to silently incorrect behavior".
 #
-# What should backward do? Each rank has the gradient of its own loss with respect to `total`. The gradient of the sum of all losses is the sum of these gradients. So
-# **the backward of an all-reduce that sums is an all-reduce that sums**. You can implement this as a `torch.autograd.Function`: a static method `forward(ctx, t)` with the one, a
-# static method `backward(ctx, grad)` with the other, and `.apply` to call it.
+# What should backward do? Each rank has the gradient of its own loss with respect to `total`. The gradient of the sum of all losses is the
+# sum of these gradients. So **the backward of an all-reduce that sums is an all-reduce that sums**. You can implement this as a
+# `torch.autograd.Function`. Write one as the static method `forward(ctx, t)` and the other as the static method `backward(ctx, grad)`;
+# `.apply` calls it.
 #
 # ## Exercise: synchronized batch norm
 #
@@ -216,7 +219,8 @@ model.eval()(mine)
 print(f"running mean {before:+.3f}, after the next forward {model.module.running_mean[0].item():+.3f}")
 
 # %% [markdown]
-# DDP copies the buffers of rank 0 to all ranks before a forward. What the other ranks had accumulated is overwritten, so an evaluation uses the statistics of rank 0's samples alone.
+# DDP copies the buffers of rank 0 to all ranks before a forward. This overwrites the statistics of the other ranks, so an evaluation uses
+# those of rank 0's samples alone.
 #
 # ## To remember
 #

@@ -85,9 +85,10 @@ predict.optimizer_starts()
 # %ddp timings
 
 # %% [markdown]
-# Bucket 1 is sent at the end of backward, because it contains the first layer's gradients, and backward reaches these last. Bucket 0 is sent early in backward. **By
-# default, a model of less than 26 MiB has at most two buckets, and the last one is sent only when the last gradient is ready.** This holds on every machine. How long
-# the bars are, and how much of bucket 1 lies under the rest of backward, depends on the machine and on what else runs on it.
+# Bucket 1 is sent at the end of backward, because it contains the first layer's gradients, and backward reaches these last. Bucket 0 is
+# sent early in backward. **By default, a model of less than 26 MiB has at most two buckets, and the last one is sent only when the last
+# gradient is ready.** This holds on every machine. The length of the bars depends on the machine and on its other programs. So does the
+# part of bucket 1 that lies under the rest of backward.
 #
 # Read the upper panel from the top of a rank down:
 #
@@ -102,13 +103,14 @@ predict.optimizer_starts()
 # The percentage is a share of time, not of bytes, and it includes waiting. If ranks start backward at different times, the early rank's bucket 0 waits under backward, and
 # that wait counts as hidden.
 #
-# The lower panel has one point per recorded step: the duration of the **step**, its **exposed communication**, and the **spread between ranks**, which is how far apart the
-# ranks send their buckets. The vertical line marks the step drawn above. The first step is usually the longest. A step far above the others is a disturbance; do not tune for it.
+# The lower panel has one point per recorded step: the duration of the **step**, its **exposed communication**, and the **spread between
+# ranks**. The spread is how far apart the ranks send their buckets. The vertical line marks the step drawn above. The first step is usually
+# the longest. A step far above the others is a disturbance; do not tune for it.
 #
 # ## On paper
 #
-# The explorer packs gradients by DDP's rules. Its link carries one bucket at a time, each for the time of a ring all-reduce: 2(n − 1) latencies, plus 2(n − 1)/n of
-# the bucket's bytes divided by the bandwidth.
+# The explorer packs gradients by DDP's rules. Its link carries one bucket at a time. Each takes the time of a ring all-reduce: 2(n − 1)
+# latencies, plus 2(n − 1)/n of the bucket's bytes divided by the bandwidth.
 #
 # The questions are about eight layers of width 1024 (4 MiB each) on eight ranks with 100 Gb/s, and 20 ms of backward. The default makes buckets of 4 and 28 MiB.
 
@@ -131,8 +133,8 @@ explore.buckets()
 #
 # ## Exercise: pack the buckets
 #
-# Implement DDP's rules. `sizes` lists the parameters' sizes in the order of `model.parameters()`, `first` is the limit of the first bucket, and `cap` is the limit of all
-# others. For example, `pack([2, 2, 2, 2], 2, 4)` is `[[3], [2, 1], [0]]`.
+# Implement DDP's rules. `sizes` lists the parameters' sizes in the order of `model.parameters()`. `first` is the limit of the first bucket,
+# and `cap` that of all others. For example, `pack([2, 2, 2, 2], 2, 4)` is `[[3], [2, 1], [0]]`.
 
 
 # %% tags=["exercise"]
@@ -191,8 +193,9 @@ parameters = [(f"{i}.{kind}", 4 * n) for i in range(8) for kind, n in (("weight"
 explore.measured_buckets(parameters, cap_mb=3)
 
 # %% [markdown]
-# The buckets agree to the byte. The times do not. On a CPU, gloo adds numbers on the same cores that backward uses, so each slows the other, and a recorded bar
-# includes the wait for the other rank. Trust the structure here: which buckets there are, in which order, and when they are sent. Measure times on the machine that you train on.
+# The buckets agree to the byte. The times do not. On a CPU, gloo adds numbers on the same cores that backward uses, so each slows the
+# other. A recorded bar also includes the wait for the other rank. Trust the structure here: which buckets there are, in which order, and
+# when they are sent. Measure times on the machine that you train on.
 #
 # ## A slow link or a slow rank?
 #
@@ -231,10 +234,11 @@ train(before=late, bucket_cap_mb=3)["then"]
 #
 # - every PyTorch operation with its thread,
 # - every `record_function` block by name,
-# - every collective, also those that DDP does not send, with an arrow from rank to rank in the order in which they begin to transfer.
+# - every collective, also those that DDP does not send. An arrow joins the ranks in the order in which they begin to transfer.
 #
-# The summary below the cell says how long each rank computes, communicates and is idle, which rank comes last to the collectives, and what takes longest. Tracing costs more
-# than `%ddp timings`, which is always on, so use it when the timeline leaves a question.
+# The summary below the cell shows how long each rank computes, communicates and is idle. It names the rank that arrives last at the
+# collectives, and the longest calls. Tracing costs more than `%ddp timings`, which is always on, so use it when the timeline leaves a
+# question.
 #
 # The file is `ddp-trace.json.gz` next to the notebook, with a download link. To leave no file there, the next cell changes to an empty temporary folder. (The link
 # does not work from there. Skip the cell if you want to open the trace.)
@@ -283,9 +287,10 @@ late = sum(when[0, n] < when[1, n] for n in steady)
 print("from the third step on", len(steady), "· rank 1 calls last in", late)
 
 # %% [markdown]
-# Rank 1 is late to every all-reduce of the last four steps. The all-gather and two of the broadcasts come from DDP's constructor: it checks that all ranks have parameters of the same
-# shapes, and copies rank 0's values. The other two broadcasts are the rebuild, in the forward of the second step. There rank 0 waits for rank 1 before backward begins, so in that
-# step no bucket looks late. A timeline of buckets cannot show this.
+# Rank 1 is late to every all-reduce of the last four steps. The all-gather and two of the broadcasts come from DDP's constructor. It checks
+# that all ranks have parameters of the same shapes, and copies rank 0's values. The other two broadcasts are the rebuild, in the forward of
+# the second step. There rank 0 waits for rank 1 before backward begins, so in that step no bucket looks late. A timeline of buckets cannot
+# show this.
 #
 # ## Exercise: how long did the step wait?
 #

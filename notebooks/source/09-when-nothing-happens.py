@@ -8,7 +8,7 @@
 #
 # - tell a hang from a slow rank;
 # - find the rank that the others wait for;
-# - catch mismatched calls before they do harm;
+# - detect mismatched calls before they cause damage;
 # - fix the most common hang: ranks with different numbers of batches.
 
 # %%
@@ -17,7 +17,7 @@
 # %% [markdown]
 # ## A call that one rank does not make
 #
-# **Every rank of a group must make the same collective calls in the same order.** Here are four ranks, and one of them leaves out a call.
+# **Every rank of a group must make the same collective calls in the same order.** Here are four ranks, and one of them omits a call.
 
 # %%
 # %%ddp --nproc 4
@@ -47,8 +47,9 @@ if rank != 2:
 # %% [markdown]
 # Only rank 2 finishes, and rank 2 has the mistake. This is typical: **the ranks that hang are not the ones to look at.** Look for the rank that they wait for.
 #
-# nbddp freed the ranks. Their names are still there; only the process group is gone, so each cell below creates a new one. `%ddp stacks` shows where each rank was, with the Python
-# stack down into torch. It also works while a cell runs: type `python -m nbddp stacks` in a terminal.
+# nbddp unblocked the ranks. Their names are still there; only the process group is gone, so each cell below creates a new one. `%ddp
+# stacks` shows where each rank was, with the Python stack down into torch. It also works while a cell runs: type `python -m nbddp stacks`
+# in a terminal.
 
 # %% tags=["nbval-ignore-output"]
 # %ddp stacks
@@ -73,7 +74,7 @@ dist.get_world_size()
 # A deadlock is not "it takes long". It is a set of ranks that wait for ranks that **cannot** arrive, because those have finished, have failed, or wait themselves. Rank 2 was still
 # running, so it could arrive, and it did. A timeout cannot tell the two cases apart: a short one kills slow programs, and a long one makes you wait.
 #
-# ## Two calls in the other order
+# ## Two calls in a different order
 #
 # All four ranks make two calls below. Rank 1 makes them in the other order.
 
@@ -91,10 +92,12 @@ else:
     dist.barrier()
 
 # %% [markdown]
-# Every rank waits for another one. Collectives are not matched by line or by name but **by number**: the first collective of one rank meets the first collective of all others, whatever
-# it is. So `if rank == ...` around a collective is the first place to look at.
+# Every rank waits for another one. Collectives are matched **by number**, not by line or by name. Each rank's first collective is matched
+# with every other rank's first collective, even if they are different operations. So `if rank == ...` around a collective is the first
+# place to look at.
 #
-# The explorer plays such programs move by move. A row shows what a rank has called. Arrows lead from a rank that waits to the ranks it waits for.
+# The explorer plays such programs move by move. A row shows the calls of a rank. Arrows lead from a rank that waits to the ranks it waits
+# for.
 #
 # - In "rank 0 alone makes a call", rank 0 broadcasts after two all-reduces that all ranks make. An evaluation on rank 0 is a typical case.
 # - In "a ring, all receive first", each rank receives from the rank before it, and then sends to the next one.
@@ -120,9 +123,10 @@ explore.collectives()
 #
 # ## Exercise: who is missing?
 #
-# On a cluster you often have only a log of what each rank has called, in order. `log` is a dict from rank to list, such as
-# `{0: ["broadcast", "all_reduce"], 1: ["broadcast"]}`. Return the number of the first collective that not every rank has called (counted from 1), and the sorted list of the ranks
-# that have not called it: here `(2, [1])`. If all ranks have made the same number of calls, return `None`.
+# On a cluster you often have only a log of what each rank has called, in order. `log` is a dict from rank to list, such as `{0:
+# ["broadcast", "all_reduce"], 1: ["broadcast"]}`. Return the number of the first collective that not every rank has called, counted from 1.
+# Return the sorted list of the ranks that have not called it, too: here `(2, [1])`. If all ranks have made the same number of calls, return
+# `None`.
 
 
 # %% tags=["exercise"]
@@ -185,9 +189,10 @@ numbers.tolist()
 # Set the variable before the processes start: before `torchrun`, or with `%env` before the pool's first cell. The report has the number of the call, not the line of your program.
 # (In PyTorch 2.13 with Gloo, torchrun and `DETAIL`, a process that wraps a model in DDP dies with SIGSEGV. Other programs are not affected.)
 #
-# `%%ddp --check` also compares the reduce operation and the root. In the first four cases it reports in one sentence what differs on which ranks, **before** each collective that your
-# Python code calls. The fifth case is a deadlock, which every cell reports. `--check` has two limits: it does not see the collectives that DDP calls in C++, and it costs some tenths of a millisecond
-# per call. Use it to debug, not to train.
+# `%%ddp --check` also compares the reduce operation and the root. In the first four cases it reports in one sentence what differs on which
+# ranks, **before** each collective that your Python code calls. The fifth case is a deadlock, which every cell reports. `--check` has two
+# limits: it does not see the collectives that DDP calls in C++, and it costs a few tenths of a millisecond per call. Use it to debug, not
+# to train.
 #
 # The next cell makes the same mistake with `--check`. Without the `try`, the cell would end with the error.
 
@@ -206,8 +211,9 @@ except RuntimeError as error:
 # %% [markdown]
 # ## Exercise: one batch more
 #
-# DDP's backward makes an all-reduce per bucket. So **every rank must take the same number of steps.** Distribute 97 samples over 3 ranks: one rank has 33, the others 32. In batches of 8
-# these are 5 batches against 4, and the last step waits forever. `DistributedSampler` prevents this by padding. Your own data loader may not.
+# In `backward()`, DDP calls one all-reduce per bucket. So **every rank must take the same number of steps.** Distribute 97 samples over 3
+# ranks: one rank has 33, the others 32. With a batch size of 8, one rank has 5 batches and the others have 4, so the first rank's last step
+# waits forever. `DistributedSampler` prevents this by padding. Your own data loader may not.
 #
 # The loop below works on one rank and hangs on ranks with different numbers of batches. Run the check to see it, then fix the loop. There are two good ways:
 #
@@ -250,22 +256,24 @@ def train_uneven(model, optimizer, batches):
 
 
 # %% [markdown]
-# With the smallest number, some batches are left out of this epoch; if you shuffle, the next epoch has them. `Join` uses all batches, and fewer ranks contribute to the last steps.
+# With the smallest number, this epoch omits some batches. If you shuffle, the next epoch has them. `Join` uses all batches, and fewer ranks
+# contribute to the last steps.
 #
 # ## To remember
 #
 # - Collectives are matched by number. Every rank of a group makes the same collectives in the same order, and `if rank == ...` around one is the usual suspect.
 # - In a hang, look for the rank that is *missing*: it has finished, has failed, or waits in another call.
-# - A program that does not hang may still be wrong. While you develop it, run it with `--check`.
+# - A program that does not hang may still be wrong. Use `--check` during development.
 #
 # ## On real GPUs
 #
 # NCCL's calls are queued, so a rank hangs later than at its mistake: at the next `.item()` or `synchronize()`. Run the first cells again on GPUs. Does `%ddp stacks` show the line of
 # the collective, or a later one?
 #
-# Also start once with `NCCL_DEBUG=INFO`. Every rank then logs NCCL's version, the network interface it chose, its rings, and how it reaches the next GPU: directly (`P2P`, over NVLink or PCIe),
-# through shared memory (`SHM`), or over the network (`NET/IB`, `NET/Socket`). This helps if ranks hang in their *first* collective or are far too slow, as with a wrong interface
-# (`NCCL_SOCKET_IFNAME` sets it). It does not report mismatched calls.
+# Also start once with `NCCL_DEBUG=INFO`. Every rank then logs NCCL's version, the network interface it chose, its rings, and its way to the
+# next GPU. The way is direct (`P2P`, over NVLink or PCIe), through shared memory (`SHM`), or over the network (`NET/IB`, `NET/Socket`).
+# This helps if ranks hang in their *first* collective or are far too slow, as with a wrong interface (`NCCL_SOCKET_IFNAME` sets it). It
+# does not report mismatched calls.
 #
 # ## Glossary
 #

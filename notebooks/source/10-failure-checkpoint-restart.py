@@ -42,12 +42,14 @@ if attempt == 0:
 print("attempt", attempt, "· the earlier name is", "there" if "kept" in globals() else "gone")
 
 # %% [markdown]
-# All four processes are new, not only rank 2's, and nothing that was in memory is left. (The report counts attempts from 1; the variable counts restarts.) Whatever a program needs to
-# continue must be in a file.
+# All four processes are new, not only rank 2's, and the contents of their memory are lost. (The report counts attempts from 1; the variable
+# counts restarts.) Whatever a program needs to continue must be in a file.
 #
-# To see in torchrun why a worker failed, put `@record` from `torch.distributed.elastic.multiprocessing.errors` before the main function. It writes an exception that leaves the
-# function to the file in `TORCHELASTIC_ERROR_FILE` (an `error.json` per attempt and local rank), and torchrun's summary shows the traceback under *Root Cause*. Without it, the summary shows
-# `exitcode: 1` and *To enable traceback see*. A killed process writes nothing. `%%ddp` reports each failure with its traceback anyway. It also sets the variable, so a program with `@record` runs unchanged.
+# To see in torchrun why a worker failed, put `@record` from `torch.distributed.elastic.multiprocessing.errors` before the main function. If
+# an exception leaves the function, it writes the exception to the file in `TORCHELASTIC_ERROR_FILE` (an `error.json` per attempt and local
+# rank). torchrun's summary then shows the traceback under *Root Cause*. Without it, the summary shows `exitcode: 1` and *To enable
+# traceback see*. A killed process writes nothing. `%%ddp` reports each failure with its traceback anyway. It also sets the variable, so a
+# program with `@record` runs unchanged.
 #
 # ## Nodes that join and leave
 #
@@ -71,11 +73,11 @@ print("attempt", attempt, "· the earlier name is", "there" if "kept" in globals
 # - distribute its data by them,
 # - read a checkpoint that does not depend on which rank wrote it.
 #
-# Even `TORCHELASTIC_RESTART_COUNT` belongs to each node: a node that joins late counts from 0. Two limits apply. PyTorch 2.13 admits a node that joins late only with
-# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` set before torchrun on every node; otherwise all nodes wait for each other and end after a minute. And the node in `--rdzv-endpoint` must stay, because it
-# runs the store where the others meet.
+# Even `TORCHELASTIC_RESTART_COUNT` belongs to each node: a node that joins late counts from 0. Two limits apply. PyTorch 2.13 admits a node
+# that joins late only with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` set before torchrun on every node. Otherwise all nodes wait for each
+# other and exit after a minute. And the node in `--rdzv-endpoint` must stay, because it runs the store where the others meet.
 #
-# ## What a failure costs
+# ## The cost of a failure
 #
 # A checkpoint every few steps limits the loss. In the explorer, a training of 20 steps fails again and again. Suppose that each attempt fails after seven steps.
 
@@ -93,8 +95,8 @@ explore.restarts()
 #
 # ## Exercise: a complete checkpoint
 #
-# The check trains a small network with dropout on all ranks, lets the last rank fail in the middle of a step, restarts with new objects and new random numbers, and compares each
-# following step with an undisturbed run, **bit by bit**. Write the two methods:
+# The check trains a small network with dropout on all ranks and lets the last rank fail in the middle of a step. It restarts with new
+# objects and new random numbers. Then it compares each following step with an undisturbed run, **bit by bit**. Write the two methods:
 #
 # - `save` is called on **every** rank after every second step, with the model **wrapped in DDP**.
 # - `load` is called on every rank of the next attempt, **before** DDP wraps the model.
@@ -171,9 +173,10 @@ class Checkpoint:
 # %% [markdown]
 # ## The whole program, killed
 #
-# Now a real failure. Rank 3 is killed before step 7 of the first attempt, and the second attempt continues from the checkpoint. Checkpoints are written after every five steps.
-# Then the same program trains from the beginning, without failure and checkpoint, and the weights are compared. Here the seeds are computed from the step, so no random state
-# has to be saved; this is the other way to get the same random numbers again.
+# Now a real failure. Rank 3 is killed before step 7 of the first attempt, and the second attempt continues from the checkpoint. Checkpoints
+# are written after every five steps. Then the same program trains from the beginning, without failure and checkpoint, and the weights are
+# compared. Here the seeds are computed from the step, so no random state has to be saved. This is the other way to get the same random
+# numbers again.
 #
 # `settle` is needed for equality to the last bit. DDP rebuilds its buckets after the first step. In the step after a restart, the gradients of four ranks would be added in another order than in the
 # undisturbed run. So each run first makes one pass that changes nothing else.

@@ -162,8 +162,8 @@ for node, text in enumerate(printed):
     print(text, end="")
 
 # %% [markdown]
-# Only rank 0 prints. It runs on node 0, because `--node-rank` says so. The losses equal those of the notebook: the same program, the same seeds, and the same number of ranks. With another
-# world size they would differ, because each rank draws its own samples.
+# Only rank 0 prints. It runs on node 0, because of `--node-rank`. The losses equal those of the notebook: the same program, the same seeds,
+# and the same number of ranks. With another world size they would differ, because each rank draws its own samples.
 #
 # ## What changes with the layout
 #
@@ -293,8 +293,9 @@ def variables_of(slurm, hosts):
 #
 # ## On real GPUs
 #
-# Make a script of your own notebook in the same way (`%ddp export train.py` does it in one line), write `sbatch_script(Launch(nnodes=2, nproc=4))` (from `nbddp.export`) to `train.sbatch`, and submit it with `sbatch train.sbatch`. Let
-# every rank print its host and its local rank first. Do they match the figure?
+# Make a script of your own notebook in the same way (`%ddp export train.py` does it in one line). Write `sbatch_script(Launch(nnodes=2,
+# nproc=4))` (from `nbddp.export`) to `train.sbatch`, and submit it with `sbatch train.sbatch`. Let every rank print its host and its local
+# rank first. Do they match the figure?
 #
 # ## Glossary
 #

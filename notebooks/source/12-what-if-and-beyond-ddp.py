@@ -3,13 +3,13 @@
 #
 # DDP keeps a whole model on every rank and exchanges all gradients once a step. How far does that carry, and what comes after it?
 #
-# **After this lesson you can** say what a step would take on more nodes before you rent them, and make ranks exchange fewer bytes.
+# **After this lesson you can** estimate the duration of a step on more nodes before you rent them, and make ranks exchange fewer bytes.
 
 # %%
 # %load_ext nbddp
 
 # %% [markdown]
-# ## What a message costs
+# ## The cost of a message
 #
 # In the α–β model, a message of *m* bytes takes α + *m*/β seconds: a **latency** α that every message pays, and a **bandwidth** β. A ring all-reduce
 # on *n* ranks sends 2(*n* − 1) messages one after another, each with 1/*n* of the buffer. So it takes
@@ -125,7 +125,8 @@ def all_reduce_seconds(ranks, size, latency, bandwidth):
 # %% [markdown]
 # ## What if?
 #
-# The same α–β model, now for a machine on paper: nodes of eight GPUs with 150 TFLOP/s each, and 4096 tokens per GPU in a micro-batch.
+# The same α–β model now describes a machine on paper. Its nodes have eight GPUs with 150 TFLOP/s each, and a micro-batch has 4096 tokens
+# per GPU.
 #
 # The questions are about a model of 10⁹ parameters on 8 nodes, with links of 100 Gb/s and 10 µs.
 

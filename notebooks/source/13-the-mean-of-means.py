@@ -1,13 +1,13 @@
 # %% [markdown]
 # # The mean of means
 #
-# A loss is usually the mean over a batch, and DDP averages the ranks' gradients. If batches differ in size, the mean of their means is not the
-# mean over all samples. Language models are trained on sentences of unequal length, so this happens there in every step. Several training
-# frameworks shipped with this bug for years: training ran, and only the loss was a little off.
+# A loss is usually the mean over a batch, and DDP averages the ranks' gradients. If batches differ in size, the mean of their means is not
+# the mean over all samples. Language models are trained on sentences of unequal length, so this happens there in every step. Several
+# training frameworks shipped with this bug for years: training ran, and the only symptom was a slightly wrong loss.
 #
 # **After this lesson you can**
 #
-# - say how much weight each token has in a step, and by what to divide its loss;
+# - state the weight of each token in a step, and choose the right divisor for its loss;
 # - compute the gradient of the mean over all tokens of all ranks and micro-batches, with one exchange of gradients;
 # - choose a learning rate for a larger batch.
 
@@ -61,7 +61,7 @@ print(
 )
 
 # %% [markdown]
-# Each rank's batch has weight 1/4, whatever its size. Rank 0's single token has the whole quarter; on rank 3, six tokens share a quarter.
+# Each rank's batch has weight 1/4, whatever its size. On rank 0 one token has this weight alone; on rank 3 six tokens share it.
 #
 # The loss that you print has the same error. The mean over the ranks of their mean losses is not the mean loss.
 #
@@ -135,7 +135,7 @@ def accumulate(model, micro_batches, loss_of):
 # Now sizes differ, between micro-batches and between ranks. The explorer shows two ranks with two micro-batches each. Every token is a square: its area
 # is the token's weight, and the dashed frame is the correct weight.
 #
-# The last control chooses what the summed loss of a micro-batch is divided by. DDP then averages over the two ranks.
+# The last control chooses the divisor of a micro-batch's summed loss. DDP then averages over the two ranks.
 
 # %% tags=["prediction", "hidden"]
 predict.own_tokens()
@@ -306,8 +306,8 @@ def learning_rate(step, warmup, base, base_batch, ranks, batch, micro_batches):
 # - The effective batch counts ranks and micro-batches. For a batch *k* times as large, use *k* times the learning rate, after a warm-up. This holds
 #   only up to some batch size.
 #
-# **On real GPUs:** count the tokens of each rank in a step of your own training and print the smallest and the largest number; their ratio shows how
-# unequal the weights of tokens are if you average means. With `%ddp timings` compare steps with and without `no_sync`.
+# **On real GPUs:** count the tokens of each rank in a step of your own training, and print the smallest and the largest number. If you
+# average means, their ratio shows how unequal the weights of tokens are. With `%ddp timings` compare steps with and without `no_sync`.
 #
 # ## Glossary
 #

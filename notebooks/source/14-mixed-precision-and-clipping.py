@@ -130,8 +130,9 @@ for step in (1, 2, 3, 4):
     print(f"step {step} {took}, next scale {scaler.get_scale():.0f}")
 
 # %% [markdown]
-# Only rank 1 skips the step. Its two parameters stay one step behind the others, and no rank reports an error. The scales differ as well: each rank
-# multiplies its loss by its own scale, the reduce-scatter adds the scaled gradients, and each rank divides the sum by its own scale.
+# Only rank 1 skips the step. Its two parameters stay one step behind the others, and no rank reports an error. The scales differ as well.
+# Each rank multiplies its loss by its own scale, and the reduce-scatter adds the scaled gradients. Then each rank divides the sum by its
+# own scale.
 #
 # The explorer shows up to 24 such steps. Each rank overflows in some of them. Choose where ranks look for inf, and press Play.
 
@@ -187,9 +188,9 @@ def step_together(optimizer, scale):
 
 
 # %% [markdown]
-# PyTorch can do this for you. The parameters of FSDP2 are DTensors, and with DTensors, `GradScaler` combines its result over all ranks of the mesh.
-# FSDP1 has a `ShardedGradScaler`. You must do it yourself if you shard by hand, combine pipeline or tensor parallelism with loss scaling, or let a rank
-# skip a batch "because its loss is nan".
+# PyTorch can do this for you. The parameters of FSDP2 are DTensors, and with DTensors, `GradScaler` combines its result over all ranks of
+# the mesh. FSDP1 has a `ShardedGradScaler`. Three cases need your own code: sharding by hand, pipeline or tensor parallelism with loss
+# scaling, and a rank that skips a batch "because its loss is nan".
 #
 # ## Clipping: before or after the average?
 #
@@ -224,9 +225,9 @@ for words, p in (("average, then clip", after), ("clip, then average", before)):
     print(f"{words}: ({p.grad[0]:.2f}, {p.grad[1]:.2f}), norm {p.grad.norm():.2f}")
 
 # %% [markdown]
-# Clipping on each rank first changes the direction, not only the length: a rank with a large gradient has no more influence than one with a small
-# gradient. The norm is at most `max_norm`, and the more the ranks' gradients differ, the smaller it is. The same holds for micro-batches: clip once,
-# after the last one.
+# Clipping on each rank first changes the direction, not only the length. A rank with a large gradient has no more influence than one with a
+# small gradient. The norm is at most `max_norm`, and the more the ranks' gradients differ, the smaller it is. The same holds for
+# micro-batches: clip once, after the last one.
 #
 # With a loss scale the order in a step is:
 #

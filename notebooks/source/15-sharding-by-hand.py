@@ -18,7 +18,7 @@ import tempfile
 checkpoints = tempfile.TemporaryDirectory()  # for the end of the lesson
 
 # %% [markdown]
-# ## What a rank must hold
+# ## The memory of a rank
 #
 # Adam in mixed precision keeps 16 bytes per parameter:
 #
@@ -73,7 +73,7 @@ def bytes_per_rank(stage, parameters, ranks):
 
 
 # %% [markdown]
-# ## What a step moves
+# ## The communication of a step
 #
 # Two collectives are enough. Both work on **flat** tensors, of one dimension, cut into one shard per rank:
 #
@@ -171,8 +171,8 @@ def sharded_step(parameters, momentum, lr):
 # %% [markdown]
 # ## Stage 3 by hand
 #
-# At stage 3 a rank keeps its rows of each weight. Before a layer computes, its rows are gathered, and afterwards the whole weight is freed. An autograd
-# Function implements both directions. `events` records the order of the calls on this rank.
+# At stage 3 a rank keeps its rows of each weight. Before a layer computes, its rows are gathered; afterwards the whole weight is released.
+# An autograd Function implements both directions. `events` records the order of the calls on this rank.
 
 # %% tags=["prediction", "hidden"]
 predict.times_gathered()
@@ -251,9 +251,9 @@ explore.gathers()
 #
 # ## FSDP2: stage 3 in PyTorch
 #
-# `fully_shard` does all of this. It turns every parameter into a **DTensor**, which is used as one tensor although each rank holds only its rows. Apply
-# it to each layer, then to the whole model: parameters that one call shards are gathered and freed together. The mesh names the ranks and the kind of
-# device. `reshard_after_forward=False` keeps layers until backward. Prefetching is automatic.
+# `fully_shard` does all of this. It turns every parameter into a **DTensor**, which is used as one tensor although each rank holds only its
+# rows. Apply it to each layer, then to the whole model: parameters that one call shards are gathered and released together. The mesh names
+# the ranks and the kind of device. `reshard_after_forward=False` keeps layers until backward. Prefetching is automatic.
 
 # %% tags=["prediction", "hidden"]
 predict.rows_of_the_momentum()

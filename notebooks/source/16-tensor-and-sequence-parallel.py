@@ -17,9 +17,10 @@
 # %% [markdown]
 # ## Columns, then rows
 #
-# A linear layer computes *y* = *x Wᵀ*. Two layers with a ReLU between them are the feed-forward half of a transformer's layer. Each rank keeps some
-# **output** features of the first weight, `up`, and the matching **input** features of the second, `down`. Megatron-LM, which made this method popular,
-# writes *y* = *x A*, where these are the columns of *A* and the rows of *B*: hence **column-parallel** and **row-parallel**.
+# A linear layer computes *y* = *x Wᵀ*. Two layers with a ReLU between them are the feed-forward half of a transformer's layer. Each rank
+# keeps some **output** features of the first weight, `up`, and the matching **input** features of the second, `down`. Megatron-LM, which
+# made this method popular, writes *y* = *x A*. There they are the columns of *A* and the rows of *B*: hence **column-parallel** and
+# **row-parallel**.
 #
 # Nothing is exchanged between the two layers, because ReLU works on each hidden value separately.
 
@@ -152,10 +153,10 @@ def column_then_row(x, up, down):
 # %% [markdown]
 # ## Sequence parallel
 #
-# Between two such pairs come layer norm and dropout. After the all-reduce, every rank computes them on all tokens: every rank does the same work and
-# keeps the same activations in memory. **Sequence parallelism** shards the tokens there. The all-reduce is split into its two halves: a reduce-scatter
-# along the tokens when a row-parallel layer ends, an all-gather when the next column-parallel one begins. That moves as many bytes as the all-reduce,
-# and on four ranks layer norm keeps a quarter of the tokens.
+# Between two such pairs come layer norm and dropout. After the all-reduce, every rank computes them on all tokens: every rank does the same
+# work and keeps the same activations in memory. **Sequence parallelism** shards the tokens there. The all-reduce is split into its two
+# halves. A reduce-scatter along the tokens ends a row-parallel layer, and an all-gather begins the next column-parallel one. That moves as
+# many bytes as the all-reduce, and on four ranks layer norm keeps a quarter of the tokens.
 
 # %%
 # %%ddp
@@ -297,13 +298,14 @@ if rank == 0:
     print("trained as in one process:", torch.allclose(found, right, atol=1e-5))
 
 # %% [markdown]
-# Ranks 0 and 1 see the same sequences, and hold different halves of `up`. Ranks 0 and 2 share the same half of `up`, see different sequences, and each
-# keep half of it, since FSDP shards over the data group. A real cluster usually has as many tensor ranks as a node has GPUs, and as many data ranks as
-# nodes.
+# Ranks 0 and 1 see the same sequences, and hold different halves of `up`. Ranks 0 and 2 share the same half of `up` and see different
+# sequences. Each keeps half of it, because FSDP shards over the data group. A real cluster usually has as many tensor ranks as a node has
+# GPUs, and as many data ranks as nodes.
 #
 # ## To remember
 #
-# - Split the first layer by columns and the second by rows: one all-reduce in forward, after the second, and one in backward, for the first one's input.
+# - Split the first layer by columns and the second by rows. This needs one all-reduce in forward, after the second layer, and one in
+#   backward, for the first layer's input.
 # - f and g are conjugates: in the direction in which one does nothing, the other all-reduces.
 # - Sequence parallelism splits that all-reduce into a reduce-scatter and an all-gather. The bytes are the same, and activations between the two are
 #   sharded.

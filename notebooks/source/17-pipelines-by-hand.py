@@ -278,7 +278,7 @@ for schedule in (ScheduleGPipe, Schedule1F1B):
 # Both give the gradients and the loss of one process. The schedule divides the gradients by the number of micro-batches (`scale_grads`). In PyTorch 2.6
 # it does not, and 1F1B hangs with gloo.
 #
-# ## What it costs
+# ## Cost
 #
 # A pipeline sends few bytes: for each micro-batch, one activation and one gradient between two neighbouring stages. Take a transformer of width 8192
 # with sequences of 4096 tokens in bfloat16, one sequence in a micro-batch, on eight stages.

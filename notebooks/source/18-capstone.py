@@ -20,9 +20,9 @@ os.chdir(tempfile.mkdtemp())  # what the cells below write is in a new folder
 # as `3+4=07 `. Four sums make a row. The digits before `=` are random; those behind it can be learned. Twenty of the hundred sums are held out as the
 # test set.
 #
-# The model is a small **transformer** of the usual kind (GPT): embeddings, blocks of causal attention and a feed-forward network, and a linear layer
-# that scores the next character. Called with inputs and targets it returns the mean loss. The words after `--` become `sys.argv` on the ranks, as in a
-# script; here it is the folder for checkpoints.
+# The model is a small **transformer** of the usual kind (GPT). It has embeddings, blocks of causal attention and a feed-forward network,
+# and a linear layer that scores the next character. Called with inputs and targets it returns the mean loss. The words after `--` become
+# `sys.argv` on the ranks, as in a script; here it is the folder for checkpoints.
 
 # %%
 # %%ddp --nproc 2 -- pool
@@ -87,9 +87,10 @@ print("a row:", "".join(LETTERS[i] for i in rows(sums[20:], 1, 0)[0][0]))
 # %% [markdown]
 # ## What one mistake does
 #
-# Most mistakes do not stop a program: it trains, and its loss falls. The explorer trains a very small model on paper, with one mistake that you choose,
-# and compares it with one process that sees every whole batch. On the right are lines of the rubric by which your own program will be marked. As in the
-# check, "checkpoint" is judged by the run that fails and continues, and all other lines by the same program without a failure.
+# Most mistakes do not stop a program: it trains, and its loss falls. The explorer trains a very small model on paper, with one mistake that
+# you choose. It compares the model with one process that sees every whole batch. On the right are lines of the rubric by which your own
+# program will be marked. As in the check, "checkpoint" is judged by the run that fails and continues, and all other lines by the same
+# program without a failure.
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -106,7 +107,8 @@ explore.training()
 
 # %% [markdown]
 # - The loss curve gives few mistakes away. If every rank takes the whole batch, even the weights are right, and only the work is not shared.
-# - Try a program on several ranks, with a failure, and with a test set that the world size does not divide: each shows mistakes that the others hide.
+# - Try a program on several ranks, with a failure, and with a test set that the world size does not divide. Each of these shows mistakes
+#   that the others hide.
 # - One number is not enough: on three ranks, clipping before the all-reduce ends near the right weights, and only the norms show it.
 #
 # ## Exercise: the training program
@@ -345,8 +347,8 @@ steps(bucket_cap_mb=0.1)
 # - A checkpoint contains model, optimizer and step. Rank 0 writes it under another name and renames it.
 # - A mean over ranks is right only if all ranks have the same count. Otherwise sum values and counts, then divide.
 #
-# **On real GPUs:** run the cells with `--nproc` left out, so that each GPU gets a rank; `train` then takes `cuda:LOCAL_RANK`. bfloat16 needs no gradient
-# scaler. Make the model 100 times as large, and compare `%ddp timings` for two bucket sizes again.
+# **On real GPUs:** run the cells without `--nproc`, so that each GPU gets a rank; `train` then takes `cuda:LOCAL_RANK`. bfloat16 needs no
+# gradient scaler. Make the model 100 times as large, and compare `%ddp timings` for two bucket sizes again.
 #
 # ## Glossary
 #

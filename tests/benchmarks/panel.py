@@ -51,7 +51,7 @@ def end():
     now = used(os.getpid(), tid) if tid else 0.0, used(standing_pool().agent.hello.pid)
     return [(b - a) / took for a, b in zip(before, now)]
 panel = None"""
-OPEN, CLOSE = "panel = nbddp.Panel(standing_pool()); panel.view", "panel.close(); panel = None"
+OPEN, CLOSE = "panel = nbddp.Panel()._panel; panel.view", "panel.close(); panel = None"
 
 
 def main() -> None:

@@ -28,10 +28,20 @@ with nbddp.Pool(nproc=4, hosts="nodea,nodeb", simulate_gpus="4xT4", env={"OMP_NU
     text: str = str(forecast) + str(pool.timings(step=3)) + str(pool.topology()) + str(pool.status())
     rows: list[dict[str, float]] = pool.memory().to_dict()["ranks"]
     pool.bench(["all_reduce", "broadcast"], [1024], repeat=2).save("bench.png")
+    assert_type(pool.prove("step", "model", batch=["x"]).proven, bool)
+    assert_type(len(pool.findings(allow=["past-ddp"])), int)
+    pool.trace().write("trace.json.gz")
+    pool.collectives().save("program.png")
+    step: int = pool.allocations(step=3).to_dict()["step"]
+    held = [row["total_bytes"] for row in pool.sizes("model").to_dict()["sizes"]]
+    checked = pool.checkup()
+    problems: list[str] = [] if checked is None else checked.to_dict()["findings"]
+    pool.run_script("train.py", "--epochs", "1", logs="logs", timeout=600.0)
     with check.on(pool):
         pass
 
 panel = nbddp.Panel(pool)
+assert_type(panel.pool, nbddp.Pool)
 job = nbddp.Slurm(nodes=2, time="1:00:00")
 nbddp.Pool(nnodes=(1, 4), slurm=job)
 
@@ -50,3 +60,6 @@ nbddp.Pool(device=3)  # type: ignore[arg-type]  # wrong: a str
 losses.append({})  # type: ignore[attr-defined]  # wrong: nothing can be added
 pool.ensure()  # type: ignore[attr-defined]  # wrong: not for users
 nbddp.run(train)  # type: ignore[attr-defined]  # wrong: there is none
+print(panel.session)  # type: ignore[attr-defined]  # wrong: not for users
+pool.run_script("train.py", screen=None)  # type: ignore[call-arg]  # wrong: not for users
+pool.checkup().to_dict()  # type: ignore[union-attr]  # wrong: there may be no hosts

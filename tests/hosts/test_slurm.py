@@ -16,7 +16,7 @@ import pytest
 import nbddp
 from nbddp.capabilities.slurm import allocation, commands, held_jobs
 from nbddp.capabilities.slurm.allocation import Allocation
-from nbddp.capabilities.slurm.commands import Slurm
+from nbddp.capabilities.slurm.commands import Slurm, arguments, line_of
 from nbddp.errors import AgentFailed, PoolNotRunning
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.output.screens import NullScreen
@@ -36,13 +36,13 @@ TWO = Slurm(nodes=2)
 def test_a_line_says_what_is_asked_of_slurm() -> None:
     spec = parse_cell("--slurm --nodes 2 --nproc 4 --gpus-per-node a100:4 --partition gpu --time 1:00:00").slurm
     assert spec == Slurm(nodes=2, gpus_per_node="a100:4", partition="gpu", time="1:00:00")
-    assert spec.arguments(4) == [
+    assert arguments(spec, 4) == [
         "--ntasks-per-node=1", "--nodes=2", "--partition=gpu", "--time=1:00:00", "--gpus-per-node=a100:4",
     ]  # fmt: skip
-    assert Slurm(nodes=2).arguments(4)[:2] == ["--ntasks-per-node=1", "--cpus-per-task=4"]
-    assert Slurm(more="--exclusive --comment 'my job'").arguments(None)[1:] == ["--exclusive", "--comment", "my job"]
+    assert arguments(Slurm(nodes=2), 4)[:2] == ["--ntasks-per-node=1", "--cpus-per-task=4"]
+    assert arguments(Slurm(more="--exclusive --comment 'my job'"), None)[1:] == ["--exclusive", "--comment", "my job"]
     for line in ("--slurm", "--slurm 7", "--slurm --nodes 2 --slurm-options '--mem=0 -J x'"):
-        assert parse_cell(line).slurm.line() == line  # type: ignore[union-attr]
+        assert line_of(parse_cell(line).slurm) == line  # type: ignore[arg-type]
     assert parse_cell("--slurm --nnodes 2").slurm == Slurm(nodes=2)
 
 

@@ -366,12 +366,18 @@ def test_completion_knows_the_options(four: Kernel) -> None:
 
 @pytest.mark.parametrize("jedi", [True, False])
 def test_completion_knows_what_the_package_has(four: Kernel, jedi: bool) -> None:
-    before = four.run("import nbddp\nprint(get_ipython().Completer.use_jedi)").text().strip()
+    made = "import nbddp\npool = nbddp.Pool(2)\npanel = nbddp.Panel(pool)\n"
+    before = four.run(made + "print(get_ipython().Completer.use_jedi)").text().strip()
     four.run(f"%config Completer.use_jedi = {jedi}")
-    offered = {re.split(r"[.]", name)[-1] for name in four.ask(four.client.complete, "nbddp.", 6)["matches"]}
+    offered, of_pool, of_panel = (
+        {re.split(r"[.]", name)[-1] for name in four.ask(four.client.complete, line, len(line))["matches"]}
+        for line in ("nbddp.", "pool.", "panel.")
+    )
     argument = four.ask(four.client.complete, "nbddp.Pool(ssh", 14)["matches"]
     four.run(f"%config Completer.use_jedi = {before}")
     assert argument == ["ssh_config="], "an option of a capability"
+    assert of_pool == {name for name in dir(nbddp.Pool) if not name.startswith("_")}, "no method of its inner pool"
+    assert of_panel == {"close", "pool"}
     assert offered == {*nbddp.__all__}, "also what is imported when it is first used, and no other module"
 
 

@@ -74,7 +74,7 @@ def test_what_users_type_is_text_on_the_page() -> None:
 
 def with_panel(kernel: Kernel) -> Kernel:
     """A kernel whose `panel` is the panel of its pool, which is not started."""
-    done = kernel.run("import nbddp, json, threading\npanel = nbddp.Panel()\nview = panel.view")
+    done = kernel.run("import nbddp, json, threading\npanel = nbddp.Panel()._panel\nview = panel.view")
     assert done.ok, done.error
     until(kernel, "panel.state.machine", bool)
     return kernel
@@ -105,7 +105,7 @@ def until(kernel: Kernel, expression: str, true: Callable[[Any], Any], seconds: 
 def test_start_starts_what_is_planned_and_all_panels_show_it(new_kernel: Kernel) -> None:
     shown = with_panel(new_kernel)
     made = shown.run("view.controls['nproc'].value, view.controls['oversubscribe'].value = 2, False\n"
-                     "more = [nbddp.Panel() for _ in range(9)]\nviews = [p.view for p in more]\n"
+                     "more = [nbddp.Panel()._panel for _ in range(9)]\nviews = [p.view for p in more]\n"
                      "views[3].controls['nnodes'].value = 2")  # fmt: skip
     assert made.ok, made.error
     assert asked(shown, "[v.controls['nnodes'].value for v in [view, *views]]") == [2] * 10
@@ -251,7 +251,7 @@ def test_a_start_that_fails_shows_why_and_the_end_of_the_log_and_the_next_one_wo
 
 
 OTHERS = """from ipywidgets.widgets.widget import _instances
-others = nbddp.Panel(nbddp.Pool(2))
+others = nbddp.Panel(nbddp.Pool(2))._panel
 def tree(one):
     return [one.model_id, *(i for child in getattr(one, "children", ()) for i in tree(child))]
 made = tree(others.view.widget)

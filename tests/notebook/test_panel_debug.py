@@ -142,7 +142,7 @@ def driven(count, lines):
 @pytest.fixture(scope="module")
 def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with loaded(str(tmp_path_factory.mktemp("panel"))) as kernel:
-        code = "%ddp start --nproc 2\nimport nbddp, json\npanel = nbddp.Panel()\nview = panel.view\n"
+        code = "%ddp start --nproc 2\nimport nbddp, json\npanel = nbddp.Panel()._panel\nview = panel.view\n"
         done = kernel.run(code + DRIVE)
         assert done.ok, done.error
         yield kernel
@@ -223,4 +223,4 @@ def test_a_breakpoint_that_nobody_would_hear_raises_and_says_where_it_stops(pane
     done = panel.run("%%ddp\nbreakpoint()")
     assert not done.ok
     assert "or in %ddp panel" in done.error
-    assert panel.run("panel = nbddp.Panel()\nview = panel.view").ok
+    assert panel.run("panel = nbddp.Panel()._panel\nview = panel.view").ok

@@ -133,7 +133,7 @@ print('the end of', dist.get_rank())
 def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel with a panel, after a cell that has trained and printed."""
     with loaded(str(tmp_path_factory.mktemp("panel"))) as kernel:
-        done = kernel.run("import nbddp, json\npanel = nbddp.Panel()\nview = panel.view")
+        done = kernel.run("import nbddp, json\npanel = nbddp.Panel()._panel\nview = panel.view")
         assert done.ok, done.error
         yield kernel
 
@@ -182,7 +182,7 @@ def test_of_steps_that_are_selected_while_one_is_drawn_the_last_is_drawn(trained
 
 def test_a_click_on_the_curve_selects_a_step_in_all_panels(trained: Kernel) -> None:
     """The slider that lies over the curve gets it; what the model says moves it and asks for nothing."""
-    assert trained.run("beside = nbddp.Panel().view\nview.slider.value = 2").ok
+    assert trained.run("beside = nbddp.Panel()._panel.view\nview.slider.value = 2").ok
     until(trained, "panel.state.step and panel.state.step.number", lambda number: number == 2)
     seen = "[[v.slider.min, v.slider.max, v.slider.value, v.step.value] for v in (view, beside)]"
     until(trained, seen, lambda found: found == [[0, 5, 2, 2]] * 2)
@@ -190,7 +190,7 @@ def test_a_click_on_the_curve_selects_a_step_in_all_panels(trained: Kernel) -> N
 
 
 def test_rank_search_and_differences_are_the_same_in_all_panels(trained: Kernel) -> None:
-    code = "other = nbddp.Panel().view\nview.shown['rank'].value = 1\nother.shown['search'].value = 'end'\n"
+    code = "other = nbddp.Panel()._panel.view\nview.shown['rank'].value = 1\nother.shown['search'].value = 'end'\n"
     assert trained.run(code).ok
     assert (
         asked(trained, "[[v.shown['rank'].value, v.shown['search'].value] for v in (view, other)]") == [[1, "end"]] * 2
@@ -198,7 +198,7 @@ def test_rank_search_and_differences_are_the_same_in_all_panels(trained: Kernel)
 
 
 TEN = """import random, threading, traceback
-views = [view, *(nbddp.Panel().view for _ in range(9))]
+views = [view, *(nbddp.Panel()._panel.view for _ in range(9))]
 said = []
 
 def move():

@@ -156,8 +156,8 @@ print(freed)
 def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel with a running pool of two, and its panel."""
     with loaded(str(tmp_path_factory.mktemp("panel"))) as kernel:
-        code = "%ddp start --nproc 2\nimport nbddp, json, time\npanel = nbddp.Panel()\nview = panel.view\nlog = []\n"
-        code += "view.tabs.value = 'Ranks'\n"
+        code = "%ddp start --nproc 2\nimport nbddp, json, time\npanel = nbddp.Panel()._panel\n"
+        code += "view = panel.view\nlog = []\nview.tabs.value = 'Ranks'\n"
         code += "panel.session.model.watch(lambda before, now: log.append((now.notice, [[r.state, r.doing, r.rate, "
         done = kernel.run(code + "r.slowest, r.cpu, r.memory] for r in now.ranks])))")
         assert done.ok, done.error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import inspect
 import json
+import math
 import re
 import sys
 import textwrap
@@ -17,8 +20,17 @@ import pytest
 from PIL import Image
 
 import nbddp
+from nbddp.capabilities.hosts.public import CheckupResult
+from nbddp.capabilities.hosts.report import HostsReport
+from nbddp.capabilities.prove.proof import Proof
+from nbddp.capabilities.prove.public import ProofResult
+from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings
+from nbddp.capabilities.sanitizer.public import FindingsResult
+from nbddp.capabilities.sanitizer.recording import Place
+from nbddp.capabilities.trace.public import TraceResult
 from nbddp.output.result import Result
 from nbddp.protocol.deprecation import warn_deprecated
+from tests.unit.test_checkup import one
 
 SETUP = """
 import torch
@@ -75,11 +87,44 @@ def test_the_example_of_a_method_runs(pool: nbddp.Pool, name: str, tmp_path: Pat
         exec(code, {"nbddp": nbddp, "pool": pool, "train": train, "SETUP": SETUP})
 
 
-@pytest.mark.parametrize("thing", ["Panel", "Pool", "RankValues", "Slurm"])
-def test_the_example_of_a_class_can_be_run(pool: nbddp.Pool, thing: str) -> None:
-    code = compile(example_of(getattr(nbddp, thing)), thing, "exec")
-    if thing != "Pool":  # which would start another one
+THINGS = {
+    **{f"nbddp.{name}": getattr(nbddp, name) for name in nbddp.__all__},
+    **{f"nbddp.export.{name}": value for name, value in vars(nbddp.export).items() if name in nbddp.export.__all__},
+    **{f"nbddp.teach.{name}": getattr(nbddp.teach, name) for name in nbddp.teach.__all__},
+    "nbddp.teach.check.on": nbddp.teach.check.on,
+    **{
+        f"{kind.__name__}.{name}": getattr(kind, name)
+        for kind in (nbddp.RankValues, nbddp.Panel, nbddp.Slurm, Result, TraceResult)
+        for name in dir(kind) if not name.startswith("_") and inspect.isfunction(getattr(kind, name))
+    },
+}  # fmt: skip
+COMPILED = {  # a shell of IPython, hosts, Slurm, or another pool
+    "nbddp.load_ipython_extension", "nbddp.AgentFailed", "nbddp.CellSyntaxError", "nbddp.CommandStopped",
+    "nbddp.SlurmRefused", "nbddp.Pool", "nbddp.teach.grade",
+}  # fmt: skip
+CONSTANTS = {"nbddp.export.C10D", "nbddp.export.SRUN", "nbddp.export.STATIC"}  # the module describes them
+
+
+@pytest.mark.parametrize("name", sorted({*THINGS} - CONSTANTS))
+def test_the_example_of_a_name_runs(pool: nbddp.Pool, name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A name has an example, which uses it."""
+    text = example_of(THINGS[name])
+    assert name.rpartition(".")[2] in text
+    code = compile(text, f"<example of {name}>", "exec")
+    monkeypatch.chdir(tmp_path)
+    if name.endswith(".to_frame"):
+        pytest.importorskip("pandas")
+    if name not in COMPILED:
         exec(code, {"nbddp": nbddp, "pool": pool})
+
+
+@pytest.mark.parametrize("name", ["nbddp.Panel", "nbddp.Slurm", "nbddp.export.Job", "nbddp.export.Launch", *(
+    name for name in THINGS if inspect.isfunction(THINGS[name])
+)])  # fmt: skip
+def test_a_name_says_what_it_takes(name: str) -> None:
+    words = THINGS[name].__doc__ or ""
+    taken = [each for each in inspect.signature(THINGS[name]).parameters if each != "self"]
+    assert [each for each in taken if not re.search(rf"\b{each}\b", words)] == []
 
 
 @pytest.mark.parametrize("name", names())
@@ -92,13 +137,24 @@ def test_a_method_says_what_it_takes_and_raises(name: str) -> None:
 
 
 def results(pool: nbddp.Pool) -> dict[str, Result[Any]]:
-    pool.run_cell("import torch, os; rank = int(os.environ['RANK']); model = torch.nn.Linear(4, 2)")
+    setup = "import torch, os; rank = int(os.environ['RANK']); model = torch.nn.Linear(4, 2)"
+    pool.run_cell(setup, memory=True, trace=True, sanitize=True)
+    pool.call(train, trace=True)
     asked: dict[str, Callable[[], Result[Any]]] = {
         "timings": pool.timings, "memory": pool.memory, "topology": pool.topology, "status": pool.status,
         "bench": lambda: pool.bench(sizes=[1024, 65536], repeat=2), "compare": lambda: pool.compare("rank"),
-        "forecast": lambda: pool.forecast(inter_node="25GB/s", nodes=2),
+        "forecast": lambda: pool.forecast(inter_node="25GB/s", nodes=2), "collectives": pool.collectives,
+        "trace": pool.trace, "sizes": lambda: pool.sizes("model"),
+        "allocations": lambda: pool.allocations(whole=True), "findings": pool.findings,
+        "prove": lambda: ProofResult(PROOF), "checkup": lambda: CheckupResult(HOSTS),
     }  # fmt: skip
     return {name: ask() for name, ask in asked.items()}
+
+
+PROOF = Proof("differs", "differs: by a lot", "step", 2, 16, "float64", math.inf, 1e-9, "net.weight", 0.5, 0.25)
+HOSTS = HostsReport({"nodea": one(limits={"nofile": [1024, 1 << 20]})})
+WITH_FIGURE = {"timings", "memory", "topology", "bench", "forecast", "collectives", "trace", "allocations"}
+OWN_NOTES = {"collectives", "findings"}  # which say what was not measured
 
 
 def test_what_a_method_finds_is_figure_text_and_data(pool: nbddp.Pool, monkeypatch: Any, tmp_path: Path) -> None:
@@ -110,18 +166,69 @@ def test_what_a_method_finds_is_figure_text_and_data(pool: nbddp.Pool, monkeypat
     for name, found in results(pool).items():
         data = json.loads(json.dumps(found.to_dict(), allow_nan=False))
         assert data.pop("simulated_gpus") is False
-        assert data.pop("notes") == []
+        assert data.pop("notes") == [] or name in OWN_NOTES
         assert found.to_frame() is frame
-        fields = {*data, *frames[-1][0]} - {"simulated_gpus"}
+        row = frames[-1][0] if frames[-1] else type(found)._columns
+        fields = {*data, *row} - {"simulated_gpus"}
         words = type(found).__doc__ or ""
         assert [each for each in fields if f"`{each}`" not in words] == [], name
         bundle, _ = found._repr_mimebundle_()
         assert bundle["text/plain"] == str(found) == repr(found)
         assert found._repr_html_() == bundle["text/html"]
-        assert ("image/png" in bundle) == (name not in ("compare", "status")), name
+        assert ("image/png" in bundle) == (name in WITH_FIGURE), name
         if "image/png" in bundle:
             found.save(str(tmp_path / "figure.png"))
             assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
+        else:
+            with pytest.raises(TypeError, match=rf"^{type(found).__name__} has no figure; write str"):
+                found.save(str(tmp_path / "figure.png"))
+
+
+def test_results_are_those_of_the_run(pool: nbddp.Pool, tmp_path: Path) -> None:
+    """Each number that the program determines is in the data."""
+    found = results(pool)
+    collectives = found["collectives"].to_dict()
+    assert [row["rank"] for row in collectives["ranks"]] == [0, 1]
+    for row in collectives["ranks"]:
+        parts = [row[f"{part}_s"] for part in ("compute", "exposed", "copies", "idle")]
+        assert row["program_s"] == pytest.approx(sum(parts))
+    sums = {kind["collective"]: kind["calls"] for kind in collectives["collectives"]}
+    assert sums["all_reduce"] == 6, "one bucket in each of 6 steps"
+    assert {row["total_bytes"] for row in found["sizes"].to_dict()["sizes"]} == {(4 * 2 + 2) * 4}
+    assert len(found["findings"]) == 0
+    assert not found["findings"]
+    allocated = found["allocations"].to_dict()
+    assert [row["rank"] for row in allocated["ranks"]] == [0, 1]
+    assert all(row["peak_bytes"] == max(held for _, held in row["curve"]) for row in allocated["ranks"])
+    trace = found["trace"]
+    assert isinstance(trace, TraceResult)
+    trace.write(str(tmp_path / "trace.json.gz"))
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    assert events == trace.to_dict()["events"]
+    assert sum(event["ph"] == "X" for event in events) == trace.to_dict()["spans"] > 0
+
+
+def test_a_verdict_is_plain_data() -> None:
+    proof = ProofResult(PROOF)
+    assert (proof.proven, proof.verdict, proof.to_dict()["largest"]) == (False, "differs", None), "infinity is no JSON"
+    (row,) = CheckupResult(HOSTS).to_dict()["hosts"]
+    assert (row["host"], row["open_files"], row["not_reached_by"]) == ("nodea", 1024, [])
+    assert "allows 1024 (ulimit -n)" in CheckupResult(HOSTS).to_dict()["findings"][0]
+
+
+def test_findings_are_counted_and_told() -> None:
+    place = Place("train.py", 9, "step", "loss.backward()")
+    mistake = Finding("past-ddp", "what", ("seen on rank 1",), "it matters", place, ranks=(1,), weight=70)
+    some = SanitizerFindings((mistake,), (), 2, 3, ("not all was recorded",))
+    found = FindingsResult(some, notes=("not all was recorded", "simulated"))
+    assert (len(found), bool(found)) == (1, True)
+    (row,) = found.to_dict()["findings"]
+    assert (row["kind"], row["degree"], row["ranks"]) == ("past-ddp", "wrong", [1])
+    assert (row["file"], row["line"]) == ("train.py", 9)
+    assert str(found).splitlines()[-2:] == ["not all was recorded", "simulated"]
+    assert (str(found).count("not all"), found._repr_html_().count("not all")) == (1, 1), "a note is told once"
+    with pytest.warns(DeprecationWarning, match="FindingsResult as a sequence is deprecated"):
+        assert [each.kind for each in found] == ["past-ddp"]  # type: ignore[attr-defined]
 
 
 def test_simulated_gpus_are_marked_in_data_text_and_figure(pool: nbddp.Pool) -> None:
@@ -137,6 +244,16 @@ def test_simulated_gpus_are_marked_in_data_text_and_figure(pool: nbddp.Pool) -> 
             Image.open(BytesIO(each._drawn.png())).height for each in (found, marked) if hasattr(each._drawn, "png")
         ]
     assert heights[0] < heights[1], "the figure has the line too"
+
+
+def test_each_result_makes_a_frame(pool: nbddp.Pool) -> None:
+    pandas = pytest.importorskip("pandas")
+    for name, found in results(pool).items():
+        frame = found.to_frame()
+        assert isinstance(frame, pandas.DataFrame), name
+        assert len(frame) == len(found._rows()) > 0 or name == "findings"
+        assert not frame["simulated_gpus"].any()
+        assert frame.attrs["notes"] == list(found.notes)
 
 
 def test_without_pandas_the_error_says_what_to_type(pool: nbddp.Pool, monkeypatch: Any) -> None:

@@ -80,7 +80,7 @@ def test_a_table_tells_the_mistake_or_the_first_difference() -> None:
     assert judged(lambda n: 2 * n) == "half(2): expected 1, got 4; that is the double"
     assert judged(lambda n: 1) == "half(4): expected 2, got 1"
     assert judged(lambda n: n / 2) == "half(2): expected 1, got 1.0"
-    assert judged(lambda n: None) == "half returned None: it is still to be written, or its return statement is missing"
+    assert judged(lambda n: None) == "half returned None: you have not written it yet, or it has no return statement"
     assert judged(lambda n: 1 // 0).startswith("half(2) raised ZeroDivisionError: ")
     both = {0: tabulate(lambda n: n // 2, HALF.cases), 1: tabulate(lambda n: n, HALF.cases)}
     assert "on rank 0 and is 2 on rank 1" in HALF.judge(both)

@@ -11,6 +11,7 @@ import nbddp
 from docs import assembly, messages, reference
 from nbddp.launch.options import cell_parser, parse_cell
 from nbddp.notebook.commands import known, parse_command
+from nbddp.output.result import Result
 from tests.places import ROOT
 from tests.unit.test_front import anchors, links
 
@@ -137,6 +138,17 @@ def test_the_glossary_has_the_terms_of_every_lesson() -> None:
     assert "- **shard**: a rank's part of the data. ([05](05-averaging-gradients.ipynb))" in page
     lessons = sorted(path.name for path in (ROOT / "notebooks/solutions").glob("*.ipynb"))
     assert [name for name in lessons if f"]({name})" not in page] == []
+
+
+def test_the_reference_of_python_has_every_result_and_its_data() -> None:
+    """A class of results that a method of a pool returns cannot be forgotten."""
+    page = reference.python_page()
+    found = {kind.__name__ for kind in reference.results()}
+    assert found == {kind.__name__ for kind in Result.__subclasses__() if kind.__module__.startswith("nbddp.")}
+    assert len(found) == 14
+    assert [name for name in (*found, "Result") if f"{{py:class}} {name}\n" not in page] == []
+    assert "{py:method} write(path)" in page
+    assert "{py:function} nbddp.export.torchrun_line(launch, node=0)" in page
 
 
 def test_the_reference_of_python_has_every_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
 import os
@@ -36,13 +37,37 @@ def test_tab_offers_the_public_names_alone() -> None:
     assert offered(nbddp) == NAMES | ERRORS
     assert offered(teach) == {"check", "explore", "grade", "predict"}
     assert offered(nbddp.Pool) == offered(nbddp.Pool()) == OF_POOL
+    assert offered(nbddp.Panel) == offered(nbddp.Panel()) == {"close", "pool"}
+    assert offered(nbddp.Slurm) == {field.name for field in dataclasses.fields(nbddp.Slurm)}
+    assert offered(nbddp.RankValues) == {"by_rank", "count", "index", "ranks"}
     assert "__version__" in dir(nbddp)
 
 
 def test_every_name_that_tab_offers_is_there_and_says_what_it_is() -> None:
-    for of in (nbddp, teach, nbddp.export, nbddp.Pool, nbddp.RankValues):
+    for of in (nbddp, teach, nbddp.export, nbddp.Pool, nbddp.RankValues, nbddp.Panel):
         for name in offered(of):
             assert getattr(getattr(of, name), "__doc__", None), f"{of}.{name}"
+
+
+def test_a_panel_has_the_public_pool() -> None:
+    pool = nbddp.Pool(nproc=2)
+    assert nbddp.Panel(pool).pool is pool
+    panel = nbddp.Panel()
+    assert type(panel.pool) is nbddp.Pool
+    assert str(panel).startswith("no workers are running")
+    with pytest.warns(DeprecationWarning, match="nbddp.Panel.state is deprecated, and nbddp 0.3 will not have it"):
+        assert panel.state.ranks == ()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"nbddp.Panel has no 'nothing'"):
+        panel.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_no_method_takes_what_a_program_cannot_make() -> None:
+    """An argument's type is Python's own, or a public name."""
+    known = {"LogOptions", "Sanitize"}  # a str or a bool does as well
+    for name in OF_POOL - {"running", "world_size"}:
+        for each in [*inspect.signature(getattr(nbddp.Pool, name)).parameters.values()][1:]:
+            words = set(re.findall(r"[A-Z]\w+", str(each.annotation)))
+            assert words <= {"None", "Sequence", "Mapping", "Callable", "Any", "P", "T"} | known, f"{name}: {each}"
 
 
 def test_tab_and_its_names_import_nothing_heavy() -> None:

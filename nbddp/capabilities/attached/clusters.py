@@ -1,4 +1,4 @@
-"""Clusters of ipyparallel's that already run: which one is meant, and what its connection file says of it.
+"""Running ipyparallel clusters: which one a line means, and the contents of its connection file.
 
 `--cluster` names one as ipyparallel does: by its id, as PROFILE/ID, or by a file, that of the cluster or that for
 clients. ipyparallel keeps the files of both in the security folders of IPython's profiles.

@@ -1,4 +1,4 @@
-"""An engine of a cluster that somebody else has started becomes a worker of a pool, and an engine again.
+"""Turns an engine of a running cluster into a worker of a pool, and back into an engine.
 
 The pool's process has the engine evaluate `look`, then `take`, by ipyparallel's `apply`; no agent is on this host. What
 a worker has beyond an engine is put into the process once and stays, since torch's functions are wrapped; `take` and

@@ -1,4 +1,4 @@
-"""How a pool comes to the engines of a cluster that already runs, and what it refuses to do with them."""
+"""How a pool uses the engines of a running cluster, and which requests it refuses for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose text is what comes when no cell runs: which cell has started the thread or the process.
+"""Which cell has started the thread or process that prints while no cell runs.
 
 A thread knows the cell that has started it. A process that a cell leaves behind still holds the pipes into which the
 descriptors lead (`worker.fd_capture`). When the cell has ended, these are known to be that cell's, and the worker goes

@@ -1,4 +1,4 @@
-"""What ranks print when no cell runs: by threads and processes that a cell has started and its end has not ended.
+"""Output of ranks while no cell runs, from threads and processes that outlive their cell.
 
 It is kept beside the log of the cell that was run last (`%ddp log`), and is shown under the next one.
 """

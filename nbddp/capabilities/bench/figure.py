@@ -1,4 +1,4 @@
-"""What a benchmark of collectives measured: time and bus bandwidth by size, with their spread, and a table."""
+"""The figure of measured collectives: time and bus bandwidth by size, with their spread, and a table."""
 
 from __future__ import annotations
 

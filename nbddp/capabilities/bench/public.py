@@ -26,7 +26,7 @@ class BenchResult(Result[list[Measured]]):
     - `collective` (str), `size_bytes` (as nccl-tests counts it), `ranks`.
     - `median_s`, `first_quartile_s`, `third_quartile_s`: of one call.
     - `algorithm_bytes_per_s`, `bus_bytes_per_s`: as nccl-tests has them.
-    - `wrong`: elements of results that were not what they must be.
+    - `wrong`: the number of wrong elements in results.
     """
 
     def _draw(self) -> DescribedFigure:

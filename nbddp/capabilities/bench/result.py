@@ -1,4 +1,4 @@
-"""What a benchmark of collectives measured, as plain data."""
+"""Measured collectives as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounds the number of workers on a machine: memory, threads and descriptors that are free."""
+"""The resources that limit the number of workers on a machine: free memory, threads and descriptors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How many workers a machine can hold: a rule over what each needs and what is free. The nodes' agents say what is free
-(`on_agent`), and are asked before anything is started."""
+"""How many workers a machine can hold: a rule over the need of each and the free resources. The nodes' agents say what
+is free (`on_agent`), and are asked before anything is started."""
 
 from __future__ import annotations
 

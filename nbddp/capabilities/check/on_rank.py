@@ -1,4 +1,4 @@
-"""`--check`: before each collective the ranks compare what they are about to call.
+"""`--check`: before each collective the ranks compare their next calls.
 
 Each rank writes a fingerprint (operation, shape, dtype, reduce operation, root) into the group's store, and waits for
 those of the others. If they differ, every rank raises CollectiveMismatch before gloo is called. gloo would hang, end

@@ -1,4 +1,4 @@
-"""How much of the time each rank computes, communicates, copies and is idle, and what overlaps.
+"""The shares of compute, communication, copies and idle time of each rank, and the overlap.
 
 Definitions of Holistic Trace Analysis (hta.readthedocs.io, "Temporal Breakdown" and "Communication Computation
 Overlap"): compute is time with a kernel that computes; communication is exposed where nothing computes; idle is time

@@ -1,4 +1,4 @@
-"""`Pool.collectives`: what any program's collectives have cost, without a trace.
+"""`Pool.collectives`: the cost of any program's collectives, without a trace.
 
 compute is the CPU time of a rank's main thread; communication is the time for which that thread is blocked in a
 collective. All of it is exposed; the part hidden behind compute is not known. Of a collective that C++ calls and waits
@@ -39,16 +39,7 @@ OF_GPUS = "these are times of the host, which runs ahead of a GPU; %%ddp --trace
 
 
 def collectives(ranks: IdleRanks) -> Breakdown:
-    """Who arrived last at the collectives of the last run that called some, and how each rank spent that run.
-
-    It works for any program, without a trace. Raises PoolNotRunning, or BadInput if no run has called a collective.
-
-    Example:
-
-        pool.run(train)
-        for line in pool.collectives().sentences():
-            print(line)
-    """
+    """The breakdown of the last run that called collectives. Raises PoolNotRunning, or BadInput if no run has."""
     answered = unpacked(ranks.answers("together"))
     found = {r: f if f and f["run"] is not None else None for r, f in answered.items()}
     if not any(found.values()):

@@ -1,5 +1,5 @@
-"""What a trace shows of any program: where each rank's time goes, who comes last to collectives and why, what takes
-longest. Words and tables, the same for a figure, a console and a test.
+"""The content of a trace of any program: where each rank's time goes, who arrives last at collectives and why, and the
+longest calls. Words and tables, the same for a figure, a console and a test.
 
 Of a rank with GPUs the longest kernels and copies count with their durations, as in Holistic Trace Analysis' "Kernel
 Breakdown"; of one without, collectives with the time of their transfer; and operations with their own time, without

@@ -1,4 +1,4 @@
-"""What a name holds on this rank, as digests; and how far its tensors are from another rank's bytes.
+"""The value of a variable on this rank, as digests, and the distance of its tensors from another rank's bytes.
 
 `look` takes of each tensor in a value (`analysis.on_rank_walk`) a BLAKE2b digest of its raw bytes, its L2 norm in
 float64, shape and dtype. By its bytes a NaN equals the same NaN, and no rounding hides a bit. No collective is called

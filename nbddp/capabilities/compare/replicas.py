@@ -1,4 +1,5 @@
-"""Are the ranks' copies of a name equal? Digests of what each rank holds → what differs, and where.
+"""Digests of each rank's values → the differences, and their places. Digests of what each rank holds → what differs,
+and where.
 
 A worker walks what a name holds down to leaves (`nbddp.analysis.on_rank_walk`): tensors, numbers and
 other small values, each under its path. Here the leaves of all ranks are laid side by side. Ranks

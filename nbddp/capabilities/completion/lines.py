@@ -1,4 +1,4 @@
-"""What may come next on a `%%ddp` or `%ddp` line, which ends at the cursor: commands, options and values. Pure."""
+"""Possible continuations of a `%%ddp` or `%ddp` line that ends at the cursor: commands, options and values. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tab and `?` on a rank; and what kind of thing a completion is, without calling the program's code.
+"""Tab and `?` on a rank, and the kind of each completion, without calling the program's code.
 
 IPython knows kinds from Jedi alone, which takes seconds on torch and is off on the ranks.
 """

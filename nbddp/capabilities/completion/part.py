@@ -1,4 +1,4 @@
-"""Tab and `?` in `%%ddp` cells: what rank 0 knows, in the notebook's own tooltips.
+"""Tab and `?` in `%%ddp` cells: rank 0's answers in the notebook's own tooltips.
 
 Options of a line are completed from the grammar; names in the body by asking rank 0 over its control channel, which
 answers while a cell runs. Without a pool, or without an answer in time, the notebook's own completion goes on.

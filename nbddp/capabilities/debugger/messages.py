@@ -1,4 +1,4 @@
-"""What a rank's debugger publishes."""
+"""The messages that a rank's debugger publishes."""
 
 from __future__ import annotations
 

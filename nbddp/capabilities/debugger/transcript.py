@@ -1,5 +1,5 @@
-"""What ranks say that stand in their debuggers, and what they were told: a transcript for each; and what a line that
-a reader types for them asks for. Pure: the panel and the prompt of a terminal are views on it."""
+"""Transcripts of ranks that are stopped in their debuggers, and the meaning of a line that a reader types. Pure: the
+panel and the prompt of a terminal are views on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`%ddp doctor`: what does not work with these libraries, and on the pool's hosts."""
+"""`%ddp doctor`: limitations of these libraries, and of the pool's hosts."""
 
 from __future__ import annotations
 

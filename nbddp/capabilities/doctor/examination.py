@@ -1,4 +1,4 @@
-"""Tries what nbddp needs of torch, ipykernel, IPython and ipyparallel, and tells what came out.
+"""Tries the private APIs of torch, ipykernel, IPython and ipyparallel that nbddp needs, and reports the results.
 
 The trials run in a process of their own (`capabilities.doctor.probe_runner`): this one never imports torch, and a trial
 that ends its process ends nothing else. A pool is asked whether its workers have the same names; it need not be there.

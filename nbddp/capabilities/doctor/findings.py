@@ -1,5 +1,5 @@
-"""What `%ddp doctor` found, as aligned text and as HTML: versions, the machine, the table of seams, what is lost.
-Knows no matplotlib and no pool."""
+"""The findings of `%ddp doctor` as text and as HTML: versions, the machine, the table of private APIs, and lost
+functions. Knows no matplotlib and no pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries every seam of `nbddp.compat.probes` in a process that is thrown away, and says what came out.
+"""Tries every private API of `nbddp.compat.probes` in a temporary process, and reports the results.
 
 `python -m nbddp.capabilities.doctor.probe_runner` writes one line of JSON per seam as soon as it is tried. So a trial
 that ends the process loses no other result. A pool has a copy of its warm process do it (`in_copy`), into a file.

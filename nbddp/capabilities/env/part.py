@@ -1,4 +1,4 @@
-"""What `--debug` and `--env` have in one pool: which of its processes have to be new for a line, and what to say."""
+"""`--debug` and `--env` in one pool: which processes a line has to replace, and the message about it."""
 
 from __future__ import annotations
 

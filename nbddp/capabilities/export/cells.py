@@ -30,9 +30,17 @@ HEAD = '"""The %%ddp cells of a notebook, to be started by torchrun."""\n'
 
 
 def script(cells: Iterable[str]) -> str:
-    """The `%%ddp` cells of a notebook as one script for torchrun. Other cells are left out: they run in the kernel.
+    """Return the `%%ddp` cells of a notebook as one script for torchrun. Other cells run in the notebook kernel, and
+    the script does not have them.
+
+    - cells (several str): the source of each cell.
 
     Raises BadInput if there is no `%%ddp` cell, or if one cannot be part of a script.
+
+    Example:
+
+        from nbddp.export import script
+        assert "print('on every rank')" in script(["%%ddp --nproc 2\\nprint('on every rank')"])
     """
     parts, group_of = [HEAD], 0
     for number, (line, body) in enumerate(_ddp_cells(cells), 1):

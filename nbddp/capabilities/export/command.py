@@ -1,4 +1,4 @@
-"""`%ddp export`: what has run in this notebook, or a notebook's file, → a script, or the text of a job for it.
+"""`%ddp export`: the cells that this notebook has run, or a notebook's file, → a script or a job.
 
 The texts are `nbddp.export`'s; here is what reads and writes files.
 """

@@ -1,4 +1,4 @@
-"""The grammar of `%ddp export`, and what its options say of the job: a `Launch` and a `Job` of `nbddp.export`. Pure."""
+"""The grammar of `%ddp export`, and the `Launch` and `Job` of `nbddp.export` that its options describe. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch and what a job asks of Slurm → the text of a batch script for sbatch.
+"""A launch and a request to Slurm → the text of a batch script for sbatch.
 
 Two shells read it. The batch script's own, on the first node, expands `$MASTER_ADDR`: the same on every node. What
 differs from node to node (`$SLURM_NODEID`, `$SLURM_PROCID`) is in single quotes there and expanded by a shell that srun
@@ -38,14 +38,22 @@ RANKS = (
 
 @dataclass(frozen=True)
 class Job:
-    """What a job requests from Slurm besides nodes and GPUs; an empty string leaves the option out.
+    """The request of a Slurm job, besides nodes and GPUs. An empty string omits the option.
 
-    cpus_per_proc: cores for each process of the program, its data loading included.
-    time: Slurm's `hours:minutes:seconds`. memory_per_cpu: such as `2G`.
-    output: the log's path; Slurm puts the job's name for %x and its number for %j.
-    setup: lines of shell that run first, as they are, such as `source env/bin/activate`.
-    packages: those to install with pip first. gpu: type of the GPUs. image: of the container, where the target has one.
-    Raises BadInput if a process has no core.
+    - name (str): the job's (default `ddp`). partition (str): Slurm's (default: empty).
+    - cpus_per_proc (int): cores for each process of the program, for data loading too (default 4).
+    - memory_per_cpu (str): such as `2G`. time (str): `hours:minutes:seconds` (default `01:00:00`).
+    - output (str): the log's path; Slurm replaces %x by the job's name and %j by its number (default `%x-%j.out`).
+    - setup (tuple of str): shell lines that run first, such as `source env/bin/activate`. packages (tuple of str):
+      installed with pip first.
+    - gpu (str): type of the GPUs. image (str): of the container, if the target has one.
+
+    Raises BadInput if `cpus_per_proc` is below 1.
+
+    Example:
+
+        from nbddp.export import Job
+        job = Job(name="mnist", time="02:00:00", setup=("source env/bin/activate",))
     """
 
     name: str = "ddp"
@@ -69,9 +77,16 @@ class Job:
 
 
 def sbatch_script(launch: Launch, job: Job | None = None) -> str:
-    """The batch script, to submit with sbatch.
+    """Return the text of a batch script, to submit with sbatch.
+
+    - launch (Launch): what is started. job (Job): what is requested (default: `Job()`).
 
     Raises BadInput for a value that no #SBATCH line can hold, and for `min_nodes`: Slurm ends a job that loses a node.
+
+    Example:
+
+        from nbddp.export import Launch, sbatch_script
+        assert "#SBATCH --nodes=2" in sbatch_script(Launch("train.py", nnodes=2))
     """
     job = job or Job()
     if launch.min_nodes is not None:

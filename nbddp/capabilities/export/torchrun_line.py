@@ -29,15 +29,26 @@ def shell_line(words: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of a script on `nnodes` nodes with `nproc` processes each. Raises BadInput if that is impossible.
+    """One start of a script on `nnodes` nodes with `nproc` processes each.
 
-    rendezvous: C10D (torchrun's nodes find out among themselves who is which), STATIC (each node is told its rank) or
-        SRUN (no torchrun: Slurm starts every process and gives it its numbers).
-    gpus_per_proc: 0 for a program that runs on CPU.
-    max_restarts: how often torchrun starts all workers anew when one has failed; SRUN has nobody who would.
-    min_nodes: with c10d, go on with as few nodes as these; not in a batch script.
-    env: variables of every process. own_gpus: each process sees its own GPUs alone. logs: files of its output.
-    host, port: where the ranks meet; in a batch script Slurm says so instead. run_id: tells two jobs at one host apart.
+    - script (str): its path. arguments (tuple of str): its arguments (default: none).
+    - nnodes (int): nodes (default 1). nproc (int): processes per node (default 2).
+    - gpus_per_proc (int): GPUs per process (default 1); 0 for a program that runs on CPU.
+    - rendezvous (str): C10D (default: torchrun's nodes agree on their numbers), STATIC (each node gets its number on
+      its line) or SRUN (Slurm starts every process, without torchrun).
+    - host (str), port (int): where the ranks meet; in a batch script Slurm decides (defaults `node0`, 29400).
+    - run_id (str): distinguishes two jobs at one host (default `ddp`).
+    - max_restarts (int): how often torchrun restarts all workers after a failure (default 0); not with SRUN.
+    - min_nodes (int): with C10D, continue with as few nodes as these (default: all); not in a batch script.
+    - env (tuple of pairs of str): variables of every process. own_gpus (bool): each process sees only its own GPUs.
+    - logs: files of its output, as `%ddp export` sets them (default: none).
+
+    Raises BadInput if the launch is impossible.
+
+    Example:
+
+        from nbddp.export import SRUN, Launch
+        launch = Launch("train.py", ("--epochs", "1"), nnodes=2, nproc=4, rendezvous=SRUN)
     """
 
     script: str = "train.py"
@@ -104,9 +115,16 @@ class Launch:
 
 
 def torchrun_line(launch: Launch, node: int = 0) -> str:
-    """The line to type on node `node`. On one node torchrun finds a free port itself (`--standalone`).
+    """Return the line to type on a node. On one node torchrun finds a free port itself (`--standalone`).
+
+    - launch (Launch): what is started. node (int): number of the node (default 0).
 
     Raises BadInput for a node that the launch does not have, or if Slurm starts the processes.
+
+    Example:
+
+        from nbddp.export import Launch, torchrun_line
+        assert torchrun_line(Launch("train.py")) == "torchrun --standalone --nproc-per-node 2 train.py"
     """
     if not 0 <= node < launch.nnodes:
         raise BadInput(f"there is no node {node}; the launch has nodes 0 to {launch.nnodes - 1}")

@@ -1,4 +1,4 @@
-"""What a collective costs: the α–β model, and how α and β are found from measured collectives.
+"""The cost of a collective: the α–β model, and how α and β are found from measured collectives.
 
 A message of m bytes takes α + m/β seconds on a link of latency α and bandwidth β. (Hockney, "The communication
 challenge for MPP", Parallel Computing 20, 1994.) Every algorithm here is a number of messages one after another, and a

@@ -1,4 +1,4 @@
-"""A forecast: of what a step consists on more and more ranks, and how much of the ranks' time it uses.
+"""The figure of a forecast: the parts of a step on more and more ranks, and the efficiency.
 
 Up to the largest world size on which collectives were measured lines are solid; beyond it they are dashed, and
 called `extrapolated`.

@@ -58,14 +58,7 @@ def sync(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) 
 
 
 def checkup(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:
-    """Check the pool's hosts, as `%ddp doctor` does. Returns the findings; None for a pool on this machine.
-
-    progress: called with a line on each step (default: nothing).
-
-    Example:
-
-        assert pool.checkup() is None
-    """
+    """Check the pool's hosts. Returns None for a pool on this machine."""
     from nbddp.capabilities.hosts import report_query
 
     return report_query.examine(pool.group, progress)

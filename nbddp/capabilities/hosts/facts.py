@@ -1,5 +1,5 @@
-"""What `%ddp doctor` asks of a host, in a process of its own. A name server or a driver may take seconds to answer, and
-the agent's pings must not wait for that."""
+"""The facts of a host that `%ddp doctor` asks for, in a process of its own. A name server or a driver may take seconds
+to answer, and the agent's pings must not wait for that."""
 
 from __future__ import annotations
 

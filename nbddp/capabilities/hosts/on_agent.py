@@ -1,4 +1,4 @@
-"""What a node agent does for pools on several hosts: doors at which others knock, and word of nodes that are wanted.
+"""The tasks of a node agent for pools on several hosts: listening ports that others try, and requests for more nodes.
 
 Whether hosts reach each other is tried with real connections: an agent opens doors on its own addresses, and others
 knock. Everything happens in the agent's loop without blocking, so that its pings go on. A door hands a token to whoever

@@ -1,4 +1,4 @@
-"""What `%ddp doctor` says of a pool's hosts: facts of each → tables, and findings with what to do. Pure."""
+"""The report of `%ddp doctor` on a pool's hosts: facts of each → tables, and findings with their repair. Pure."""
 
 from __future__ import annotations
 
@@ -59,10 +59,14 @@ class HostsReport:
             bound(limits["nofile"][0]), bound(limits["nproc"][0]), memory(limits["memlock"][0]), clock(one),
         ]  # fmt: skip
 
+    def unreached(self, i: int) -> list[str]:
+        """The hosts that do not reach host number i."""
+        address = list(self.hosts.values())[i].offer.address
+        return [who for j, who in enumerate(self.hosts) if j != i and self.tried.get((j, i, address), "")]
+
     def _reached(self, i: int) -> str:
-        names, address = list(self.hosts), list(self.hosts.values())[i].offer.address
-        lost = [who for j, who in enumerate(names) if j != i and self.tried.get((j, i, address), "")]
-        return f"not {', '.join(lost)}" if lost else "all" if len(names) > 1 else "–"
+        lost = self.unreached(i)
+        return f"not {', '.join(lost)}" if lost else "all" if len(self.hosts) > 1 else "–"
 
     def findings(self) -> list[str]:
         """A sentence for each thing that is not as it should be, and what to do."""

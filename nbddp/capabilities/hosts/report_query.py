@@ -1,4 +1,4 @@
-"""Asks the hosts of a pool for what `%ddp doctor` says of them, all at once."""
+"""Asks the hosts of a pool for the facts that `%ddp doctor` reports, all at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a folder is copied to other hosts: rules on paths, and what is said of a copy. Pure."""
+"""Which files of a folder are copied to other hosts: rules on paths, and the text about a copy. Pure."""
 
 from __future__ import annotations
 

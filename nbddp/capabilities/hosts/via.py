@@ -1,4 +1,4 @@
-"""`--via`: a command that starts a node's agent, with {host} and {command} in it; and what such options come to."""
+"""`--via`: a command that starts a node's agent, with {host} and {command} in it, and the values of such options."""
 
 from __future__ import annotations
 

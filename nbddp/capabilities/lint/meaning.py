@@ -1,4 +1,4 @@
-"""What the values of a data-parallel program are: a rank, a DDP model, a sampler; and who reaches a line.
+"""The meaning of values in a data-parallel program, such as a rank, a DDP model or a sampler, and who reaches a line.
 
 Two questions need opposite care. `on_some_ranks` is true if a condition surely differs by rank, `on_all_ranks` if
 surely every rank gets there. Where neither is known, both are false and the rules are silent. Pure: `ast` alone.

@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds. Pure."""
+"""A rule and its finding, as data. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at: files, notebooks, cells → programs, each with the place of its lines. Pure.
+"""The inputs of lint: files, notebooks, cells → programs, each with the place of its lines. Pure.
 
 The `%%ddp` cells of a notebook run in one namespace, so they are one program. Its other cells are another, and a
 `%%writefile` cell is a script. Rows of IPython's own syntax become `pass`.

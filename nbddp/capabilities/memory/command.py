@@ -1,4 +1,4 @@
-"""`%ddp memory`; `Pool.memory`, `Pool.sizes` and `Pool.allocations`: what ranks' memory holds, now or over a step."""
+"""`%ddp memory`; `Pool.memory`, `Pool.sizes`, `Pool.allocations`: the contents of ranks' memory, now or over a step."""
 
 from __future__ import annotations
 
@@ -38,16 +38,8 @@ def memory(ranks: IdleRanks) -> list[RankMemory]:
 
 
 def sizes(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
-    """What names hold on each rank, in bytes: what is shared, and what is sharded.
-
-    names (str): names on the ranks. ranks: which ranks (default: all). Raises PoolNotRunning, or BadInput for a name
-    that no rank has or that holds no tensor.
-
-    Example:
-
-        pool.run_cell("import torch; weights = torch.zeros(10)")
-        assert pool.sizes("weights").held["weights"][0].total == 40
-    """
+    """The bytes that names hold on each rank. Raises PoolNotRunning, or BadInput for a name that no rank has or that
+    holds no tensor."""
     chosen = check_ranks(ranks, pool.placed().world_size, "--ranks")
     found: dict[int, dict[str, NameSize | None]] = unpacked(pool.answers("named_memory", chosen, names=list(names)))
     held = {n: {r: one for r, of in found.items() if (one := of[n])} for n in dict.fromkeys(names)}
@@ -63,15 +55,8 @@ def sizes(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) -> S
 
 
 def allocations(ranks: IdleRanks, step: int | None = None, whole: bool = False) -> Allocations:
-    """What the ranks allocated over a step of the last cell that ran with `memory`.
-
-    step (int): its number (default: the step with the highest peak). whole (bool): the whole cell (default False).
-    Raises PoolNotRunning, or BadInput if nothing was recorded, or not this step.
-
-    Example:
-
-        pool.run_cell("import torch; kept = torch.zeros(1000)", memory=True)
-        found = pool.allocations(whole=True)
+    """The allocations over a step of the last cell that ran with `memory`. step: its number; None: the step with the
+    highest peak. whole: the whole cell. Raises PoolNotRunning, or BadInput if nothing was recorded, or not this step.
     """
     found: dict[int, RecordedSteps | None] = unpacked(ranks.answers("allocations", part="steps"))
     there = {r: f for r, f in found.items() if f}

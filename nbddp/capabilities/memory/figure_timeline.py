@@ -1,4 +1,4 @@
-"""What each rank has in use over a step: a curve per rank on one scale, its peak marked, over the step's phases."""
+"""The memory of each rank over a step: a curve per rank on one scale, its peak marked, over the step's phases."""
 
 from __future__ import annotations
 

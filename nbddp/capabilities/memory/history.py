@@ -1,4 +1,4 @@
-"""What one rank allocated over time, as data: from a snapshot of torch's CUDA allocator, or from samples. Pure.
+"""The allocations of one rank over time, as data: from a snapshot of torch's CUDA allocator, or from samples. Pure.
 
 Of a GPU every allocation is known with the Python frames that made it, so the lines that hold memory at a peak are
 exact. On a CPU nothing records allocations. So the memory in use is sampled, with the line that ran, and each change

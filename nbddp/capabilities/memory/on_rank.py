@@ -1,4 +1,4 @@
-"""Where this rank's memory is: what tensors hold between steps, and the peak.
+"""The contents of this rank's memory: tensors that live between steps, and the peak.
 
 The sources of the numbers, all in bytes:
 

@@ -1,4 +1,4 @@
-"""What names hold on this rank, in bytes: each storage once, a DTensor's own shard, and which other names share it."""
+"""The bytes of variables on this rank: each storage once, a DTensor's own shard, and the variables that share it."""
 
 from __future__ import annotations
 

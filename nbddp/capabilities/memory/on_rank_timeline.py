@@ -1,4 +1,4 @@
-"""Records what this rank allocates while a cell runs (`%%ddp --memory`), and answers for one of its steps.
+"""Records the allocations of this rank while a cell runs (`%%ddp --memory`), and answers for one of its steps.
 
 Where torch sees a GPU its caching allocator keeps the history, with the Python frames of each allocation. Elsewhere a
 thread samples the memory in use, and the user's line that runs. glibc's mallinfo2 takes a microsecond and knows every

@@ -1,4 +1,4 @@
-"""The ranks' allocations over a step (or a cell) side by side: what each line holds at the peak, in words and rows."""
+"""The ranks' allocations over a step (or a cell) side by side: the bytes of each line at the peak, as text and rows."""
 
 from __future__ import annotations
 

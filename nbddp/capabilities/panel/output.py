@@ -1,4 +1,4 @@
-"""What the ranks have printed, rank by rank: which lines are shown under a search, and which of them differ. Pure."""
+"""The output of the ranks, rank by rank: which lines match a search, and which of them differ. Pure."""
 
 from __future__ import annotations
 

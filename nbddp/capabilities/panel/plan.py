@@ -1,4 +1,4 @@
-"""What the panel's launch controls ask for: values → a layout, or the sentence why not and the control that causes it.
+"""The panel's launch controls: values → a layout, or a refusal with the control that causes it.
 
 The controls have no language of their own. Their values become a `%%ddp` line, which `launch.options` reads like a
 typed one, and `Topology.plan` places the workers. So the panel refuses what the line refuses. Pure.

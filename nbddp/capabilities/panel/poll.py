@@ -1,4 +1,4 @@
-"""What a session sees of its pool, from a thread beside the kernel's: it asks agents and ranks, and changes nothing."""
+"""A session's view of its pool, from a separate thread: it asks agents and ranks, and changes nothing."""
 
 from __future__ import annotations
 

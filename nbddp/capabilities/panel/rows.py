@@ -1,4 +1,4 @@
-"""What the ranks are doing, one row each: from a run's looks, the agents' counts and the recorded steps. Pure."""
+"""The state of the ranks, one row each: from a run's samples, the agents' counts and the recorded steps. Pure."""
 
 from __future__ import annotations
 

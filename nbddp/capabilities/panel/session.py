@@ -1,5 +1,5 @@
-"""The pool behind its panels: one session for each pool, which carries out what a view asks for and looks how things
-are. It holds no rules: what is shown is decided in `state`.
+"""The pool behind its panels: one session for each pool, which carries out the requests of a view and samples the pool.
+It holds no rules: what is shown is decided in `state`.
 
 Commands change the pool in the kernel's main thread alone, as cells do. A front end's click comes there; with
 ipykernel's subshells it comes in another thread, and is handed over.

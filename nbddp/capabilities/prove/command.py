@@ -50,21 +50,8 @@ def prove(
     timeout: float = TIMEOUT,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Proof:
-    """Whether N ranks with their batches take the same training step as one process with all of these.
-
-    - step (str): name of a function on the ranks that does forward and backward; args (str): names that it is called
-      with.
-    - batch (several str): names of those that are batches, where that is not clear (default: found out).
-    - timeout (float): seconds for each attempt (default 300). progress: called with a line on each (default: nothing).
-
-    Works on copies: nothing on the ranks changes. Raises PoolNotRunning, or BadInput if the step cannot be run so.
-
-    Example:
-
-        pool.run(train)
-        pool.run_cell(SETUP)  # defines step, model, x and y
-        print(pool.prove("step", "model", "x", "y"))
-    """
+    """Run the step on copies of the ranks and in one process, and compare. `nbddp.Pool.prove` describes the arguments.
+    Raises PoolNotRunning, or BadInput if the step cannot be run so."""
     ranks = pool.placed().world_size
     for name in (step, *args, *batch):
         if NAME.fullmatch(name) is None:

@@ -1,4 +1,5 @@
-"""What the numbers of a proof say: equal within rounding, off by a factor with a known meaning, or not known. Pure.
+"""The verdict on the numbers of a proof: equal within rounding, off by a factor with a known meaning, or not known.
+Pure.
 
 A parameter is equal if its gradients on N ranks and in one process differ by less than rounding can explain. That is
 told by the narrowest floating type in which the step computes. The difference is measured against the gradient's own

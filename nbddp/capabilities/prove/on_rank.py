@@ -1,4 +1,5 @@
-"""`%ddp prove` on a rank: it says what a step reaches, starts a copy of itself, and tells what that has found.
+"""`%ddp prove` on a rank: it lists the values that a step reaches, starts a copy of itself, and returns the copy's
+result.
 
 The rank itself only reads, forks, and reads a pipe. So Stop, a failure or a time limit leave nothing to be taken back:
 the copy is killed. The copy ends by itself when the rank does.

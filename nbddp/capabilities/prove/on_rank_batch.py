@@ -1,4 +1,4 @@
-"""Batches: what of a rank's values is one, and how several are joined to the batch that one process gets.
+"""Batches: which of a rank's values is one, and how several are joined to the batch of one process.
 
 Tensors are joined along their first dimension. Anything else stays as it is where all ranks have the same; a whole
 number that is the number of samples is added, and a list with an entry for each sample is joined. What fits none of

@@ -1,4 +1,4 @@
-"""What a step reaches: its arguments, and the values that its code names, in globals, closures and attributes.
+"""The values that a step reaches: its arguments, and the names in its code, in globals, closures and attributes.
 
 Only names that occur in the code of the step, or of functions of the program that it names, are followed. Code of
 libraries is not read. Nothing is called and nothing changes.

@@ -1,5 +1,5 @@
-"""What a step does while it runs in a copy: precision, random numbers, batch statistics, and collectives that cut
-gradients. Dropout is switched off.
+"""Watches a step that runs in a copy: precision, random numbers, batch statistics, and collectives that cut gradients.
+Dropout is switched off.
 
 `Watch` sees each operator of torch by its dispatch, and thus also what no module tells of, such as a call of
 `torch.nn.functional.batch_norm`.

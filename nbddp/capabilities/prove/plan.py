@@ -1,4 +1,5 @@
-"""What notebook and ranks tell each other: what a step reaches, what copies do, and what they have found. Pure."""
+"""Messages between notebook and ranks about a proof: the values that a step reaches, the task of the copies, and their
+results. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a proof: a verdict with its evidence, the cause where one is known, and what was not seen. Pure."""
+"""The text of a proof: a verdict with its evidence, the cause if one is known, and the limits of the proof. Pure."""
 
 from __future__ import annotations
 

@@ -17,19 +17,8 @@ from nbddp.notebook.commands import Asked
 
 
 def findings(ranks: IdleRanks, *, allow: Sequence[str] = (), same_input: bool = False) -> SanitizerFindings:
-    """What the last run under `sanitize` did wrong, most serious first.
-
-    - allow (several str): kinds that are silenced (default: none).
-    - same_input (bool): the ranks are to see the same input, as in tensor parallelism (default False).
-
-    Raises PoolNotRunning, or BadInput if no run was under `sanitize`, or `allow` has an unknown kind.
-
-    Example:
-
-        pool.run_cell("import torch; model = torch.nn.Linear(4, 2)", sanitize=True)
-        for finding in pool.findings():
-            print(finding.kind, finding.place)
-    """
+    """The mistakes of the last run under `sanitize`, most serious first. Raises PoolNotRunning, or BadInput if no run
+    was under `sanitize`, or `allow` has an unknown kind."""
     unknown = [name for name in allow if name not in KINDS]
     if unknown:
         raise BadInput(f"{unknown[0]} is not a kind of finding; the kinds are {', '.join(KINDS)}")

@@ -1,4 +1,4 @@
-"""What the sanitizer has found, in words, as HTML and as plain data. Pure."""
+"""The findings of the sanitizer, as text, HTML and plain data. Pure."""
 
 from __future__ import annotations
 

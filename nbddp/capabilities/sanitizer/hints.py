@@ -1,4 +1,4 @@
-"""The quiet line under an ordinary run: what ranks have seen of their optimizers, and what is said of it. Pure.
+"""The quiet line under an ordinary run: observations of the ranks about their optimizers, and its text. Pure.
 
 Every statement needs evidence from all ranks: gradients that differed at each look, and parameters that differ. Where
 something is not known, nothing is said.

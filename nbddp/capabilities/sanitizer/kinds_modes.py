@@ -1,4 +1,4 @@
-"""Modes, settings and files that differ by rank or should; and what is slow for no reason. Pure."""
+"""Modes, settings and files that differ by rank, or should; and avoidable slowness. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank records of collectives that Python calls, of files that are written, and of settings."""
+"""A rank's record of collectives that Python calls, of files that it writes, and of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank records of data loaders: samplers, digests of batches, and whether fetches drew random numbers.
+"""A rank's record of data loaders: samplers, digests of batches, and whether fetches drew random numbers.
 
 A fetch happens in the program's process, or in a worker of the loader. A forked worker writes into memory that it
 shares with the program's process; of a spawned one nothing is known.

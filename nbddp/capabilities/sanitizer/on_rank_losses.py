@@ -1,4 +1,4 @@
-"""What a rank records of losses that are means over counted targets: read off the graph that backward runs through.
+"""A rank's record of losses that are means over counted targets, read from the graph that backward runs through.
 
 From the loss down to a sum over counted targets, the graph holds every number that multiplies or divides it. So the
 weight of one target is known, whoever computed it. It may be a mean that leaves labels out, or a masked sum over a

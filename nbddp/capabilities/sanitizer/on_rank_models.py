@@ -1,4 +1,4 @@
-"""What a rank records of DistributedDataParallel: models, forwards, backwards, hooks, and what they hold in the end."""
+"""A rank's record of DistributedDataParallel: models, forwards, backwards, hooks, and their final parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank records of modules: calls past a model, and what is loaded into one."""
+"""A rank's record of modules: calls that bypass a model, and state that is loaded into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank records of the reads that wait for a GPU: a number of the loss, and `torch.cuda.synchronize`.
+"""A rank's record of reads that wait for a GPU: a number of the loss, and `torch.cuda.synchronize`.
 
 A read counts where the program itself makes it in training: of the loss before its backward, or of one number after it.
 What an evaluation or a rollout reads is not counted, nor what torch or a library reads, nor a wait by a clock's side.

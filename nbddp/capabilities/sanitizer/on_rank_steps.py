@@ -1,4 +1,4 @@
-"""What a rank records of optimizers, schedulers, scalers and clipping."""
+"""A rank's record of optimizers, schedulers, scalers and clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--sanitize`, and what belongs to it. Pure."""
+"""`--sanitize` and its options. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank has recorded while a program ran under `--sanitize`: plain data of bounded size. Pure.
+"""The record of one rank while a program ran under `--sanitize`: plain data of bounded size. Pure.
 
 `at` orders what happened on a rank; `place` is an index into `RankRecord.places`. A sample is a flat list. For
 each sampled tensor it has the dot product with fixed weights and the norm, of at most 512 elements.

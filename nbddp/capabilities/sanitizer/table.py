@@ -1,4 +1,4 @@
-"""The kinds of mistakes: what each is called, how much it weighs, by which rule it is found, and what cures it. Pure.
+"""The kinds of mistakes: the name, weight, rule and repair of each. Pure.
 
 From weight 60 on results are wrong, from 30 on they may be, and below they are only slow. Where two findings have one
 cause, `explains` names the effects that are not reported beside the cause.

@@ -34,21 +34,7 @@ def run_script(
     shutdown_timeout: float = SHUTDOWN,
     screen: Screen | None = None,
 ) -> None:
-    """Run a script (or a module) on every rank as torchrun does, in new processes that end with it.
-
-    - script (str): its path, or a module's name; words (str): its arguments.
-    - module (bool): `script` is a module, as in `python -m` (default False).
-    - keep (bool): use the existing processes, and keep the script's names there (default False).
-    - logs: files for the output, as `%ddp run --log-dir` writes them (default: none).
-    - max_restarts, hang_after, timeout, shutdown_timeout: as for `run_cell`.
-    - screen: where the output is shown (default: this notebook or terminal).
-
-    Raises BadInput if there is no such file, or a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut.
-
-    Example:
-
-        pool.run_script("train.py", "--epochs", "1", timeout=600.0)
-    """
+    """The work of `nbddp.Pool.run_script`. screen: where the output is shown; default: this notebook or terminal."""
     program = ScriptProgram(script, module, keep)
     if not pool.spec.elsewhere:
         check_file(program, here())

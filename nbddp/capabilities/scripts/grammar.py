@@ -1,4 +1,4 @@
-"""`%ddp run`: a line of text → what it asks for. Pure; torchrun's own line is `capabilities.scripts.torchrun`'s."""
+"""`%ddp run`: a line of text → the request. Pure; torchrun's own line is `capabilities.scripts.torchrun`'s."""
 
 from __future__ import annotations
 

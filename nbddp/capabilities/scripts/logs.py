@@ -48,6 +48,11 @@ class LogOptions:
         return bool(self.folder) or any((*self.redirects.values(), *self.tee.values()))
 
 
+def given(value: LogOptions | str | None) -> LogOptions | None:
+    """The argument `logs` of a call: a folder stands for `--log-dir`."""
+    return LogOptions(folder=value) if isinstance(value, str) else value
+
+
 def of(which: Which, local_rank: int) -> frozenset[str]:
     """The streams of one local rank."""
     return which.get(local_rank, which.get(None, _SETS["0"]))

@@ -1,4 +1,4 @@
-"""Launches as torchrun has them: what is a script's own on each rank, the log directory, and how ranks failed.
+"""Launches as torchrun has them: a script's own variables on each rank, the log directory, and how ranks failed.
 
 The log directory of a launch, as torchrun lays it out: `FOLDER/RUN_x7f3/attempt_0/LOCAL_RANK/` with stdout.log,
 stderr.log and error.json, and `filtered_stdout.log` beside the ranks. Every node has a directory of its own, as every

@@ -1,5 +1,4 @@
-"""A script or module to run on every rank: what torchrun's command line says of it, and its variables besides a cell's.
-Pure."""
+"""A script or module to run on every rank: its part of torchrun's command line, and its additional variables. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that can be simulated: what is known of each model, and what `--simulate-gpus` names (pure).
+"""GPUs that can be simulated: the known facts of each model, and the value of `--simulate-gpus` (pure).
 
 Names are those of `torch.cuda.get_device_name`. Memory is `total_memory` as machines have published it; it differs by
 some MiB from driver to driver. Links are those of `nvidia-smi topo -m` on the usual server of the model.

@@ -1,4 +1,4 @@
-"""`--simulate-gpus`: what is typed → what a pool has. Pure."""
+"""`--simulate-gpus`: typed text → the value of a pool. Pure."""
 
 from __future__ import annotations
 

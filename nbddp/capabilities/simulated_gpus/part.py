@@ -1,4 +1,4 @@
-"""Simulated GPUs in one pool: its plan has them in place of the machines' own, and it says what they are."""
+"""Simulated GPUs in one pool: they replace the machines' own GPUs in its plan, and are marked as simulated."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Allocation:
         own = ProcessId.of(os.getpid())
         held = [sys.executable, "-m", "nbddp.capabilities.slurm.holder", str(own.pid), str(own.started)]
         comment = f"nbddp {secrets.token_hex(8)}"  # by which the job is found where salloc is killed
-        command = ["salloc", "--job-name=nbddp", f"--comment={comment}", *asked.arguments(nproc), *held]
+        command = ["salloc", "--job-name=nbddp", f"--comment={comment}", *commands.arguments(asked, nproc), *held]
         with open(log, "wb") as file, without_stop():
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0,

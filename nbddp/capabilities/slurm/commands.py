@@ -1,4 +1,4 @@
-"""What Slurm is asked for, and what it answers: command lines and words, no processes.
+"""Requests to Slurm and its answers: command lines and text, no processes.
 
 The formats are those of salloc(1), srun(1), squeue(1) and scontrol(1).
 """
@@ -57,14 +57,18 @@ TOLD = {"TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NOD
 
 @dataclass(frozen=True)
 class Slurm:
-    """A Slurm allocation: an existing job, or a new one to request.
+    """A Slurm allocation for `nbddp.Pool(slurm=…)`: an existing job, or a new one to request.
 
-    - job: the number of an existing job. Without it a new job is requested; if nothing else is given either and this
-      process runs in a job, that job is used.
-    - nodes: number of nodes (default 1); `2-4` takes as many as are free.
-    - partition, account, qos, constraint, gpus_per_node (`4`, `a100:4`), time (`1:00:00`): passed to salloc.
-    - cpus_per_node: cores for all workers of a node (default: one per worker, if no GPUs are requested).
-    - more: other options for salloc, as typed.
+    - job (int): the number of an existing job. Default: this process's own job, if it runs in one and no other argument
+      is given; else a new job.
+    - nodes (int or str): number of nodes; `2-4` takes as many as are free. Default: 1.
+    - time (str): limit of the job, as `hours:minutes:seconds`. Default: the partition's.
+    - gpus_per_node (str): number and type of GPUs, such as `4` or `a100:4`. Default: none.
+    - partition, account, qos, constraint (str): passed to salloc. Default: Slurm's own choice.
+    - cpus_per_node (int): cores for all workers of a node. Default: one per worker, if no GPUs are requested.
+    - more (str): other options for salloc, such as `--exclusive --mem=0`. Default: none.
+
+    The job is requested when the pool starts. Then Slurm's refusal raises SlurmRefused, and a missing salloc BadInput.
 
     Example:
 
@@ -82,25 +86,28 @@ class Slurm:
     constraint: str = ""
     more: str = ""
 
-    def asks(self) -> bool:
-        """Whether a new allocation is described."""
-        return any(getattr(self, name) for name in (*OPTIONS, "cpus_per_node", "more"))
 
-    def arguments(self, nproc: int | None) -> list[str]:
-        """salloc's options for `nproc` workers on each node; None: not known yet. Raises BadInput."""
-        given = [f"{option}={getattr(self, name)}" for name, option in OPTIONS.items() if getattr(self, name)]
-        cpus = self.cpus_per_node or (None if self.gpus_per_node else nproc)
-        try:
-            more = shlex.split(self.more)
-        except ValueError as e:
-            raise BadInput(f"--slurm-options {self.more}: {e}; close the quote") from None
-        return ["--ntasks-per-node=1", *([f"--cpus-per-task={cpus}"] if cpus else []), *given, *more]
+def asks(job: Slurm) -> bool:
+    """Whether a new allocation is described."""
+    return any(getattr(job, name) for name in (*OPTIONS, "cpus_per_node", "more"))
 
-    def line(self) -> str:
-        """As it is typed."""
-        fields = {**OPTIONS, "cpus_per_node": "--cpus-per-node", "more": "--slurm-options"}
-        typed = [f"{option} {shlex.quote(str(getattr(self, f)))}" for f, option in fields.items() if getattr(self, f)]
-        return " ".join([f"--slurm {self.job}" if self.job else "--slurm", *typed])
+
+def arguments(job: Slurm, nproc: int | None) -> list[str]:
+    """salloc's options for `nproc` workers on each node; None: not known yet. Raises BadInput."""
+    given = [f"{option}={getattr(job, name)}" for name, option in OPTIONS.items() if getattr(job, name)]
+    cpus = job.cpus_per_node or (None if job.gpus_per_node else nproc)
+    try:
+        more = shlex.split(job.more)
+    except ValueError as e:
+        raise BadInput(f"--slurm-options {job.more}: {e}; close the quote") from None
+    return ["--ntasks-per-node=1", *([f"--cpus-per-task={cpus}"] if cpus else []), *given, *more]
+
+
+def line_of(job: Slurm) -> str:
+    """The options as they are typed."""
+    fields = {**OPTIONS, "cpus_per_node": "--cpus-per-node", "more": "--slurm-options"}
+    typed = [f"{option} {shlex.quote(str(getattr(job, f)))}" for f, option in fields.items() if getattr(job, f)]
+    return " ".join([f"--slurm {job.job}" if job.job else "--slurm", *typed])
 
 
 def outside(env: Mapping[str, str]) -> dict[str, str]:

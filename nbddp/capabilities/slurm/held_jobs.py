@@ -1,4 +1,4 @@
-"""Jobs of Slurm that a pool holds: requested, kept for another kernel, given back; and what is said of their end."""
+"""Slurm jobs that a pool holds: requested, kept for another kernel, released; and the message about their end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HeldJobs:
             held.release()
         if not self.allocations:
             inside = commands.job_of(os.environ)
-            job = asked.job or (None if asked.asks() else inside)
+            job = asked.job or (None if commands.asks(asked) else inside)
             if job:
                 self.hold(Allocation.standing(job))
             else:

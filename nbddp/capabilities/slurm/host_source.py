@@ -64,7 +64,7 @@ class SlurmNodes(RemoteNodes):
         return jobs
 
     def where(self, spec: LaunchSpec) -> str:
-        return (spec.slurm or Slurm()).line()
+        return commands.line_of(spec.slurm or Slurm())
 
     def on(self, spec: LaunchSpec) -> str:
         return f"in Slurm ({self.where(spec)})"

@@ -1,4 +1,4 @@
-"""What `--slurm` and its options ask for. Pure."""
+"""The values of `--slurm` and its options. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that hold a copy of what a rank prints in its newest run, one for each stream.
+"""The files with a copy of a rank's output in its newest run, one for each stream.
 
 Only text that may be on its way is of use, so of a long output the newest HALF to two HALFs stay. A full file takes the
 number of its first character into its name, and the one before it goes. Each begins with the number of the run.

@@ -1,4 +1,4 @@
-"""The notebook's side: what ranks that died had written, and their messages did not bring, is part of their output."""
+"""The notebook's side: output that dead ranks had written but not sent becomes part of their output."""
 
 from __future__ import annotations
 

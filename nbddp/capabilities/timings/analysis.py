@@ -1,4 +1,4 @@
-"""What one recorded step shows, worked out once for its text, its table and its figure. Pure.
+"""The analysis of one recorded step, computed once for its text, its table and its figure. Pure.
 
 The ranks wait for each other at the end of backward. The time from there to the next such end is a rank's own, without
 its waits in a hook that sends its buckets. DDP lets all ranks leave backward together, so a slow one shows in none of

@@ -1,4 +1,4 @@
-"""The timeline of a step: per rank what it computed, over what it communicated, on one clock."""
+"""The timeline of a step: per rank its compute above its communication, on one clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records what DistributedDataParallel does, step by step, without touching the user's code or results.
+"""Records DistributedDataParallel step by step, without touching the user's code or results.
 
 Times of a step come from four places. These are DDP's forward, the first gradient that enters backward, the end of the
 autograd engine's work, and optimizers' step hooks. Buckets are seen where DDP hands them over. Its C++ reducer gets a

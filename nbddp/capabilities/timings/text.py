@@ -1,4 +1,4 @@
-"""A step in words and rows: the same for a figure's text, what the pointer shows, a table and a test."""
+"""A step as text and rows: the same for a figure's text, a tooltip, a table and a test."""
 
 from __future__ import annotations
 

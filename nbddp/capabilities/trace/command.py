@@ -1,4 +1,4 @@
-"""`Pool.trace`, and what a cell with `--trace` shows: the ranks' traces, merged and written to a file."""
+"""`Pool.trace`, and the output of a cell with `--trace`: the ranks' traces, merged and written to a file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,8 @@ from nbddp.protocol.pickling import NotSent
 
 
 def trace(ranks: IdleRanks) -> Merged:
-    """The merged profile of the last cell that ran with `trace`. Its `data` is the content of a file
-    for Perfetto.
-
-    Ranks that have been replaced since are listed in `missing`. Raises PoolNotRunning, or BadInput if there is none.
-
-    Example:
-
-        pool.run_cell("import torch; torch.ones(3).sum()", trace=True)
-        merged = pool.trace()
-    """
+    """The merged profile of the last cell that ran with `trace`. Ranks that have been replaced since are listed in
+    `missing`. Raises PoolNotRunning, or BadInput if there is none."""
     found: dict[int, RankTrace | str | NotSent] = unpacked(ranks.answers("trace"))  # the trace, or why there is none
     places = ranks.placed().workers
     traces = {r: replace(t, node=places[r].node) for r, t in found.items() if isinstance(t, RankTrace)}

@@ -1,4 +1,4 @@
-"""torch.profiler around a cell, and what is needed to put its trace beside those of the other ranks.
+"""torch.profiler around a cell, and the marks that align its trace with those of the other ranks.
 
 The profiler's clock and the recorder's are read together a few times: the least difference is their shift, since a
 mark can only be late. Collectives come from torch's flight recorder, which has their groups and sequence numbers.

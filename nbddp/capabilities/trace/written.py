@@ -1,4 +1,4 @@
-"""A merged trace, written to a file: what is in it, how large it is, and how to open it."""
+"""A merged trace, written to a file: its contents, its size, and how to open it."""
 
 from __future__ import annotations
 

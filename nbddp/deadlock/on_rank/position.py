@@ -1,4 +1,4 @@
-"""Where this rank is: the user's line, torch's call, and what is known of what that waits for.
+"""The position of this rank: the user's line, torch's call, and the known facts about its wait.
 
 Read from outside the main thread, while that is blocked: from its Python frames; from what was noted when the call
 was made (`call_log`); and from torch's flight recorder (`flight`), which also knows the collectives that C++ calls,

@@ -1,4 +1,4 @@
-"""What of a program may still run its code on this rank, besides the thread that speaks for it.
+"""What else of a program may still run its code on this rank, apart from the thread that represents the rank.
 
 A rank is out of the game only if there is nothing of the kind. So this is a list of what is known to call nobody.
 Everything else counts: each Python thread that is no service of ours, of torch's or of the kernel's, and no idle thread

@@ -1,4 +1,4 @@
-"""An exercise and the answer to it: one line that says `ok`, or what is wrong and why.
+"""An exercise and the answer to it: one line that says `ok`, or names the mistake and its cause.
 
 An exercise never raises for what a learner hands in. Whatever stops its judge (a function that raises, hangs or
 does not return) reaches it as `Wrong`, whose text is the line. Pure: imports only the standard library.
@@ -15,14 +15,17 @@ OK = "ok"
 
 
 class Wrong(Exception):
-    """What is wrong with what was handed in, as one line for the learner."""
+    """The mistake in a submission, as one line for the learner."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`line` is `ok` or what is wrong; `hint` is what was asked for with `hint=True`, or empty; `cost` says which names
-    the ranks have lost by it and which cells make them again, or is empty; `verified` says of a right answer what it
-    was compared with."""
+    """The result of a check. It is true if the answer is right.
+
+    - `ok` (bool); `line` (str): `ok`, or the mistake. `hint` (str): the hint that `hint=True` adds, or empty.
+    - `cost` (str): the variables that ranks have lost by the check, and the cells that create them again; or empty.
+    - `verified` (str): of a right answer, the reference that it was compared with.
+    """
 
     ok: bool
     line: str
@@ -32,7 +35,7 @@ class Answer:
     parts: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """All that is shown: `ok: ` and what was verified, or the line, what it has cost, and the hint."""
+        """The shown text: `ok: ` and the reference, or the line, its cost, and the hint."""
         line = f"{self.line}: {self.verified}" if self.ok and self.verified else self.line
         return "\n".join(filter(None, [*(self.parts or [line]), self.cost, self.hint]))
 
@@ -40,7 +43,7 @@ class Answer:
         return self.ok
 
     def _ipython_display_(self) -> None:
-        """Shows nothing: it has been shown."""
+        """Shows nothing: the check has shown it."""
 
 
 Watch = Callable[[str], AbstractContextManager[list[str]]]
@@ -112,8 +115,8 @@ class Exercise:
 def not_written(name: str, raised: bool = False) -> str:
     """The line for a function that is still as the lesson has it. raised: it raised NotImplementedError."""
     if raised:
-        return f"{name} raised NotImplementedError: it is still to be written"
-    return f"{name} returned None: it is still to be written, or its return statement is missing"
+        return f"{name} raised NotImplementedError: you have not written it yet"
+    return f"{name} returned None: you have not written it yet, or it has no return statement"
 
 
 def mismatch(expected: object, got: object, why: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What a learner's function takes along from the notebook, and which name of it cannot go to the ranks."""
+"""The names that a learner's function uses from the notebook, and which of them cannot be sent to the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a learner's exception means in an exercise, where Python's or torch's own words do not say it.
+"""The meaning of a learner's exception in an exercise, if Python's or torch's own message does not state it.
 
 Pure: imports only the standard library.
 """

@@ -1,4 +1,4 @@
-"""What a check has a rank do: call a learner's function and bring back plain data.
+"""A rank's part of a check: it calls a learner's function and returns plain data.
 
 The learner's own objects stay on the rank. So the notebook imports nothing to look at an answer, and no answer can fail
 to travel. Imports torch only inside what needs it.

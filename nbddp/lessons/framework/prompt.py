@@ -1,4 +1,4 @@
-"""How a question is put to a learner, and when the prediction is compared with what came.
+"""How a question is put to a learner, and when the prediction is compared with the result.
 
 The answer is chosen or typed in a widget, or given to the call: `predict.local_rank(0)`. It may be changed until the
 next cell has run. Then what was predicted is shown below that cell's output, beside what came, and where the question

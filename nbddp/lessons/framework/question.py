@@ -1,4 +1,4 @@
-"""A question that a lesson asks before it shows the answer, and what a learner predicted. Pure.
+"""A question that a lesson asks before it shows the answer, and a learner's prediction. Pure.
 
 A lesson's questions are in its `predictions.ini`, a section each. `nbddp.teach.predict` has them all, and
 `lessons.framework.prompt` shows them.

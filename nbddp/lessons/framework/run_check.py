@@ -1,4 +1,4 @@
-"""Running a learner's function on ranks, so that it cannot hang the notebook, and wording what stopped it.
+"""Runs a learner's function on ranks so that it cannot hang the notebook, and words its failure.
 
 The pool is the notebook's own, with all names on its ranks; where there is none yet, two workers are started.
 """
@@ -50,7 +50,16 @@ _gone: set[int] = set()  # ranks whose processes have ended in the check that ru
 
 @contextmanager
 def on(pool: AnyPool) -> Iterator[AnyPool]:
-    """Checks run on `pool` inside this block: for tests, and to grade outside a notebook."""
+    """Context manager: inside the block, checks run on this pool, for tests and to grade outside a notebook.
+
+    - pool (`nbddp.Pool`): it starts with the first check if it is not running.
+
+    Example:
+
+        from nbddp.teach import check
+        with check.on(pool):
+            check.gpus_of(lambda local_rank, gpus_per_proc: [local_rank])
+    """
     _given.append(inner(pool))
     try:
         yield pool
@@ -325,7 +334,7 @@ def failure_words(failed: WorkerFailed) -> str:
     if last.type == "Misused":
         return last.message
     if last.type == "NotImplementedError" and not message:
-        return f"{who} raised NotImplementedError{place}: that part is still to be written"
+        return f"{who} raised NotImplementedError{place}: you have not written that part yet"
     told, semicolon, means = explained(message).partition("; ") if message else ("", "", "")
     return f"{who} raised {last.type}{': ' * bool(told)}{told}{place}{semicolon}{means}"
 

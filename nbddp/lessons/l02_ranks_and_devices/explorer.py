@@ -1,4 +1,4 @@
-"""Lesson 02: nodes, processes and GPUs, and what each rank gets by its local or by its global rank."""
+"""Lesson 02: nodes, processes and GPUs, and the device of each rank by its local or by its global rank."""
 
 from __future__ import annotations
 

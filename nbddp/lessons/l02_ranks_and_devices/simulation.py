@@ -1,5 +1,5 @@
-"""Lesson 02's explorer: a layout on paper, and what each rank gets that takes its global or its local rank as
-device index. Pure: imports only `nbddp.launch.topology` and what that may."""
+"""Lesson 02's explorer: a layout on paper, and the device of each rank that uses its global or local rank as index.
+Pure: imports only `nbddp.launch.topology` and what that may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 04's collectives on symbols: what each rank has before and after each of them.
+"""Lesson 04's collectives on symbols: the values of each rank before and after each of them.
 
 A rank's tensor is its letter, A on rank 0; where a collective divides it into pieces, A0 is piece 0. A sum is the
 letters that are in it. Pure: imports only `nbddp.launch.topology` and what that may.

@@ -1,4 +1,4 @@
-"""Lesson 04: what collectives leave on each rank; the ring all-reduce and three broken ones, step by step."""
+"""Lesson 04: the result of collectives on each rank; the ring all-reduce and three broken ones, step by step."""
 
 from __future__ import annotations
 

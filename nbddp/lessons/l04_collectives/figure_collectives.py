@@ -1,4 +1,4 @@
-"""Lesson 04's picture of collectives: a row for each rank, what it has before on the left and after on the right."""
+"""Lesson 04's picture of collectives: a row for each rank, with its values before and after."""
 
 from __future__ import annotations
 

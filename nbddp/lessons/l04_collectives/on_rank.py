@@ -1,4 +1,4 @@
-"""What a rank does for lesson 04's check: an all-reduce of the learner's on the first few ranks, and what it sent.
+"""A rank's part of lesson 04's check: a learner's all-reduce on the first few ranks, and the data that it sent.
 
 What is sent is seen at torch's ProcessGroup, below all the ways
 to import its functions.

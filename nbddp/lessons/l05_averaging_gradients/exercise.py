@@ -31,7 +31,7 @@ PARAMETERS = {
 def judge(found: Found, name: str, hooks: bool) -> str:
     """The line for what the ranks brought."""
     if any(f.get("unwritten") for f in found.values()):
-        return f"{name} is still to be written"
+        return f"you have not written {name} yet"
     for number in range(2):
         line = _gradients_line(found, number, hooks)
         if line:
@@ -57,7 +57,7 @@ def _wrong(found: Found, number: int, rank: int, layer: str, hooks: bool) -> str
     if len(yours) != len(reference):
         return "p.grad has another shape"
     if not all(map(math.isfinite, yours)):
-        return "p.grad is not finite; did you divide by 0, such as rank 0's rank?"
+        return "p.grad is not finite; did you divide by 0, for example by the rank (which is 0 on rank 0)?"
     if not any(yours):
         return "the gradient is all zeros"
     alone = _unlike(found, number, layer) or _alone(found, number, layer)

@@ -1,4 +1,4 @@
-"""Lesson 05: the ranks' lines, their loss and their distance, by how they start and what they do with gradients."""
+"""Lesson 05: the ranks' lines, loss and distance, by their start and their treatment of gradients."""
 
 from __future__ import annotations
 

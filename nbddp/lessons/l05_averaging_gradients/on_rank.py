@@ -1,4 +1,4 @@
-"""What a rank does for lesson 05's checks: a backward on its own shard, with the learner's averaging.
+"""A rank's part of lesson 05's checks: a backward on its own shard, with the learner's averaging.
 
 Twice: once from parameters that are equal on all ranks, for two steps, beside one process that has the union of all
 shards; once from parameters that differ from rank to rank, where an averaging that touches parameters instead of

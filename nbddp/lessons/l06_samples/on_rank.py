@@ -1,4 +1,4 @@
-"""What lesson 06's checks have a rank do: run a learner's evaluation and epochs over data that note who reads what."""
+"""A rank's part of lesson 06's checks: a learner's evaluation and epochs, over data that record their readers."""
 
 from __future__ import annotations
 

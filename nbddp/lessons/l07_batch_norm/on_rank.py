@@ -1,4 +1,4 @@
-"""What lesson 07's checks have a rank do: a learner's statistics and batch norm of its shard, forward and backward."""
+"""A rank's part of lesson 07's checks: a learner's statistics and batch norm of its shard, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 09: what every rank of a small program has called after some moves, and who waits for whom."""
+"""Lesson 09: the calls of every rank of a small program after some moves, and who waits for whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 09's figure: what every rank has called, and who waits for whom."""
+"""Lesson 09's figure: the calls of every rank, and who waits for whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does for lesson 09's check: train a small model by the learner's function on this rank's own batches."""
+"""A rank's part of lesson 09's check: it trains a small model by the learner's function on its own batches."""
 
 from __future__ import annotations
 

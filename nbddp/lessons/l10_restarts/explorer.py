@@ -1,4 +1,4 @@
-"""Lesson 10: a training that fails again and again, and what its checkpoints keep of it."""
+"""Lesson 10: a training that fails again and again, and the progress that its checkpoints keep."""
 
 from __future__ import annotations
 

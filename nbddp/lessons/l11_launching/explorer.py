@@ -1,4 +1,4 @@
-"""Lesson 11: a layout, and what starts it: the torchrun line of each node, and a batch script for Slurm."""
+"""Lesson 11: a layout and its commands: the torchrun line of each node, and a batch script for Slurm."""
 
 from __future__ import annotations
 

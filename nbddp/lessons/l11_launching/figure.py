@@ -1,5 +1,5 @@
-"""Lesson 11's figure: the layout, and below it what starts it: a command for each node, the program's lines, a batch
-script. A frame has the colour of the node that it is for."""
+"""Lesson 11's figure: the layout, and below it the command for each node, the program's lines or a batch script. A
+frame has the colour of the node that it is for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 11's explorer: a layout on paper, and what starts it on a cluster. Pure: plans and text."""
+"""Lesson 11's explorer: a layout on paper, and its start on a cluster. Pure: plans and text."""
 
 from __future__ import annotations
 

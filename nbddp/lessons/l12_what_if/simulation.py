@@ -1,4 +1,4 @@
-"""Lesson 12's first explorer: a step of data-parallel training on paper, and what a part of it changes.
+"""Lesson 12's first explorer: a step of data-parallel training on paper, and the effect of changing one part.
 
 The machine is made up, but of a usual size. Its nodes have GPUS GPUs each, joined by a fast link, and one link to the
 other nodes. A GPU computes at RATE; a micro-batch has TOKENS tokens per GPU. A token costs 2 operations per parameter

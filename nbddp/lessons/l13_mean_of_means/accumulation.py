@@ -45,7 +45,7 @@ def diagnose(runs: Sequence[Sequence[Accumulated]], right: Mapping[int, Sequence
     """The line for what every rank did, a run for each number of micro-batches. right: by rank."""
     cases = [[RankAccumulation(r, run[r], right[r][i]) for r in sorted(right)] for i, run in enumerate(runs)]
     if all(t.untouched for case in cases for t in case):
-        return "accumulate left no gradients: it is still to be written, or it calls no backward()"
+        return "accumulate left no gradients: you have not written it yet, or it calls no backward()"
     for case in cases:
         for taken in case:
             line = _line(taken)

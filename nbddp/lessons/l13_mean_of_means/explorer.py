@@ -1,4 +1,4 @@
-"""Lesson 13: what a token counts in the gradient, by the sizes of micro-batches and by what losses are divided."""
+"""Lesson 13: the weight of a token in the gradient, by the sizes of micro-batches and the divisor of losses."""
 
 from __future__ import annotations
 

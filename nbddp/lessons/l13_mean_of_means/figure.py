@@ -1,4 +1,4 @@
-"""Lesson 13's figure: a square for each token, whose area is what the token counts, in a frame of the right size."""
+"""Lesson 13's figure: a square for each token, whose area is the token's weight, in a frame of the correct size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbddp.lessons.l13_mean_of_means.simulation import MicroBatch, Weighed
 
 WIDTH, LEFT, NOTE = 6.5, 1.48, 4.72  # inches: of the sheet, where tokens begin, and where the row's numbers are
 TITLE, HEAD, ROW, LINE, FOOT = 0.3, 0.26, 0.34, 0.17, 0.1
-SIDE, GAP = 0.13, 0.035  # of a token that counts what it should; between tokens
+SIDE, GAP = 0.13, 0.035  # of a token with the correct weight; between tokens
 DASHES = (0, (2, 1.5))
 LETTERS = 108  # of a line of text below
 
@@ -23,12 +23,13 @@ LETTERS = 108  # of a line of text below
 def draw_weights(chosen: Weighed) -> DescribedFigure:
     """A row for each micro-batch; the words are those of the data."""
     rows = [max(ROW, _side(b) + 2 * GAP) for b in chosen.blocks]
-    below = textwrap.wrap(f"Area: what a token counts. Dashed: what it should. {_sentence(chosen.verdict())}", LETTERS)
+    text = f"Area of a square: weight of the token. Dashed frame: correct weight. {_sentence(chosen.verdict())}"
+    below = textwrap.wrap(text, LETTERS)
     height = TITLE + HEAD + sum(rows) + FOOT + LINE * len(below)
     with rc_context(RC):
         figure, axes = sheet(WIDTH, height)
         axes.text(0, TITLE / 2, chosen.head(), size=8.5, weight="bold", va="center", color=INK)
-        for x, said in ((NOTE, "a token counts"), (WIDTH, "all together")):
+        for x, said in ((NOTE, "weight of a token"), (WIDTH, "all together")):
             side = "left" if x == NOTE else "right"
             axes.text(x, TITLE + HEAD / 2, said, size=7.5, ha=side, va="center", color=MUTED)
         y = TITLE + HEAD
@@ -53,7 +54,7 @@ def _row(axes: Any, block: MicroBatch, middle: float) -> None:
         x = LEFT + i * pitch + pitch / 2
         axes.add_patch(_square(x, middle, side, facecolor=TINTS[n], edgecolor=FILLS[n], linewidth=0.9))
         axes.add_patch(_square(x, middle, SIDE, facecolor="none", edgecolor=INK, linewidth=0.8, linestyle=DASHES))
-    axes.text(NOTE, middle, f"{block.relative:.2f} × what it should", size=8, va="center", color=INK)
+    axes.text(NOTE, middle, f"{block.relative:.2f} × correct weight", size=8, va="center", color=INK)
     axes.text(WIDTH, middle, f"{block.share:.0%}", size=8, ha="right", va="center", color=INK)
 
 

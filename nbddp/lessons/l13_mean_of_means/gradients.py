@@ -1,4 +1,4 @@
-"""What a gradient is made of: how many times another one, or how much of each of several."""
+"""The composition of a gradient: a multiple of another one, or a sum of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lesson 13's checks have a rank do: call the learner's function on a DDP, and note gradients and exchanges.
+"""A rank's part of lesson 13's checks: it calls the learner's function on a DDP, and records gradients and exchanges.
 
 Imports torch only inside functions.
 """

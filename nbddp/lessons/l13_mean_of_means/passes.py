@@ -1,4 +1,4 @@
-"""How micro-batches went through DDP: how often gradients were exchanged, and what was kept meanwhile.
+"""How micro-batches went through DDP: how often gradients were exchanged, and which were stored meanwhile.
 
 Right gradients are not enough in lesson 13: all but the last micro-batch belong inside `no_sync`, and each goes
 backward before the next goes forward.

@@ -1,4 +1,4 @@
-"""Lesson 13's explorer: what a token counts in the gradient, by what the ranks divide their losses.
+"""Lesson 13's explorer: the weight of a token in the gradient, by the divisor of the ranks' losses.
 
 Two ranks with two micro-batches each. DDP averages over ranks, so a rank's gradients count 1/2; what a token counts
 within its rank depends on the divisor. Also Kish's effective sample size (Survey Sampling, 1965, section 11.7). The

@@ -133,7 +133,7 @@ def explained(step: TokenStep, weights: Sequence[float]) -> str:
 def judge(step: TokenStep, found: Mapping[int, Watched]) -> str:
     """The line for what the ranks did in one step, by rank."""
     if all(not f["exchanged"] and not any(f["gradients"].values()) for f in found.values()):
-        return "token_weighted_backward left no gradients: it is still to be written, or it calls no backward()"
+        return "token_weighted_backward left no gradients: you have not written it yet, or it calls no backward()"
     return next((line for line in _lines(step, found) if line != OK), OK)
 
 

@@ -87,7 +87,7 @@ def judge(mesh: tuple[int, int], limit: float, found: Mapping[int, Clipped]) -> 
     replicas, shards = mesh
     untouched = all(f["returned"] is None and _factor(f, r, shards) == [1.0] * 3 for r, f in found.items())
     if untouched and all(f["returned"] is None for f in found.values()):
-        return "clip_global_norm returned None and left all gradients: it is still to be written"
+        return "clip_global_norm returned None and left all gradients: you have not written it yet"
     for rank, did in sorted(found.items()):
         line = _line(MeshRank(rank, replicas * shards, shards), limit, did)
         if line:

@@ -1,4 +1,4 @@
-"""What lesson 14's checks have a rank do: take steps with a learner's function, and clip gradients with it.
+"""A rank's part of lesson 14's checks: it takes steps with a learner's function, and clips gradients with it.
 
 Imports torch only inside functions.
 """

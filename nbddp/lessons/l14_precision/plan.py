@@ -1,4 +1,4 @@
-"""What lesson 14's checks do: parameters, gradients, and who finds an inf in which step. Pure."""
+"""The inputs of lesson 14's checks: parameters, gradients, and which rank finds an inf in which step. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 15's exercises: bytes of a rank, a sharded optimizer step, and what is left of an epoch after a resume."""
+"""Lesson 15's exercises: bytes of a rank, a sharded optimizer step, and the rest of an epoch after a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 15: what a rank holds of a model by the stage of ZeRO, and when FSDP gathers layers and frees them."""
+"""Lesson 15: a rank's part of a model by the stage of ZeRO, and when FSDP gathers and releases layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 15's figures: a bar for each stage of ZeRO, of what a rank holds, and FSDP's step on two ranks over time."""
+"""Lesson 15's figures: a rank's memory as a bar for each stage of ZeRO, and FSDP's step on two ranks over time."""
 
 from __future__ import annotations
 

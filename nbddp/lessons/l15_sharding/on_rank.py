@@ -1,4 +1,4 @@
-"""What lesson 15's check has a rank do: steps of an optimizer whose state is sharded, and which collectives made them.
+"""A rank's part of lesson 15's check: steps of an optimizer whose state is sharded, and their collectives.
 
 Imports torch only inside functions.
 """

@@ -1,4 +1,4 @@
-"""Lesson 15's third exercise: what a rank reads in the rest of an epoch, when training resumes on another world size.
+"""Lesson 15's third exercise: a rank's samples in the rest of an epoch, when training resumes on another world size.
 
 A way is right if all ranks together read the rest once, and each step reads the next samples. Then the count of samples
 is a position that the next checkpoint can hold, too.

@@ -1,4 +1,4 @@
-"""Lesson 15's first explorer: what the states of a model take on each rank, by the stage of ZeRO.
+"""Lesson 15's first explorer: the bytes of a model's states on each rank, by the stage of ZeRO.
 
 The closed forms of Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward training trillion parameter
 models", SC 2020, section 3 and figure 1. With mixed precision Adam keeps, per parameter, 2 bytes of itself, 2 of its

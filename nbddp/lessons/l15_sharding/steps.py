@@ -135,7 +135,7 @@ def judge_steps(question: WorldQuestion, by_rank: Mapping[int, Stepped]) -> str:
     """The line for what each rank brings from `stepped`."""
     ranks = sorted(by_rank)
     if all(by_rank[r]["after"][-1] == _float32(question.begin) and not any(by_rank[r]["called"]) for r in ranks):
-        return "sharded_step changed no parameter and called no collective: it is still to be written"
+        return "sharded_step changed no parameter and called no collective: you have not written it yet"
     found = {r: by_rank[r]["after"] for r in ranks}
     for s in range(STEPS):
         for r in ranks:

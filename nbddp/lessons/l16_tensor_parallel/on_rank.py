@@ -1,4 +1,4 @@
-"""What lesson 16's check has a rank do: two linear layers of which each rank has a part, forward and backward.
+"""A rank's part of lesson 16's check: two linear layers of which each rank has a part, forward and backward.
 
 Imports torch only inside functions.
 """

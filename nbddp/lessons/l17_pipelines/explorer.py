@@ -1,4 +1,4 @@
-"""Lesson 17: what each stage of a pipeline does over time, under two schedules."""
+"""Lesson 17: the work of each stage of a pipeline over time, under two schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 17's figure: what each stage does over time, and how many micro-batches' activations it holds."""
+"""Lesson 17's figure: the work of each stage over time, and how many micro-batches' activations it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does for lesson 17's check: one training step of a small pipeline, and what it computed, sent and kept.
+"""A rank's part of lesson 17's check: one training step of a small pipeline, and its results and messages.
 
 The stages are built alike on every rank. So the right gradients are those of all stages in a row, in one process, with
 the whole batch. torch is imported in the functions only: a check names this module in the notebook's kernel.

@@ -1,4 +1,4 @@
-"""Lesson 18: what one mistake does to a training, and which lines of the rubric find it."""
+"""Lesson 18: the effect of one mistake on a training, and which lines of the rubric find it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does for lesson 18's check: a training of the learner's on a small network that notes how it is used.
+"""A rank's part of lesson 18's check: a learner's training on a small network that records its use.
 
 The network is small, so that a check takes seconds; each rank begins with other weights, as without a common seed.
 What comes back is plain data. torch is imported in the functions only: a check names this module in the notebook's

@@ -27,7 +27,7 @@ class Table:
     write: Callable[[str], str] = str
     wrong: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     right: Sequence[str] = ()
-    unwritten: str = "still to be written"
+    unwritten: str = "have not written"
     every: int = 1
     marker: str = "more"
     nproc: int = 2

@@ -10,7 +10,7 @@ GPUS_OF = Table("gpus_of", within(GPUS + "..."), wrong={
     "l = rank % n; return list(range(l * g, l * g + g + 1))": "has 2 indices, but",
     "return [f'cuda:{i}' for i in range(g)]": "device indices are integers",
     "l = rank % n; return [*range(l * g, l * g + g)][::-1]": "right but in another order",
-    "raise NotImplementedError": "gpus_of raised NotImplementedError: it is still",
+    "raise NotImplementedError": "gpus_of raised NotImplementedError: you have not written it",
     "def gpus_of(rank, n, own):\n    first = rank\n    return [last]":
         "raised NameError: name 'last' is not defined (line 3, in gpus_of)",
     "return [[0][rank]]": "gpus_of(1, 4, 1) raised IndexError: list index out of range",

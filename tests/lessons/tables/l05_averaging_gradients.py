@@ -54,10 +54,10 @@ AVERAGE_GRADIENTS = Table("average_gradients", after, every=3, unwritten="nothin
     MEAN_OF + "\np.data -= 0.1 * p.grad": "the second step, rank 0, layer 0.weight: yours",
     MEAN_OF + "\ndist.broadcast(p.data, 0)": "but the parameters were changed too",
     "if dist.get_rank() == 0: dist.all_reduce(p.grad)": "must call the same collectives",
-    "raise NotImplementedError": "average_gradients is still to be written",
+    "raise NotImplementedError": "you have not written average_gradients yet",
     "dist.all_reduce(p.grad); p.grad /= 8":
         "0.25 × the reference: the sum is divided by 8, but the world size is 2: dist.get_world_size()",
-    "dist.all_reduce(p.grad); p.grad /= dist.get_rank()": "did you divide by 0, such as rank",
+    "dist.all_reduce(p.grad); p.grad /= dist.get_rank()": "did you divide by 0, for example by the rank",
     "dist.all_reduce(p.grad); p.grad /= dist.get_rank() + 1":
         "the ranks divide the sum by 1, 2; every rank must divide by the world size",
     MEAN_OF + "; p.grad.fill_(p.grad.mean())": "yours is the same number everywhere",

@@ -76,7 +76,7 @@ PICKLED = changed("torch.load(self.path)", "pickle.load(open(self.path, 'rb'))",
     'torch.save(state, self.path + ".new")', "pathlib.Path(self.path + '.new').write_bytes(pickle.dumps(state))",
     changed("import os", "import os, pathlib, pickle"),
 ))  # fmt: skip
-UNWRITTEN = "save wrote no file: it is still to be written"
+UNWRITTEN = "save wrote no file: you have not written it yet"
 CHECKPOINT = Table("Checkpoint", unwritten=UNWRITTEN, every=12, marker="mutants", nproc=4, wrong={
     changed(LOADS["model"], ""): "rank 0, 0.weight: the weights are not those of the checkpoint",
     changed(LOADS["optimizer"], ""): "ranks 0–3: the optimizer's momentum is lost",

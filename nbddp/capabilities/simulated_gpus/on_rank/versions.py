@@ -1,4 +1,4 @@
-"""What differs between versions of torch: the words of errors that come from CUDA, from its allocator and from NCCL.
+"""Differences between versions of torch: the text of errors from CUDA, from its allocator and from NCCL.
 
 Each text was compared with what its version has. Of 2.6, 2.11, 2.13 and 2.14 that is libc10_cuda, libtorch_cuda and
 libnccl of the wheels; of the others it is their sources.
