@@ -43,6 +43,12 @@ LONG = {  # page → share of its sentences that may be long, and why; other pag
     "CHANGELOG.md": (0.14, "history: entries stay as they were written; a new one is a fragment in changes/"),
 }
 LONG_SHARE = 0.01
+WIDEST_CELL = 200  # characters: two lines of a table on the site
+WIDE = {  # page → why some cells of its tables are wider
+    "docs/findings.md": "the evidence as the program's table has it",
+    "docs/scripts.md": "a list of torchrun's flags",
+    "CHANGELOG.md": "history",
+}
 NO_TERMS = {"CHANGELOG.md": "history; its entries quote old messages"}
 ENDS = re.compile(r"(?<=[.!?;…])[)*\"]*\s+|(?<=[.!?]\))\s+")
 ITEM = re.compile(r"^\s*(?:(?:[-*]|\d+\.)\s+|#+ )")
@@ -66,33 +72,40 @@ class Sentence:
                 yield from ((found[0], right) for found in wrong.finditer(self.text))
 
 
-def blocks(page: str) -> Iterator[tuple[int, str]]:
-    """First line and text of each paragraph, heading, list item and table cell, without code blocks and comments."""
+@dataclass(frozen=True)
+class Block:
+    line: int
+    text: str
+    is_cell: bool = False
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Each paragraph, heading, list item and table cell, without code blocks and comments."""
     page = re.sub(r"(?ms)^ *```.*?^ *```|<!--.*?-->|^    .*?$", lambda found: "\n" * found[0].count("\n"), page)
     first, lines = 0, list[str]()
     for number, line in enumerate([*page.split("\n"), ""], 1):
         if not line.strip() or ITEM.match(line) or line.lstrip().startswith("|"):
             if lines:
-                yield first, "\n".join(lines)
+                yield Block(first, "\n".join(lines))
             lines = []
         if line.lstrip().startswith("|"):
-            yield from ((number, cell) for cell in re.split(r"(?<!\\)\|", line) if cell.strip(" :-"))
+            yield from (Block(number, cell, True) for cell in re.split(r"(?<!\\)\|", line) if cell.strip(" :-"))
         elif line.strip():
             first = first if lines else number
             lines.append(ITEM.sub("", line, count=1) if not lines else line)
 
 
 def sentences(name: str, page: str) -> Iterator[Sentence]:
-    for first, block in blocks(page):
-        text, start = CODE.sub("code", LINK.sub(r"\1", block)), 0
+    for block in blocks(page):
+        text, start = CODE.sub("code", LINK.sub(r"\1", block.text)), 0
         for end in [*(found.end() for found in ENDS.finditer(text)), len(text)]:
             if words := " ".join(text[start:end].split()):
-                yield Sentence(f"{name}:{first + text.count(chr(10), 0, start)}", words.strip("*_;"))
+                yield Sentence(f"{name}:{block.line + text.count(chr(10), 0, start)}", words.strip("*_;"))
             start = end
 
 
 def wrong(name: str, page: str) -> list[str]:
-    """A line for each wrong term, and for each long sentence if the page has too many."""
+    """A line for each wrong term and wide cell, and for each long sentence if the page has too many."""
     found = [*sentences(name, page)]
     terms = [
         f"{one.place}: {term!r} → {right}: {one.text}"
@@ -101,8 +114,13 @@ def wrong(name: str, page: str) -> list[str]:
         if name not in NO_TERMS and (name, term.lower()) not in KEPT
     ]
     long = [f"{one.place}: more than {MOST} words: {one.text}" for one in found if one.is_long]
+    wide = [
+        f"{name}:{block.line}: a cell of more than {WIDEST_CELL} characters: {block.text.strip()}"
+        for block in blocks(page)
+        if block.is_cell and len(LINK.sub(r"\1", block.text).strip()) > WIDEST_CELL and name not in WIDE
+    ]
     share = LONG.get(name, (LONG_SHARE, ""))[0]
-    return terms + (long if len(long) > max(1, share * len(found)) else [])
+    return terms + wide + (long if len(long) > max(1, share * len(found)) else [])
 
 
 PAGES = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -122,7 +140,7 @@ def test_no_exception_is_left_that_nothing_needs() -> None:
         for term, _ in one.terms()
     }
     assert set(KEPT) <= used
-    assert {*LONG, *NO_TERMS} <= {*PAGES}
+    assert {*LONG, *NO_TERMS, *WIDE} <= {*PAGES}
 
 
 PLANTED = """names are kept, the rank is freed, says so, seam, made-up, the kernel ends, last words, leave it out,
@@ -143,3 +161,8 @@ def test_a_long_sentence_would_be_found_in_a_paragraph_a_list_and_a_table() -> N
     assert [line.partition(":  ")[0].split(": ")[0] for line in wrong("a.md", page)] == ["a.md:2", "a.md:4", "a.md:7"]
     short = "word " * 24 + "[end](far/away.md)."
     assert wrong("a.md", f"{short} {short}; {short}\n\n1. {short}\n") == []
+
+
+def test_a_wide_cell_of_a_table_would_be_found() -> None:
+    (found,) = wrong("a.md", f"| a | {'Short one. ' * 20} |\n| b | [{'c' * 99}]({'d' * 300}.md) |\n")
+    assert found.startswith("a.md:1: a cell of more than 200 characters: Short one.")
