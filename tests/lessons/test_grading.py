@@ -811,3 +811,4 @@ def test_the_pages_sessions_last_no_longer_than_they_say() -> None:
     assert list(dict.fromkeys(taken)) == sorted(minutes)
     assert all(sum(minutes[n] / taken.count(n) for n in session) <= int(plan[0]) for session in sessions)
     assert len(sessions) == 16
+    assert "sixteen 90-minute sessions" in page

@@ -40,7 +40,7 @@ KEPT = {  # (page, text of the finding) → why it stays
     ("docs/lint.md", "leave out"): "a cure as the program prints it",
 }
 LONG = {  # page → share of its sentences that may be long, and why; other pages: LONG_SHARE
-    "CHANGELOG.md": (0.14, "history: entries stay as they were written; a new one is a fragment in changes/"),
+    "CHANGELOG.md": (0.11, "history: older entries stay as they were written; new ones are fragments in changes/"),
 }
 LONG_SHARE = 0.01
 WIDEST_CELL = 200  # characters: two lines of a table on the site
