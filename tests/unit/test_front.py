@@ -132,7 +132,7 @@ def test_clone_and_pip_lines_take_the_repository() -> None:
 
 
 def test_the_table_of_where_things_are_taught_names_lessons() -> None:
-    table = LESSONS.split("| where it is explained |")[1].split("\n\n")[0].splitlines()[2:]
+    table = LESSONS.split("| source | topic |")[1].split("\n\n")[0].splitlines()[2:]
     taught = {n for row in table for n in re.findall(r"\d\d", row.rsplit("|", 2)[1])}
     assert taught == {n[:2] for n in NOTEBOOKS} - {"00"}, "every lesson teaches something, and only lessons do"
 
