@@ -41,10 +41,10 @@ def arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE",
         help=f"scripts, notebooks or folders{cells if notebook else '; - is stdin'}")  # fmt: skip
-    add("--format", choices=(TEXT, JSON, SARIF), default=TEXT, help="how findings are printed (default text)")
+    add("--format", choices=(TEXT, JSON, SARIF), default=TEXT, help="format of the findings (default text)")
     add("--select", action="append", default=[], metavar="RULE", help="only this rule; repeatable, or with commas")
-    add("--ignore", action="append", default=[], metavar="RULE", help="without this rule; repeatable, or with commas")
-    add("--explain", metavar="RULE", help="say what a rule is about, with examples")
+    add("--ignore", action="append", default=[], metavar="RULE", help="all rules except this one; repeatable, or with commas")
+    add("--explain", metavar="RULE", help="explain a rule, with examples")
     add("--list-rules", action="store_true", help="list the rules")
 
 

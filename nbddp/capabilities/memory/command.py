@@ -115,10 +115,10 @@ def arguments(parser: Parser) -> None:
         nargs="*",
         type=bindable,
         metavar="NAME",
-        help="what these names hold on each rank, in bytes: what is sharded and what is shared",
+        help="variables whose size in bytes is shown by rank, with sharded and shared parts",
     )
     parser.add_argument("--timeline", action="store_true",
-                        help="allocations over a step of the last cell that was run with %%%%ddp --memory, by rank and "
+                        help="show allocations over a step of the last cell that ran with %%%%ddp --memory, by rank and "
                         "by line")  # fmt: skip
     parser.add_argument("--step", type=_step, metavar="K", help="with --timeline: step K instead of the one with the "
                         "highest peak; all: the whole cell")  # fmt: skip

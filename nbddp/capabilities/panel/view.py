@@ -35,7 +35,7 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("device", "device", "auto uses GPUs where there are any", ("auto", "cpu", "cuda")),
     ("simulate_gpus", "simulated GPUs", "per node, computed on the CPU: 4, 4xA100-80GB; empty: none", str),
     ("visible", "visible GPUs", "all: LOCAL_RANK selects, as torchrun; own: only the worker's", ("all", "own")),
-    ("oversubscribe", "share devices", "allow more workers than there are GPUs or memory for", bool),
+    ("oversubscribe", "share devices", "start more workers than there are GPUs, or than the memory allows", bool),
     ("hang_after", "deadlock after (s)", "seconds before a cell's deadlock is reported, or never", str),
     ("timeout", "cell timeout (s)", "seconds before a cell is ended; empty: never", str),
     ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),

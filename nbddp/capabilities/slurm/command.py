@@ -73,9 +73,9 @@ def submit_arguments(parser: Parser) -> None:
     parser.offers = {"script": (".sbatch", ".slurm", ".sh")}
     parser.add_argument("script", nargs="?", metavar="JOB.sbatch", help="batch script, as of %%ddp export --to slurm")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="arguments", help="arguments of the batch script")
-    parser.add_argument("--follow", type=positive, metavar="JOB", help="follow a job that was submitted before")
+    parser.add_argument("--follow", type=positive, metavar="JOB", help="follow a job that has been submitted")
     parser.add_argument("--detach", action="store_true", help="submit the job without following it")
-    parser.add_argument("--on-stop", choices=("cancel", "leave"), default="cancel", help="what Stop does to the job "
+    parser.add_argument("--on-stop", choices=("cancel", "leave"), default="cancel", help="action of Stop on the job "
                         "(default: cancel it)")  # fmt: skip
 
 
