@@ -133,7 +133,7 @@ class Pool(PublicMethods):
     def stop(self) -> None:
         """End all workers and release Slurm's nodes. Functions that programs gave to `atexit` are called first.
 
-        The pool can be started again; names on its ranks are lost.
+        The pool can be started again; variables on its ranks are lost.
 
         Example:
 

@@ -34,7 +34,7 @@ TERMS = {  # pattern of a wrong term → the standard one
     r"as asked for": "as requested",
     r"now and then": "occasionally",
     r"taken? for granted": "assumed",
-    r"(?<!there )(?<!has )(?:is|are) no (?:file|folder|notebook|address|answer|step|rank|terminal|number|pool)": "is not a",
+    r"(?<!there )(?:is|are) no (?:file|folder|notebook|address|answer|step|rank|terminal|number|pool)": "is not a",
     r"(?:the|its|their|a|in) words of": "the text of",
     r"in (?:the )?meantime": "meanwhile",
     r"outlives?": "survives",

@@ -196,7 +196,9 @@ class AgentClient:
             why = "ended while starting" if self.closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.log))
         if self.warm.missing:
-            raise AgentFailed(f"a worker needs {self.warm.missing}; install it in the kernel's environment")
+            raise AgentFailed(
+                f"a worker needs {self.warm.missing}; install it in the environment of the notebook kernel"
+            )
         return self.warm
 
     def request(self, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:

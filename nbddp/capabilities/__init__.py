@@ -191,7 +191,7 @@ ROWS = (
                 name="python", metavar="PATH", offers=("*",),
                 help="Python interpreter with nbddp on those hosts (default: the path of this one)",
             ),
-            Option(name="setup", metavar="LINE", help="shell line to run on each host first, such as 'module load cuda'"),
+            Option(name="setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'"),
             Option(
                 name="keep_alive", annotation="float | None", type="nbddp.launch.options:duration", metavar="TIME",
                 value="nbddp.capabilities.hosts.via:keep_alive",
@@ -606,7 +606,7 @@ ROWS = (
                 type="nbddp.capabilities.slurm.options:job", const="", metavar="JOB",
                 value="nbddp.capabilities.slurm.options:asked", given="nbddp.capabilities.slurm.options:given",
                 merge="nbddp.capabilities.slurm.options:merged",
-                help="start the workers on Slurm nodes: of JOB, else of the notebook kernel's own job, else of a new job",
+                help="start the workers on Slurm nodes: of JOB, else of this notebook kernel's job, else of a new job",
             ),
             Option(
                 name="nodes", into="slurm", type="nbddp.capabilities.slurm.options:nodes", metavar="N",

@@ -49,7 +49,7 @@ SEAMS = (
     Seam("store of env://", TORCH, "init_process_group is given nbddp's store as an argument"),
     Seam("sockets of a new group", TORCH, "a rank that destroys an NCCL group at once may cut off a slow rank"),
     Seam("store on a given socket", TORCH, "no cell can call init_process_group", needed=True),
-    Seam("store out of reach", TORCH, "any local process can reach the store where the ranks meet"),
+    Seam("store out of reach", TORCH, "any local process can reach the ranks' store"),
     Seam("checks of DETAIL", TORCH, "under TORCH_DISTRIBUTED_DEBUG=DETAIL no deadlock is found"),
     Seam("C++'s log level", TORCH, "--debug changes C++'s log only after %ddp stop"),
     Seam("frames of backward", TORCH, "a rank blocked in backward is not recognized"),

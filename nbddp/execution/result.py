@@ -130,8 +130,8 @@ class RunResult:
             return PoolNotRunning(ended)
         if ended:
             return PoolNotRunning(
-                "the pool ended while the cell was running, because its agent or its controller ended; names on "
-                "its workers are gone, and the next %%ddp cell starts a new pool"
+                "the pool stopped while the cell was running, because its agent or its controller exited; variables on "
+                "its workers are lost, and the next %%ddp cell starts a new pool"
             )
         ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
         if self.ended_by in ends and (found is None or self.interrupted_at is None or found.at > self.interrupted_at):
@@ -238,7 +238,7 @@ class RunResult:
             if code is not None:
                 words = f"{report.end_words(code)}, after it had left the cell; {report.lost_words(names, imports)}"
                 return RankState(ended.rank, outcome.DIED, detail=words)
-            doing = "ending the process group"
+            doing = "closing the process group"
             fate = self.places.fate()
             return RankState(ended.rank, outcome.REPLACED, doing=doing, lost=names, imports=imports, fate=fate)
         if ended.rank in self.broken():

@@ -256,7 +256,7 @@ class GradingSession:
             if told.get("lost"):
                 raise Gone(f"cannot go on: {told['failed']}")
             return NoVerdict(
-                False, gradebook.clean(f"no verdict: the check failed on the ranks' answers: {told['failed']}")
+                False, gradebook.clean(f"no verdict: the check failed on the ranks' answers ({told['failed']})")
             )
         ok, line = told.get("ok"), told.get("line")
         if type(ok) is not bool or not isinstance(line, str) or ok != (line == OK):

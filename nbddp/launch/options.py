@@ -461,7 +461,7 @@ def parse_cell(line: str) -> LaunchSpec:
     spec = launch_spec(space, CELL, argv=argv)
     if spec.max_restarts and spec.ranks is not None:
         raise BadInput(
-            "%%ddp --max-restarts restarts all workers, so it cannot be combined with --ranks; leave one out"
+            "%%ddp --max-restarts restarts all workers, so it cannot be combined with --ranks; remove one of the two"
         )
     return spec
 

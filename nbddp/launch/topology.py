@@ -357,11 +357,11 @@ def _use_gpus(hosts: Sequence[Node], device: str, gpus_per_proc: int | None) -> 
     have = min((len(h.devices) for h in hosts), default=0)
     if device == "cpu":
         if gpus_per_proc:
-            raise BadInput("--gpus-per-proc and --device cpu contradict each other; leave one out")
+            raise BadInput("--gpus-per-proc and --device cpu contradict each other; remove one of them")
         return False
     if have == 0 and (device == "cuda" or gpus_per_proc):
         asked = "--device cuda" if device == "cuda" else f"--gpus-per-proc {gpus_per_proc}"
-        raise BadInput(f"{asked} was requested, but there is no GPU here; leave it out to run on CPU")
+        raise BadInput(f"{asked} needs a GPU, and this machine has none; remove the option to run on CPU")
     return have > 0
 
 
@@ -373,7 +373,7 @@ def _local_world_size(nproc: int | str | None, nodes: Sequence[Node], per_proc: 
     if nproc not in (None, "auto", "gpu", "cpu"):
         raise BadInput(f"--nproc {nproc} is not a number of workers; use a number such as 2, or auto, gpu or cpu")
     if nproc == "gpu" and not per_proc:
-        raise BadInput("--nproc gpu was requested, but there is no GPU here; use --nproc 2 or --nproc cpu")
+        raise BadInput("--nproc gpu needs a GPU, and this machine has none; use --nproc 2 or --nproc cpu")
     if nproc == "cpu":
         return min(n.cores for n in nodes)
     if per_proc:

@@ -35,7 +35,7 @@ from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0
 AT_ONCE = 16  # workers that a node starts between two moments at which Stop is heard
-NO_POOL = "there is no pool; %ddp start --nproc 4, a %%ddp cell or pool.start() starts one"
+NO_POOL = "no workers are running; start some with %ddp start --nproc 4, a %%ddp cell or pool.start()"
 
 
 class EndedStarting(PoolError):
@@ -117,7 +117,7 @@ class WorkerGroup:
         """That the pool has ended by itself, and with what; empty if it has not, or if there was none."""
         if self.topology is None or not self.nodes or self.alive:
             return ""
-        return f"the pool has ended with its {self.nodes[0].lost or 'node agent'}"
+        return f"the pool has stopped with its {self.nodes[0].lost or 'node agent'}"
 
     def node_with(self, rank: int) -> PoolNode:
         """The node on which a rank's process is."""

@@ -167,6 +167,6 @@ def test_an_agent_that_has_ended_meanwhile_is_told_at_once(hosts: Hosts) -> None
     agent = pool.group.added[1].agent
     os.kill(agent.hello.pid, signal.SIGKILL)
     until(lambda: not agent.alive)
-    with pytest.raises(PoolNotRunning, match="gave up on nodeb: its agent has ended in the meantime"):
+    with pytest.raises(PoolNotRunning, match="gave up on nodeb: its agent has exited meanwhile"):
         pool.ensure(LaunchSpec())
     pool.close()

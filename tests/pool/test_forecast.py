@@ -95,9 +95,7 @@ def test_knee_is_the_last_good_number_of_nodes() -> None:
 def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
     words = draw_forecast(foretell()).words
     assert words == draw_forecast(foretell()).words
-    assert words.startswith(
-        "forecast from step 1 of Net\nrecorded on 8 ranks: 113 ms; the model gives 111 ms for it, 2 %"
-    )
+    assert words.startswith("forecast from step 1 of Net\nrecorded on 8 ranks: 113 ms; the model predicts 111 ms, 2 %")
     assert "fitted to 51 measured all-reduces on 2, 4 and 8 ranks:" in words
     assert "ring: latency 6.00 µs, bandwidth 220 GB/s (error <0.1 %" in words or "(error 0 %, at most 0 %)" in words
     assert "forecast with ring, which fits better" in words
@@ -108,7 +106,7 @@ def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
     assert [r[-1] for r in rows] == ["fitted"] + ["extrapolated"] * 10
     undecided = forecast(recording(), made("ring", 8, Link(6e-6, 220e9)))
     assert "fit several algorithms" in draw_forecast(undecided).words
-    assert "forecast with tree, as asked for" in draw_forecast(foretell(algorithm="tree")).words
+    assert "forecast with tree, as requested" in draw_forecast(foretell(algorithm="tree")).words
 
 
 @pytest.mark.every(4)

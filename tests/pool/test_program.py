@@ -345,7 +345,7 @@ def test_nothing_is_left_of_a_pool_whose_cells_started_processes() -> None:
 
 @pytest.mark.parametrize("asks", ["input('name? ')", "import getpass; getpass.getpass()"])
 def test_a_program_that_asks_is_told_how_to_hand_it_over(one: WorkerPool, asks: str) -> None:
-    with pytest.raises(nbddp.WorkerFailed, match="a rank has no keyboard: ask in a cell without %%ddp"):
+    with pytest.raises(nbddp.WorkerFailed, match=r"input\(\) does not work on a rank. Ask in a cell without %%ddp"):
         value(one, asks)
 
 

@@ -92,8 +92,8 @@ KNOWN = {
     "by_hand": (2.0, 1.0, "Known meaning of N: gradients are summed"),
     "twice": (0.5, 0.5, "Known meaning of 1/N: the loss or the gradient is divided by the number of ranks"),
     "past_ddp": (1.2009, 0.785, "0.weight's gradients differ between the ranks"),
-    "batch_norm": (0.9952, 0.243, "Known to give this: batch statistics"),
-    "contrastive": (0.7848, 0.278, "Known to give this: the step calls all_gather"),
+    "batch_norm": (0.9952, 0.243, "Known causes: batch statistics"),
+    "contrastive": (0.7848, 0.278, "Known causes: the step calls all_gather"),
     "unequal": (1.1408, 0.393, "Cause: the ranks have 6 and 2 samples"),
     "masked": (1.4333, 0.721, "of y3 5 and 1 entries count"),
 }

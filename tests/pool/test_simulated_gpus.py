@@ -221,7 +221,7 @@ def test_a_line_may_change_them(pool: WorkerPool) -> None:
     last = "(torch.cuda.device_count(), os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK'])"
     said = pool.ensure(parse_cell("--simulate-gpus 2xA100-80GB"))
     assert said[0] == f"2 simulated GPUs (A100, 80 GB; {SAID}"
-    assert "ranks 0–1 restarted on other devices; names on them are gone" in said
+    assert "ranks 0–1 restarted on other devices; their variables are lost" in said
     assert values(pool, see, last) == [(2, "0,1", "0"), (2, "0,1", "1")]
     pool.ensure(parse_cell("--visible own"))
     assert values(pool, see, last) == [(1, "0", "0"), (1, "1", "0")]

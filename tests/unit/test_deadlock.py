@@ -82,7 +82,7 @@ NOTHING = [
     ([peer(0, "recv", 1), peer(1, "recv", 0, sure=False)], "rank 1 was seen in its wait only once"),
     ([peer(0, "recv", 1, sure=False), done(1)], "so was rank 0"),
     ([peer(0, "recv", 1), done(1, informed=False)], "rank 1 did not say what it has sent"),
-    ([peer(0, "recv", 1), Position(1, "unknown", why="KeyError: 'op'")], "rank 1 could not say where it is"),
+    ([peer(0, "recv", 1), Position(1, "unknown", why="KeyError: 'op'")], "rank 1 cannot report its position"),
     ([Position(0, "blocked", call=Call("wait", "wait")), done(1)], "nobody knows what rank 0 waits for"),
     ([at(0, "all_reduce", 9, seen=False), done(1)], "the recorder does not have what rank 0 waits in"),
     ([at(0, "all_reduce", 9, 3), done(1, blind=frozenset("0"))], "rank 1 has called more than is known"),
@@ -159,7 +159,7 @@ DEADLOCKS = [
     ([at(0, "all_reduce", 5, 2), peer(1, "recv", 0), busy(2)], (0, 1),
      "rank 0 waits in all_reduce #2 (line 5); rank 1 waits in recv from rank 0 (line 3); rank 2 is running"),
     ([at(0, "all_reduce", 5), Position(1, "absent"), Position(2, "absent")], (0,),
-     "rank 0 waits in all_reduce #1 (line 5); ranks 1–2 take no part in this run"),
+     "rank 0 waits in all_reduce #1 (line 5); ranks 1–2 do not take part in this run"),
     ([sub(0), done(1), busy(2)], (0,),
      "rank 0 waits in all_reduce #1 (line 5); rank 1 has finished the cell without calling it"),
 ]  # fmt: skip
@@ -303,7 +303,7 @@ def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:
     found = position_of(1, Whereabouts(failed="KeyError: 'profiling_name'"), before, 1.0)
     assert not found.where, "it may be elsewhere by now"
     places = {0: at(0, "all_reduce", 5), 1: found}
-    assert waiting_words(found, places) == "could not say where it is: KeyError: 'profiling_name'"
+    assert waiting_words(found, places) == "cannot report its position: KeyError: 'profiling_name'"
     assert diagnose(places) is None
     assert waiting_words(places[0], places) == "apparently waiting in all_reduce #1 for rank 1"
 

@@ -35,7 +35,7 @@ def test_a_shell_reads_every_word_as_it_was(arguments: list[str]) -> None:
         ({"arguments": ("a\0b",)}, "NUL byte"),
         ({"nnodes": 2, "min_nodes": 3}, "use 1 to 2"),
         ({"nnodes": 2, "min_nodes": 1, "rendezvous": STATIC}, "only c10d"),
-        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun restarts workers; leave out max_restarts"),
+        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun restarts workers; remove max_restarts"),
     ],
 )
 def test_an_impossible_launch_is_refused(asked: dict[str, Any], says: str) -> None:

@@ -72,7 +72,7 @@ def test_plan_states_its_equation(gpus: int, asked: dict[str, object], equation:
         (8, {"nproc": 3, "gpus_per_proc": 3}, "use --nproc 2"),
         (1, {"nproc": 1, "gpus_per_proc": 2}, "use --gpus-per-proc 1"),
         (2, {"nproc": 1, "nnodes": 3}, "use --nnodes 2 or fewer"),
-        (0, {"gpus_per_proc": 1}, "leave it out to run on CPU"),
+        (0, {"gpus_per_proc": 1}, "remove the option to run on CPU"),
         (0, {"nproc": "gpu"}, "use --nproc 2"),
         (4, {"device": "cpu", "gpus_per_proc": 1}, "leave one out"),
         (0, {"nproc": 0}, "use a positive number"),

@@ -212,7 +212,7 @@ class ClusterEngines(HostSource):
         self.need_reachable()
 
     def names_after(self) -> str:
-        return f"its workers are engines of cluster {self.pool.spec.cluster} again and keep their names"
+        return f"its workers are engines of cluster {self.pool.spec.cluster} again and keep their variables"
 
 
 def _refuse(spec: LaunchSpec) -> None:
@@ -220,7 +220,7 @@ def _refuse(spec: LaunchSpec) -> None:
     interface = getattr(spec, "interface", None)
     asked = f"--interface {interface}" * bool(interface) or "--sync" * bool(getattr(spec, "sync", False))
     if asked:
-        raise BadInput(f"{asked} is for other hosts; add --hosts, or leave it out")
+        raise BadInput(f"{asked} is for other hosts; add --hosts, or remove {asked}")
     if spec.fresh:
         raise BadInput(
             f"--fresh replaces processes, but nbddp cannot replace the engines of cluster {spec.cluster}; %reset -f "
@@ -229,4 +229,4 @@ def _refuse(spec: LaunchSpec) -> None:
     places = {name: getattr(spec, name, None) for name in ("hosts", "slurm")}
     for option, said in {**places, "nnodes": spec.nnodes or spec.elastic}.items():
         if said:
-            raise BadInput(f"the nodes of a cluster are its engines' hosts; leave out --{option} or --cluster")
+            raise BadInput(f"the nodes of a cluster are its engines' hosts; remove --{option} or --cluster")

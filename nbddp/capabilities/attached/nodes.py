@@ -207,7 +207,7 @@ class AttachedCluster:
             if "No module named 'nbddp" in said:
                 raise AgentFailed(
                     f"engine {engine} of cluster {self.cluster.name} lacks this version of nbddp ({said}); install "
-                    "the kernel's nbddp where the engines run, and restart the cluster"
+                    "the nbddp of this notebook kernel where the engines run, and restart the cluster"
                 ) from None
             raise PoolError(f"engine {engine} of cluster {self.cluster.name} did not become a worker: {said}") from None
         return value
@@ -228,17 +228,19 @@ class AttachedCluster:
     def promises(self, engines: Sequence[Engine]) -> list[str]:
         """What is otherwise than with workers of our own, in words."""
         far = [e for e in engines if not e.here]
-        unseen = "a host that falls silent" if all(e.told["nanny"] for e in far) else "the end of one on another host"
+        unseen = (
+            "a host that falls silent" if all(e.told["nanny"] for e in far) else "an engine on another host that exits"
+        )
         late = f"; the hub's heartbeats detect {unseen}, by default after 30 s" if far else ""
         lines = [
-            f"nbddp did not start the engines of cluster {self.cluster.name}: it cannot replace one that ends, their "
-            "logs are with their launcher, and --fresh, --max-restarts and %ddp restart are not possible; %ddp "
-            f"stop leaves them running as engines{late}"
+            f"nbddp did not start the engines of cluster {self.cluster.name}: it cannot replace one that exits, and "
+            "their logs are with their launcher. --fresh, --max-restarts and %ddp restart are not possible; after %ddp "
+            f"stop the engines keep running{late}"
         ]
         before = [e.id for e in engines if e.told["torch"]]
         if before:
             lines.append(
-                f"{several('engine', before)} had already imported torch: environment variables that torch read then "
+                f"{several('engine', before)} had already imported torch: environment variables that torch has read "
                 "keep their effect, except OMP_NUM_THREADS"
             )
         return [*lines, *filter(None, [self.cluster.open_words(bool(far))])]
@@ -313,7 +315,7 @@ class AttachedCluster:
 
     def _lose(self, why: str) -> None:
         self.lost = why
-        ended = f"the pool ended while the cell was running, because {why}; {self.again()}"
+        ended = f"the pool stopped while the cell was running, because {why}; {self.again()}"
         for node, worker in self._living():
             node.left(worker, why, ended)
 
@@ -502,7 +504,7 @@ class AttachedNode(PoolNode):
     def _gone(self) -> ProcessExit:
         """The agent kept the ranks' store, and nothing that is on them."""
         ended = (
-            "the pool ended while the cell was running, because its node agent ended; names stay on its engines, and "
+            "the pool stopped while the cell was running, because its node agent ended; names stay on its engines, and "
             f"%ddp start --cluster {self.joined.cluster.name} uses them again"
         )
         return ProcessExit(pool_ended=ended)
@@ -600,7 +602,7 @@ class Gatekeeper:
         why = answer.get("error")
         if why:
             raise AgentFailed(
-                f"{self._node.name} cannot reach the store where the ranks meet ({why}); the store is on this "
+                f"{self._node.name} cannot reach the ranks' store ({why}); the store is on this "
                 "machine, and the engines' hosts must be able to reach it"
             )
         return dict(answer)

@@ -74,7 +74,7 @@ def _run(command: list[str]) -> tuple[list[Message], str]:
         return messages(e.stdout or b""), f"no answer within {PATIENCE:.0f} s"
     why = ""
     if done.returncode < 0:
-        why = f"the process was ended by {signal.Signals(-done.returncode).name}"
+        why = f"the process was killed by {signal.Signals(-done.returncode).name}"
     elif done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = last or f"the process exited with code {done.returncode}"

@@ -81,7 +81,7 @@ class RemoteAgentClient(AgentClient):
                 )  # fmt: skip
         except OSError as e:
             raise AgentFailed(
-                f"{self.host} cannot be reached: {command[0]} could not be started here: {e.strerror}"
+                f"{self.host} cannot be reached: {command[0]} could not be started here ({e.strerror})"
             ) from None
 
     @property
@@ -247,7 +247,7 @@ class RemoteAgentClient(AgentClient):
             self._next = now + AGAIN
             code = self._rejoin()
             if code == GONE:
-                self._why = "its agent has ended in the meantime"
+                self._why = "its agent has exited meanwhile"
                 self.gone()
 
     def _rejoin(self) -> int | None:

@@ -43,7 +43,13 @@ def arguments(parser: Parser) -> None:
         help=f"scripts, notebooks or folders{cells if notebook else '; - is stdin'}")  # fmt: skip
     add("--format", choices=(TEXT, JSON, SARIF), default=TEXT, help="format of the findings (default text)")
     add("--select", action="append", default=[], metavar="RULE", help="only this rule; repeatable, or with commas")
-    add("--ignore", action="append", default=[], metavar="RULE", help="all rules except this one; repeatable, or with commas")
+    add(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="all rules except this one; repeatable, or with commas",
+    )
     add("--explain", metavar="RULE", help="explain a rule, with examples")
     add("--list-rules", action="store_true", help="list the rules")
 

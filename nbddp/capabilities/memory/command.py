@@ -95,7 +95,7 @@ def allocations(ranks: IdleRanks, step: int | None = None, whole: bool = False) 
 def _why_none(found: RecordedSteps | None, newest: RecordedSteps) -> str:
     """Why a rank has nothing of the newest recording; empty if it has."""
     if found is None or found["run"] != newest["run"]:
-        return "it took no part"
+        return "it did not take part"
     return found["why"]
 
 
@@ -118,7 +118,7 @@ def arguments(parser: Parser) -> None:
         help="variables whose size in bytes is shown by rank, with sharded and shared parts",
     )
     parser.add_argument("--timeline", action="store_true",
-                        help="show allocations over a step of the last cell that ran with %%%%ddp --memory, by rank and "
+                        help="show allocations over a step of the last cell with %%%%ddp --memory, by rank and "
                         "by line")  # fmt: skip
     parser.add_argument("--step", type=_step, metavar="K", help="with --timeline: step K instead of the one with the "
                         "highest peak; all: the whole cell")  # fmt: skip
@@ -138,7 +138,7 @@ def asked_for(line: CommandLine) -> str:
     """`parts`, `names` or `timeline`. Raises BadInput for words that do not go together."""
     args = line.args
     if args["timeline"] and args["names"]:
-        raise BadInput(f"%ddp memory --timeline takes no names; leave out {args['names'][0]} or --timeline")
+        raise BadInput(f"%ddp memory --timeline takes no names; remove {args['names'][0]} or --timeline")
     if args["step"] is not None and not args["timeline"]:
         asked = f"--step {args['step']}"
         raise BadInput(f"%ddp memory {asked} needs --timeline; type %ddp memory --timeline {asked}")

@@ -235,7 +235,7 @@ class Session:
         def end() -> str:
             size = pool.world_size
             pool.stop()
-            return f"pool of {size} stopped; names on its workers are gone"
+            return f"pool of {size} stopped; variables on its workers are lost"
 
         run = self._current()
         if run is None:
@@ -328,7 +328,7 @@ class Session:
     def _not_shown(self, error: Exception) -> None:
         """A view could not show a state: print the traceback, and say so in the panel."""
         traceback.print_exception(error)
-        self._say(f"a part of the panel could not be shown: {type(error).__name__}: {error}")
+        self._say(f"a part of the panel could not be shown ({type(error).__name__}: {error})")
 
     def _say(self, words: str) -> None:
         self.model.change(panel_state.said, words)

@@ -30,14 +30,19 @@ LABEL, CONTROL = "11em", "22em"
 LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("nproc", "workers per node", "processes on each node", int),
     ("nnodes", "nodes", "without hosts the nodes are simulated on this machine", int),
-    ("hosts", "hosts", "reached by ssh, such as nodea,nodeb; empty: this machine", str),
+    ("hosts", "hosts", "reached by ssh, such as nodea,nodeb; empty for this machine", str),
     ("gpus_per_proc", "GPUs per process", "consecutive GPUs of each worker", int),
     ("device", "device", "auto uses GPUs where there are any", ("auto", "cpu", "cuda")),
-    ("simulate_gpus", "simulated GPUs", "per node, computed on the CPU: 4, 4xA100-80GB; empty: none", str),
-    ("visible", "visible GPUs", "all: LOCAL_RANK selects, as torchrun; own: only the worker's", ("all", "own")),
+    ("simulate_gpus", "simulated GPUs", "simulated GPUs per node, such as 4 or 4xA100-80GB; empty for none", str),
+    (
+        "visible",
+        "visible GPUs",
+        "all (LOCAL_RANK selects, as under torchrun) or own (only the worker's)",
+        ("all", "own"),
+    ),
     ("oversubscribe", "share devices", "start more workers than there are GPUs, or than the memory allows", bool),
     ("hang_after", "deadlock after (s)", "seconds before a cell's deadlock is reported, or never", str),
-    ("timeout", "cell timeout (s)", "seconds before a cell is ended; empty: never", str),
+    ("timeout", "cell timeout (s)", "seconds before a cell is stopped; empty for never", str),
     ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
 )
 _keys = itertools.count()
@@ -218,7 +223,7 @@ class View:
             options=[("all ranks", ALL)], layout=w.Layout(width="8em"), tooltip="which ranks Restart restarts"
         )
         buttons = [
-            self._button("Stop", "end the running cell, as the kernel's Stop does", session.stop),
+            self._button("Stop", "stop the running cell, as the notebook's Stop button does", session.stop),
             self._button("Free", "make blocked collectives raise an error", session.free),
             self._button("Stacks", "show where every rank is", session.stacks),
             self.which,

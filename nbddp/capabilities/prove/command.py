@@ -94,7 +94,14 @@ def show(asked: Asked, line: CommandLine) -> Proof:
 def arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("step", type=_name, metavar="STEP", help="function on the ranks that does forward and backward of one step")
-    add("arguments", nargs="*", default=[], type=_name, metavar="ARG", help="variables on the ranks that are passed to it")
+    add(
+        "arguments",
+        nargs="*",
+        default=[],
+        type=_name,
+        metavar="ARG",
+        help="variables on the ranks that are passed to it",
+    )
     add("--batch", type=_names, metavar="NAMES", help="variables of the step that are batches, such as x,y")
     add("--timeout", type=duration, default=TIMEOUT, metavar="TIME", help="time limit of each attempt (default 5m)")
 

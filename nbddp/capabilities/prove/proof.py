@@ -211,7 +211,7 @@ def _judged(
         many = f"what the optimizer makes of {found.updates.first} differs between the ranks by"
         text = f"gradients are equal, but {many} {_percent(found.updates.spread)}"
         known = (
-            "Known to give this: a learning rate, or a state of the optimizer, that is a rank's own; an earlier update "
+            "Known causes: a learning rate, or a state of the optimizer, that is a rank's own; an earlier update "
             "in the step whose gradients were not averaged."
         )
         return "differs", f"differs: {text}", known
@@ -249,11 +249,11 @@ def _apart(headline: str, attempt: Attempt, deviation: Deviation) -> tuple[Verdi
     apart = f"{deviation.first}'s gradients differ between the ranks by {_percent(deviation.spread)}"
     if not deviation.constant:
         return "differs", headline, (
-            f"{apart}: they were not averaged, or changed afterwards. Known to give this: a forward or loss that goes "
-            "past DDP (ddp.module), no_sync, a parameter that DDP did not know when it was made."
+            f"{apart}. They were not averaged, or changed afterwards. Known causes: a forward or loss that bypasses "
+            "DDP (ddp.module), no_sync, or a parameter that DDP did not know when it was created."
         )  # fmt: skip
     return "differs", headline if deviation.off > attempt.comparison.allowed else f"differs: {apart}", (
-        f"On rank 0 they are {deviation.factor:.3g} × those of one process. Known to give this: an edit after backward "
+        f"On rank 0 they are {deviation.factor:.3g} × those of one process. Known causes: an edit after backward "
         "by a rank's own numbers, as clipping by its own loss."
     )  # fmt: skip
 
@@ -358,13 +358,13 @@ def _seen_cause(attempt: Attempt, equal_batches: bool, counts: str, deviation: D
     """Without an attempt that removes the difference alone."""
     if equal_batches and attempt.statistics and not counts and len(set(attempt.sizes)) == 1:
         return (
-            "Known to give this: batch statistics (batch_norm) are those of each rank's own samples. With one batch on "
+            "Known causes: batch statistics (batch_norm) are those of each rank's own samples. With one batch on "
             "all ranks they equal one process, and batches are of one size."
         )
     if attempt.cuts:
         called = ", ".join(attempt.cuts)
         return (
-            f"Known to give this: the step calls {called}, whose result has no gradient, so what others do with a "
+            f"Known causes: the step calls {called}, whose result has no gradient, so what others do with a "
             "rank's values gives none. Gather by torch.distributed.nn.functional.all_gather, which has one."
         )
     seen = [f"the ranks have {' and '.join(map(str, attempt.sizes))} samples"] if len(set(attempt.sizes)) > 1 else []

@@ -24,7 +24,7 @@ def state_of_a_step() -> None:
         expect(torch_compat.shards_over(model) is None, "a DDP model is taken for one of FSDP2's")
         _fsdp2()
         del model
-    expect(seen == [True] and not torch_compat.in_backward(), "whether a backward runs cannot be told")
+    expect(seen == [True] and not torch_compat.in_backward(), "whether a backward runs cannot be determined")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(1))
     expect(torch_compat.scale_of(scaler) is not None, "a GradScaler keeps its scale elsewhere")

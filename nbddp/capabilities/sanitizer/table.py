@@ -257,7 +257,7 @@ ROWS = (
     MistakeKind(
         "averaged-twice", MEANS, 86,
         "gradients of a DDP model were all-reduced by hand after DDP had exchanged them, and changed by it",
-        "leave out the all-reduce: DDP has averaged the gradients when backward returns",
+        "remove the all-reduce: DDP has averaged the gradients when backward returns",
         "for p in ddp.parameters(): dist.all_reduce(p.grad)",
     ),
     MistakeKind(
@@ -335,7 +335,7 @@ ROWS = (
     MistakeKind(
         "exchanged-again", SPEED, 22,
         "gradients of a DDP model were all-reduced by hand after DDP had exchanged them, and stayed as they were",
-        "leave out the all-reduce: DDP has averaged the gradients when backward returns",
+        "remove the all-reduce: DDP has averaged the gradients when backward returns",
         "dist.all_reduce(p.grad); p.grad /= world",
     ),
     MistakeKind(

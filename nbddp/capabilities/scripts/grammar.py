@@ -43,7 +43,9 @@ def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine
     typed = vars(space)
     keep = typed.get("keep", False)
     if keep and typed.get("max_restarts"):
-        raise BadInput(f"{parser.prog} --max-restarts starts new processes, so --keep cannot work; leave one out")
+        raise BadInput(
+            f"{parser.prog} --max-restarts starts new processes, so --keep cannot work; remove one of the two"
+        )
     shutdown = typed.get("shutdown_timeout") or shutdown_of(os.environ)
     program = ScriptProgram(space.script, typed.get("module", False), keep)
     spec = launch_spec(

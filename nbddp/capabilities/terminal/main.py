@@ -88,7 +88,7 @@ def status(line: CommandLine) -> None:
         title = f"pool {agent.pool_id} · started in {info.get('cwd', '?')} by process {info.get('owner', '?')}"
         print(status_table(answer, title))
         if answer.get("keep"):
-            print(f"its warm process stays for {lasts(answer['keep'])} after the kernel ends (--keep-warm)")
+            print(f"its warm process stays for {lasts(answer['keep'])} after the notebook kernel exits (--keep-warm)")
         print()
 
 
@@ -120,8 +120,8 @@ def restart(line: CommandLine) -> None:
         picked = [c for c in workers if line.args["ranks"] is None or c["rank"] in line.args["ranks"]]
         agent.request("signal", pids=[c["pid"] for c in picked], signal=int(signal.SIGKILL))
         print(
-            f"pool {agent.pool_id}: {counted(len(picked), 'worker')} ended; the next cell starts new ones, and names "
-            "on the old ones are gone"
+            f"pool {agent.pool_id}: {counted(len(picked), 'worker')} stopped; the next cell starts new ones, and the "
+            "variables are lost"
         )
 
 
