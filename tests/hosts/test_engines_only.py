@@ -188,7 +188,7 @@ def test_what_cannot_be_done_says_what_is_true_and_what_to_type(taken: WorkerPoo
         taken.run_cell("1", max_restarts=2)
     with pytest.raises(nbddp.BadInput, match="cannot be changed; %ddp stop, then %ddp start --cluster stock"):
         taken.ensure(LaunchSpec(nproc=2))
-    with pytest.raises(nbddp.BadInput, match="leave out --nnodes or --cluster"):
+    with pytest.raises(nbddp.BadInput, match="remove --nnodes or --cluster"):
         taken.ensure(LaunchSpec(nnodes=2))
     with pytest.raises(nbddp.BadInput, match="the pool runs on cluster stock; %ddp stop ends it"):
         taken.ensure(LaunchSpec(hosts="nodea"))

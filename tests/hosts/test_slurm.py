@@ -51,7 +51,7 @@ def test_a_line_says_what_is_asked_of_slurm() -> None:
     [
         ("--nodes 2", "--nodes needs --slurm; add --slurm, or remove --nodes"),
         ("--keep-alive 10m", "--keep-alive needs --hosts or --slurm; add one of them, or use --keep-warm"),
-        ("--slurm --hosts a,b", "--slurm chooses the hosts, so it cannot be combined with --hosts a,b; leave one out"),
+        ("--slurm --hosts a,b", "--slurm chooses the hosts, so it cannot be combined with --hosts a,b; remove one"),
         ("--slurm 7 --nodes 2", "--slurm 7 already has its nodes; remove --nodes"),
         ("--slurm gpu", "'gpu' is not a job number; squeue --me lists yours"),
         ("--slurm --time", "--time: expected one argument; write it as --time T"),

@@ -85,7 +85,7 @@ def test_no_value_can_end_its_directive_and_begin_another(name: str) -> None:
 
 
 def test_what_slurm_would_not_do_is_refused() -> None:
-    with pytest.raises(BadInput, match="leave out min_nodes=1"):
+    with pytest.raises(BadInput, match="remove min_nodes=1"):
         sbatch_script(Launch(nnodes=2, min_nodes=1))
     with pytest.raises(BadInput, match="cpus_per_proc=0 is not possible"):
         Job(cpus_per_proc=0)

@@ -274,9 +274,9 @@ def test_some_options_of_a_script_are_for_a_notebook(flag: str) -> None:
 
 
 def test_help_of_a_script_has_its_own_words() -> None:
-    with pytest.raises(options.HelpAsked, match=r"(?s)the default without\s+--keep.*between SIGTERM and SIGKILL"):
+    with pytest.raises(options.HelpAsked, match=r"(?s)the default without\s+--keep.*between\s+SIGTERM\s+and\s+SIGKILL"):
         parse_command("run --help")
-    with pytest.raises(options.HelpAsked, match=r"(?s)all variables are lost.*that ranks have to clean up"):
+    with pytest.raises(options.HelpAsked, match=r"(?s)all\s+variables\s+are\s+lost.*that\s+ranks have to clean up"):
         parse_cell("--help")
 
 

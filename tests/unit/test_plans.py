@@ -74,7 +74,7 @@ def test_plan_states_its_equation(gpus: int, asked: dict[str, object], equation:
         (2, {"nproc": 1, "nnodes": 3}, "use --nnodes 2 or fewer"),
         (0, {"gpus_per_proc": 1}, "remove the option to run on CPU"),
         (0, {"nproc": "gpu"}, "use --nproc 2"),
-        (4, {"device": "cpu", "gpus_per_proc": 1}, "leave one out"),
+        (4, {"device": "cpu", "gpus_per_proc": 1}, "remove one of them"),
         (0, {"nproc": 0}, "use a positive number"),
         (0, {"nproc": "three"}, "use a number such as 2, or auto, gpu or cpu"),
     ],

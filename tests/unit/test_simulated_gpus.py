@@ -353,5 +353,5 @@ def test_a_refusal_is_repeated_and_a_success_is_said_once(monkeypatch: pytest.Mo
     assert part.planned(LaunchSpec(), HERE) == []
     attached = pool_of("", None)
     vars(vars(attached)["_pool"].group)["can_respawn"] = False
-    with pytest.raises(BadInput, match="leave out --cluster"):
+    with pytest.raises(BadInput, match="remove --cluster"):
         attached.planned(spec, placed)

@@ -106,8 +106,8 @@ def test_an_optimizer_that_is_a_little_slower_does_not_speak_for_the_machine() -
     assert found is not None
     assert found.what == EITHER
     assert found.describe().endswith(
-        "a larger batch, longer inputs or a slower machine; the optimizer, whose work does not depend on the batch, "
-        "takes 1.35 times as long, which does not tell which"
+        "Possible causes are a larger batch, longer inputs or a slower machine. The optimizer, whose work does not "
+        "depend on the batch, takes 1.35 times as long, which does not decide it"
     )
     as_slow = cause(table(forward=1.9, backward=1.8, loss=1.5, optimizer=1.6), 2)
     assert as_slow is not None

@@ -289,9 +289,9 @@ def test_flags_of_a_newer_torchrun_are_answered(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_torchcomms_is_refused_with_a_reason() -> None:
-    with pytest.raises(BadInput, match="cannot read or free ranks in torchcomms; leave out TORCH_DIST"):
+    with pytest.raises(BadInput, match="cannot inspect or unblock ranks in torchcomms; remove TORCH"):
         asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=1")
-    with pytest.raises(BadInput, match="cannot read or free ranks in torchcomms"):
+    with pytest.raises(BadInput, match="cannot inspect or unblock ranks in torchcomms"):
         asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=false")  # torch takes it for a yes
     assert asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=0").launch.env
 

@@ -45,7 +45,7 @@ def arguments(parser: Parser) -> None:
         "In a %%ddp cell, breakpoint() stops the ranks and opens a prompt for all of them. n, s, r and c step them "
         "together, p x shows x on every rank, and @1 p x on rank 1. q stops the cell, and h lists all commands. If a "
         "panel is open (%ddp panel), its Debugger page is the prompt. After a failure, %ddp debug shows the frames of "
-        "the rank that failed first, with the commands w, u, d, l, p x, a and q. Without a prompt, it prints them."
+        "the rank that failed first. Its commands are w, u, d, l, p x, a and q. Without a prompt, it prints the frames."
     )
 
 

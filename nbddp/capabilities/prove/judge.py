@@ -44,8 +44,8 @@ FACTORS = (
     ),
     KnownFactor(
         "1/N²", lambda n: 1 / n**2,
-        "the gradient is divided by the number of ranks two times more often than by DDP: a sum over the samples and "
-        "one division, or two divisions. Remove them",
+        "the gradient is divided by the number of ranks, two times more often than by DDP. The step has a sum over "
+        "the samples and one division, or two divisions. Remove them",
     ),
     KnownFactor(
         "N²", lambda n: float(n**2),

@@ -281,8 +281,8 @@ ROWS = (
     ),
     MistakeKind(
         "unequal-tokens", MEANS, 57,
-        "at half of the steps and at least 4, counts of targets were 1.2 times apart between ranks, and each rank's "
-        "targets weighed the same in all",
+        "at half of the steps (at least 4), target counts were 1.2 times apart between ranks; each rank's targets had the "
+        "same total weight",
         "divide by the count of all ranks: dist.all_reduce(n); loss = cross_entropy(..., reduction='sum') * world / n",
         "cross_entropy(logits, labels)  # labels of -100 are not counted",
         ("unequal-batches",),
@@ -340,9 +340,9 @@ ROWS = (
     ),
     MistakeKind(
         "host-sync", SPEED, 21,
-        "at 90 % of at least 30 optimizer steps, one line of the program waited for a GPU: it read the loss, or a "
-        "number after backward, or synchronized in a function that does not ask for the time",
-        "keep loss.detach() on the GPU, and read it at each k-th step: if step % 50 == 0: print(loss.item())",
+        "at 90 % of at least 30 optimizer steps, one line of the program waited for a GPU. It read the loss or a "
+        "number after backward, or synchronized in a function that does not read the clock",
+        "keep loss.detach() on the GPU, and read it at each k-th step, as in if step % 50 == 0: print(loss.item())",
         "optimizer.step(); total += loss.item()",
     ),
     MistakeKind(
