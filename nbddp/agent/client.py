@@ -193,7 +193,7 @@ class AgentClient:
         """Wait until workers can be started; what the agent said then (devices, cores, host)."""
         self.wait_until(lambda: self.warm is not None or self.closed, timeout)
         if self.warm is None:
-            why = "ended while starting" if self.closed else f"was not ready after {timeout:.0f} s"
+            why = "exited while starting" if self.closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.log))
         if self.warm.missing:
             raise AgentFailed(
@@ -221,7 +221,7 @@ class AgentClient:
             raise AgentFailed(self.ended()) from None
 
     def send(self, message: Message) -> None:
-        """Raises OSError, or ValueError where the connection has ended."""
+        """Raises OSError, or ValueError where the connection was lost."""
         with self._sending:
             self._put(message)
 
@@ -342,7 +342,7 @@ class AgentClient:
         runtime_dir.sweep(self.home)
 
     def last_words(self) -> str:
-        """Why the agent has ended, by its log; else how, and whether it had room for a log."""
+        """Why the agent has exited, by its log; else how, and whether it had room for a log."""
         if self._last_words:
             return self._last_words
         try:
@@ -369,7 +369,7 @@ class AgentClient:
 
     def ended(self) -> str:
         """That it has, and what it said last."""
-        return f"the node agent has ended: {self.last_words()}"
+        return f"the node agent has exited: {self.last_words()}"
 
     def _listen(self) -> None:
         lines, read = self.lines, self._read

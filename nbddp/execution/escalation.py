@@ -134,7 +134,7 @@ class Escalation:
 
     def _release(self, action: supervise.ReleaseRanks) -> None:
         run = self._run
-        self._say_why(f"freeing {rank_words(action.ranks)}")
+        self._say_why(f"unblocking {rank_words(action.ranks)}")
         if not self.released:
             self.then = self.then or run.next_request()
             self._released_at = time.monotonic()

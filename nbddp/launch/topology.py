@@ -241,9 +241,7 @@ class Topology:
         usable = hosts if use_gpus else [_without_gpus(h) for h in hosts]
         nodes = simulate(usable[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(usable)
         if len(nodes) != nnodes:
-            raise BadInput(
-                f"--nnodes {nnodes} was requested, but there are {len(nodes)} hosts; use --nnodes {len(nodes)}"
-            )
+            raise BadInput(f"--nnodes {nnodes} does not match the {len(nodes)} hosts; use --nnodes {len(nodes)}")
         local = _local_world_size(nproc, nodes, per_proc)
         if use_gpus and not oversubscribe:
             _refuse_shortage(nodes, local, per_proc)
@@ -304,7 +302,7 @@ def planned(
     count, gpus = nnodes or 1, gpus_per_node or 0
     if gpus_per_proc and not gpus:
         raise BadInput(
-            f"--gpus-per-proc {gpus_per_proc} was requested, but the number of GPUs per planned node is missing; "
+            f"--gpus-per-proc {gpus_per_proc} needs the number of GPUs per planned node; "
             f"add --gpus-per-node {gpus_per_proc} or more"
         )
     if nproc == "cpu" or (not gpus and nproc in ("auto", "gpu")):

@@ -342,19 +342,19 @@ class WorkerGroup:
 
     def _check_starting(self, workers: Collection[WorkerProcess]) -> None:
         if any(w.ended_with_pool for w in workers):
-            raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
+            raise PoolNotRunning("the pool's controller has exited; run the cell again to start a new pool")
         for worker in workers:
             if worker.exit is not None:
                 node = self.node_with(worker.rank)
                 words = node.last_words(worker.rank)
                 failed = EndedStarting(
-                    f"rank {worker.rank} ended while starting (exit code {worker.exit.code}): "
+                    f"rank {worker.rank} exited while starting (exit code {worker.exit.code}): "
                     f"{words or 'it left no message'}"
                 )
                 failed.log = str(worker.log) if node.sees_files else ""
                 raise failed
         if not self.alive:
-            raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
+            raise PoolNotRunning("the node agent has exited; run the cell again to start a new pool")
 
     def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         asked = AgentRequests()

@@ -412,7 +412,7 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(
 def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipyparallel.Client) -> None:
     with WorkerPool(cluster="stock") as pool:
         began = time.monotonic()
-        with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: its engine has ended, or the cluster") as caught:
+        with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: its engine has exited, or the cluster") as caught:
             pool.run_cell("import os, time\nif os.environ['RANK'] == '2': os.kill(os.getpid(), 9)\ntime.sleep(30)",
                           screen=NullScreen())  # fmt: skip
         assert time.monotonic() - began < 3

@@ -278,7 +278,7 @@ def test_what_is_asked_for_is_missed(tmp_path: Path) -> None:
     (tmp_path / "ada.py").write_text("x = 1\n")
     (work,) = grade.found(tmp_path, ["accumulate"])
     assert work.check().line == "not handed in: no cell outside %%ddp defines accumulate"
-    with pytest.raises(BadInput, match="there is no exercise accumulat;"):
+    with pytest.raises(BadInput, match="there is no exercise 'accumulat';"):
         grade.found(tmp_path, ["accumulat"])
     (tmp_path / "none").mkdir()
     with pytest.raises(BadInput, match="give the folder of the submissions"):

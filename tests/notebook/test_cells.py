@@ -97,7 +97,7 @@ def test_lint_reads_the_cells_that_ran_and_runs_nothing(four: Kernel) -> None:
     [shown] = four.run("%ddp lint").outputs
     assert f"In[{failed.number}]:7:9: error [collective-of-some-ranks] barrier()" in shown["data"]["text/plain"]
     refused = four.run("%ddp lint In[99999]")
-    assert "In[99999] is no cell that ran" in str(refused.error)
+    assert "'In[99999]' is not a cell that ran" in str(refused.error)
 
 
 def test_a_silent_mistake_has_one_line_below_the_output_until_it_is_turned_off(four: Kernel) -> None:

@@ -257,10 +257,10 @@ def test_todays_torch_takes_one_device_of_a_process(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_said_before_anything_starts(shared: Kernel) -> None:
     shown = shared.run("%ddp run nosuch.py")
-    assert "there is no file nosuch.py in " in shown.evalue
-    assert "there are example.py, fails.py, " in shown.evalue
+    assert "there is no file 'nosuch.py' in " in shown.evalue
+    assert "its .py files: example.py, fails.py, " in shown.evalue
     assert (
-        "a path with spaces is written in quotes"
+        "quote a path with spaces"
         in shared.run(
             "open('two words.py', 'w').close()\nget_ipython().run_line_magic('ddp', 'run two words.py')"
         ).evalue

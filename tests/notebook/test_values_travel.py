@@ -63,7 +63,7 @@ def test_push_and_pull(four: Kernel) -> None:
     [
         ("%ddp pull nope", "'nope' is not defined on ranks 0–3"),
         ("%ddp push nope", "'nope' is not defined in the notebook"),
-        ("import threading; lock = threading.Lock()\n%ddp push lock", "lock cannot be sent to the ranks: TypeError"),
+        ("import threading; lock = threading.Lock()\n%ddp push lock", "'lock' cannot be sent to the ranks (TypeError"),
         ("%ddp pull a --ranks 7", "--ranks names rank 7, but the pool has ranks 0–3"),
         ("%ddp pull 3x", "'3x' is not a valid Python name"),
         ("%ddp free", "%ddp has no subcommand 'free'; %ddp lists them"),

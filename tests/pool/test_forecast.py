@@ -181,7 +181,7 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: WorkerPool, mon
     assert asked[1:] == [("all_reduce", 1 << 23)], "larger buckets than were measured: measured again, up to them"
     with pytest.raises(nbddp.BadInput, match="'25' has no unit; type 25GB/s"):
         pool.forecast(inter_node="25")
-    with pytest.raises(nbddp.BadInput, match="there is no algorithm butterfly; use ring, tree, binomial"):
+    with pytest.raises(nbddp.BadInput, match="there is no algorithm 'butterfly'; use ring, tree, binomial"):
         pool.forecast(algorithm="butterfly")
     with pytest.raises(nbddp.BadInput, match="at least one node"):
         pool.forecast(nodes=0)

@@ -477,7 +477,7 @@ def test_ctrl_c_in_the_terminal_is_one_line() -> None:
     ("words", "answer"),
     [
         (["stauts"], "did you mean python -m nbddp status?"),
-        (["stop", "nosuch"], "there is no running pool nosuch"),
+        (["stop", "nosuch"], "there is no running pool 'nosuch'"),
         (["start", "--nproc", "0"], "'0' is not a number of workers"),
     ],
 )
@@ -617,7 +617,7 @@ def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: 
 
     with warm.pool(1) as pool:
         monkeypatch.setattr(start_requests, "worker", broken)
-        with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
+        with pytest.raises(nbddp.PoolError, match="rank 1 exited while starting"):
             pool.ensure(LaunchSpec(nproc=2))
         monkeypatch.undo()
         pool.ensure(LaunchSpec(nproc=2))
@@ -635,7 +635,7 @@ def test_a_start_does_not_raise_what_the_one_before_has_said(monkeypatch: pytest
 
     with warm.pool(1) as pool:
         monkeypatch.setattr(start_requests, "worker", broken)
-        with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
+        with pytest.raises(nbddp.PoolError, match="rank 1 exited while starting"):
             pool.ensure(LaunchSpec(nproc=3))
         monkeypatch.undo()
         wait_for = pool.group.wire.wait_for

@@ -176,7 +176,7 @@ def test_a_cell_that_fails_has_findings_until_then(ready: WorkerPool) -> None:
     define(ready, body, "fails")
     found = found_in(ready, "fails", bad=True)
     assert [each.kind for each in found] == ["past-ddp"]
-    assert "did not end well on rank 1" in str(found)
+    assert "the program failed on rank 1" in str(found)
 
 
 def test_a_kind_can_be_allowed_and_a_line_marked(ready: WorkerPool) -> None:

@@ -261,4 +261,4 @@ def test_doctor_in_a_terminal() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Python ")
-    assert f"{len(SEAMS)} uses of internals: " in done.stdout
+    assert f"{len(SEAMS)} private APIs: " in done.stdout

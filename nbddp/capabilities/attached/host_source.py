@@ -206,7 +206,7 @@ class ClusterEngines(HostSource):
 
     def need_reachable(self) -> None:
         if self.joined is not None and self.joined.lost:
-            raise PoolNotRunning(f"the pool has ended, because {self.joined.lost}; {self.joined.again()}")
+            raise PoolNotRunning(f"the pool has stopped, because {self.joined.lost}; {self.joined.again()}")
 
     def check(self, progress: Progress) -> None:
         self.need_reachable()

@@ -61,7 +61,7 @@ LEAVE_SECONDS, GIVE_BACK_SECONDS = 5.0, 2.0
 EXIT_SECONDS = 1.5  # that engines have for leaving when this process ends
 MEMORY_SECONDS = 0.5
 TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['engine_side']).{}"
-LEFT = "its engine has ended, or the cluster has lost it"
+LEFT = "its engine has exited, or the cluster has lost it"
 
 
 @dataclass(frozen=True)
@@ -440,8 +440,8 @@ class AttachedNode(PoolNode):
         if isinstance(nproc, int) and nproc > len(self.engines):
             have = len(self.engines)
             raise BadInput(
-                f"--nproc {nproc} was requested, but {self.name} has {counted(have, 'engine')}; use --nproc {have}, or "
-                "start the cluster with more"
+                f"--nproc {nproc} asks for too many engines: {self.name} has {counted(have, 'engine')}. Use "
+                f"--nproc {have}, or start the cluster with more"
             )
         masks = {e.told["env"].get("CUDA_VISIBLE_DEVICES") for e in self.engines}
         if len(masks) > 1 and device != "cpu":

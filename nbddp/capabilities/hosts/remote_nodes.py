@@ -264,8 +264,8 @@ class RemoteNodes(HostSource):
             self.told.append(f"{gone} ({words}); {self.describe()}; variables on all workers are lost")
             return
         raise PoolNotRunning(
-            f"the pool has ended, because {gone} ({words}); variables on its workers are lost, and %ddp start {asked} "
-            "starts another"
+            f"the pool has stopped, because {gone} ({words}); variables on its workers are lost, and %ddp start "
+            f"{asked} starts another"
         )
 
     def scale(self, nodes: int, progress: Progress) -> list[str]:

@@ -124,7 +124,7 @@ def _cells(asked: Asked, name: str, numbers: str) -> list[Cell]:
         ran = []
     cells = [Cell(f"In[{number}]", text) for _, number, text in ran if text.strip()]
     if not cells:
-        raise BadInput(f"{name} is no cell that ran; write it as In[3], or In[3-5] for several")
+        raise BadInput(f"{name!r} is not a cell that ran; write it as In[3], or In[3-5] for several")
     return cells
 
 
@@ -141,7 +141,7 @@ def in_terminal(line: CommandLine) -> int:
         if name == "-":
             found += sources.of_script(sys.stdin.read(), "<stdin>")
         elif CELLS.fullmatch(name):
-            raise BadInput(f"{name} is a cell of a running notebook, where %ddp lint knows it; name a file here")
+            raise BadInput(f"{name!r} is a cell of a running notebook; run %ddp lint there, or name a file here")
         else:
             _read(name, found, unread)
     outcome = _linted(args, found, unread)

@@ -224,11 +224,11 @@ class View:
         )
         buttons = [
             self._button("Stop", "stop the running cell, as the notebook's Stop button does", session.stop),
-            self._button("Free", "make blocked collectives raise an error", session.free),
+            self._button("Free", "unblock ranks: the blocked collectives raise an error", session.free),
             self._button("Stacks", "show where every rank is", session.stacks),
             self.which,
             self._button("Restart", "new processes for these ranks", lambda: session.restart(self._chosen())),
-            self._button("Shut down", "end all workers", session.shut_down),
+            self._button("Shut down", "stop all workers", session.shut_down),
         ]
         row = w.Box(buttons, layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
         return w.VBox([row, self._html(page.running), self._html(page.strip, max_height="30em", overflow="auto")])
@@ -306,7 +306,7 @@ class View:
                 ("Continue", "all ranks: continue", "continue"),
             )
         ]  # fmt: skip
-        after = self._button("Post-mortem", "what the names of the rank that failed held", session.post_mortem)
+        after = self._button("Post-mortem", "variables of the rank that failed first", session.post_mortem)
         row = w.Box([*steps, after], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
         sent = w.Box([self.line, self.whom, send], layout=w.Layout(flex_flow="row wrap", grid_gap="8px"))
         return w.VBox([row, sent, self._html(page.no_talk), self._side_by_side(page.talks)])

@@ -68,7 +68,7 @@ def prove(
     ranks = pool.placed().world_size
     for name in (step, *args, *batch):
         if NAME.fullmatch(name) is None:
-            raise BadInput(f"{name!r} is no name of the ranks; write %ddp prove step model batch")
+            raise BadInput(f"{name!r} is not a variable on the ranks; write %ddp prove step model batch")
     if ranks < 2:
         raise BadInput("there is one rank, and N ranks are compared with one; %ddp start --nproc 2 starts two")
     if timeout <= 0:
@@ -108,7 +108,7 @@ def arguments(parser: Parser) -> None:
 
 def _name(text: str) -> str:
     if NAME.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no name; assign the value on the ranks, and give its name")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name; assign the value on the ranks, and give its name")
     return text
 
 

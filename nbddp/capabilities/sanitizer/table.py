@@ -281,8 +281,8 @@ ROWS = (
     ),
     MistakeKind(
         "unequal-tokens", MEANS, 57,
-        "at half of the steps (at least 4), target counts were 1.2 times apart between ranks; each rank's targets had the "
-        "same total weight",
+        "at half of the steps (at least 4), target counts were 1.2 times apart between ranks; each rank's targets had "
+        "the same total weight",
         "divide by the count of all ranks: dist.all_reduce(n); loss = cross_entropy(..., reduction='sum') * world / n",
         "cross_entropy(logits, labels)  # labels of -100 are not counted",
         ("unequal-batches",),

@@ -104,8 +104,9 @@ def submit(script: str, words: Sequence[str]) -> int:
     """Hand a batch script to Slurm; the job's number. Raises BadInput if it cannot be, with sbatch's own words."""
     if not Path(script).is_file():
         near = sorted(p.name for pattern in ("*.sbatch", "*.sh", "*.slurm") for p in Path().glob(pattern))[:6]
-        advice = f"there is {', '.join(near)}" if near else "%ddp export train.py --to slurm -o job.sbatch writes one"
-        raise BadInput(f"there is no file {script}; {advice}")
+        found = f"similar files: {', '.join(near)}"
+        advice = found if near else "%ddp export train.py --to slurm -o job.sbatch writes one"
+        raise BadInput(f"there is no file {script!r}; {advice}")
     _needs_slurm()
     try:
         said = allocation.ask("sbatch", "--parsable", script, *words)
@@ -167,14 +168,14 @@ def _look(job: int) -> JobStatus:
     try:
         return look(job, allocation.ask("scontrol", "show", "job", str(job)))
     except AgentFailed as e:
-        raise PoolError(f"{e}; sacct -j {job} shows what became of a job that Slurm has forgotten") from None
+        raise PoolError(f"{e}; sacct -j {job} shows the final state of a job that Slurm no longer lists") from None
 
 
 def _stopped(job: int, cancels: bool) -> str:
     """Stop was pressed: what was done about the job."""
     if not cancels:
         again = f"%ddp submit --follow {job} follows it, !scancel {job} cancels it"
-        return f"%ddp submit was stopped by the user; Slurm job {job} goes on; {again}"
+        return f"%ddp submit was stopped by the user; Slurm job {job} keeps running; {again}"
     try:
         allocation.ask("scancel", str(job))
     except AgentFailed as e:
