@@ -50,7 +50,7 @@ def test_world_sizes_that_no_link_joins_are_not_mixed() -> None:
     found = forecast(recording(4), [*quick, *slow], nodes=2)
     assert found.chosen.ranks == (4,)
     assert found.extrapolated_from == 4
-    assert "on 4 ranks; those on 2 ranks do not fit them and are left out:" in draw_forecast(found).words
+    assert "on 4 ranks; those on 2 ranks do not fit them and are ignored:" in draw_forecast(found).words
 
 
 def test_profile_is_the_slowest_ranks_and_leaves_the_wait_out() -> None:
