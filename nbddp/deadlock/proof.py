@@ -224,14 +224,14 @@ def _difference(call: Call, called: Mapping[tuple[str, str, int | None, str], li
         return ", ".join(f"{words[key]} on {rank_words(ranks)}{key[3]}" for key, ranks in called.items())
 
     if len(ops) > 1:
-        return f"collective {number} differs between ranks: {each({k: k[0] for k in called})}"
+        return f"collective {number} differs between ranks, with {each({k: k[0] for k in called})}"
     op = ops.pop()
     if len(roots - {None}) > 1:
         name = "src" if op in FROM_ROOT else "dst"
-        return f"{op} {number} has different {name}: {each({k: f'{name}={k[2]}' for k in called})}"
+        return f"{op} {number} has different {name}, {each({k: f'{name}={k[2]}' for k in called})}"
     if op == NEW_GROUP:
-        return f"{op} {number} has different ranks: {each({k: k[1] for k in called})}"
-    return f"{op} {number} has different shapes or dtypes: {each({k: k[1] or 'no tensor' for k in called})}"
+        return f"{op} {number} has different ranks, {each({k: k[1] for k in called})}"
+    return f"{op} {number} has different shapes or dtypes, {each({k: k[1] or 'no tensor' for k in called})}"
 
 
 def _fate(p: Position | None, program: str) -> str:

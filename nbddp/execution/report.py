@@ -282,7 +282,9 @@ def state_words(state: RankState) -> str:
     words = {
         **_cell_words(state, doing), **(_script_words(state, doing) if state.script else {}),
     }[state.status]  # fmt: skip
-    return f"{words}: {state.detail}" if state.detail else words
+    if not state.detail:
+        return words
+    return f"also {state.detail}" if state.status == RankStatus.FAILED else f"{words}: {state.detail}"
 
 
 def _cell_words(state: RankState, doing: str) -> dict[RankStatus, str]:

@@ -158,13 +158,13 @@ NAMED = {
     ),
     "new_group in another order": (
         "for ranks in ([0, 1], [0]) if rank == 0 else ([0], [0, 1]): dist.new_group(ranks)",
-        r"new_group #1 has different ranks: \[0, 1\] on rank 0 \(line \d+\), \[0\] on rank 1",
+        r"new_group #1 has different ranks, \[0, 1\] on rank 0 \(line \d+\), \[0\] on rank 1",
     ),
     "placements that differ": (
         "from torch.distributed.tensor import distribute_tensor, Replicate, Shard\n"
         "mesh = init_device_mesh('cpu', (world,))\n"
         "distribute_tensor(torch.ones(4, 4), mesh, [Shard(0) if rank else Replicate()])",
-        r"collective #1 differs between ranks: broadcast on rank 0 \(line \d+\), scatter on rank 1",
+        r"collective #1 differs between ranks, with broadcast on rank 0 \(line \d+\), scatter on rank 1",
     ),
     "a key of the store, with a time limit of its own": (
         "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"

@@ -167,7 +167,7 @@ def test_the_history_of_allocations_names_lines(pool: WorkerPool) -> None:
 
 
 MISTAKES = {
-    "differs between ranks: all_gather on rank 0": "dist.all_reduce(t) if rank else dist.all_gather([t, t.clone()], t)",
+    "differs between ranks, with all_gather": "dist.all_reduce(t) if rank else dist.all_gather([t, t.clone()], t)",
     "rank 1 waits in all_reduce #": "for _ in range(1 + rank): dist.all_reduce(t); dist.all_reduce(t)",
     "waits in recv from rank 1": "dist.recv(t, 1 - rank)",
 }
