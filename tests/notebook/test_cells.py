@@ -52,7 +52,7 @@ def test_a_line_without_a_program_is_about_the_pool(four: Kernel) -> None:
         "--timings": "%ddp timings for the cell before", "--memory": "%ddp memory --timeline for the cell before",
     }.items():  # fmt: skip
         assert four.run(f"%%ddp {line}").evalue == (
-            f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or type {told}"
+            f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or run {told}"
         )
     assert four.run("%%ddp\nprint('kept' in globals())").text() == "ranks 0–3 │ False\n", "no refused line ran"
 

@@ -69,7 +69,7 @@ def test_push_and_pull(four: Kernel) -> None:
         ("%ddp free", "%ddp has no subcommand 'free'; %ddp lists them"),
         ("%ddp resart", "%ddp has no subcommand 'resart'; did you mean %ddp restart?"),
         ("%ddp run --bad x.py", "%ddp run has no option --bad; %ddp run --help lists the options"),
-        ("%ddp log --rank 7", "rank 7 took no part in the last run, which ran on ranks 0–3"),
+        ("%ddp log --rank 7", "rank 7 did not take part in the last run, which ran on ranks 0–3"),
         ("%%ddp --nproc 0\npass", "'0' is not a number of workers"),
         ("%%ddp --nproc -1\npass", "'-1' is not a number of workers"),
         ("%%ddp --nproc lots\npass", "'lots' is not a number of workers"),

@@ -259,9 +259,9 @@ if __name__ == "__main__":
     mp.start_processes(child, nprocs={nprocs}, start_method="{method}")
 """
 NOBODY = (
-    r"rank 0 \(.* line 7, 2 of its \d child processes are connecting to a store at 127.0.0.1:\d+, where nobody "
-    r"answers\); "
-    r"no progress for \d s; TORCHELASTIC_USE_AGENT_STORE=True, which started processes inherit, .* keep the "
+    r"rank 0 \(.* line 7, 2 of its \d child processes are connecting to a store at 127.0.0.1:\d+, where no "
+    r"process answers\); "
+    r"no progress for \d s; TORCHELASTIC_USE_AGENT_STORE=True is inherited by started processes.* Keep the "
     r"launcher's MASTER_PORT, or set TORCHELASTIC_USE_AGENT_STORE=False in them; press Stop to unblock the ranks"
 )
 ALONE = (

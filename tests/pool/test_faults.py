@@ -67,7 +67,7 @@ HANGS = {
     "crossed send": (
         "dist.send(torch.ones(1), 1 - rank)",
         "rank 0 waits in send to rank 1 (line 24), and rank 1 waits in send to rank 0 (line 24)",
-        "order the calls by rank",
+        "Order the calls by rank",
     ),
     "different collectives": (
         "if rank == 0: dist.barrier()\nelse: dist.all_reduce(torch.ones(1000))",
@@ -424,7 +424,7 @@ DEATHS = {
     "abort": ("import ctypes; ctypes.CDLL(None).abort()", "killed by SIGABRT", "Fatal Python error: Aborted"),
     "_exit": ("os._exit(7)", "its process exited with code 7", ""),
     "SIGKILL": ("os.kill(os.getpid(), 9)", "killed by SIGKILL; the usual cause is that the machine", ""),
-    "gloo's own abort": ("dist.all_reduce(torch.ones(8))", "killed by SIGABRT", "--check names the rank"),
+    "gloo's own abort": ("dist.all_reduce(torch.ones(8))", "killed by SIGABRT", "--check to see the rank"),
     "a word from C": (
         "import ctypes; c = ctypes.CDLL(None); c.dprintf(2, b'terminate called by hand\\n'); c.abort()",
         "killed by SIGABRT",

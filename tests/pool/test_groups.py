@@ -52,7 +52,7 @@ def test_work_that_a_finished_rank_left_pending_does_not_hold_up_the_next_cell(t
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
         two.run_cell(PREPARE + code, screen=NullScreen())
     assert "\n  rank 0: finished the cell\n" in caught.value.report
-    assert "\nThe process group has been ended" in caught.value.report
+    assert "\nnbddp closed the process group" in caught.value.report
     assert list(two.run_cell("kept", want_value=True, timeout=10, screen=NullScreen())) == [0, 1]
     check_after(two, ())
 
@@ -352,7 +352,7 @@ dist.recv(torch.ones(4), 1 - rank)"""
     two.run_cell("release.has_nccl, seams.abort_groups = was", screen=NullScreen())
     assert two.last_run is not None
     assert [s.status for s in caught.value.states] == ["interrupted", "interrupted"]
-    assert "The process group has been ended" in caught.value.report
+    assert "nbddp closed the process group" in caught.value.report
     check_after(two, ())
 
 
@@ -735,4 +735,4 @@ finally: done.wait()
         two.run_cell(WAITING + program, hang_after=0.3, timeout=2, screen=NullScreen())
     assert "lost" not in failed.value.report
     told = list(two.run_cell("said", want_value=True, timeout=10, screen=NullScreen()))
-    assert told == [["the wait for get('k') was ended with the run"]] * 2
+    assert told == [["the wait for get('k') stopped with the run"]] * 2

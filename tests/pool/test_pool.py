@@ -197,8 +197,8 @@ def test_controller_that_cannot_start_says_why_and_the_next_start_is_whole(monke
         patch.setattr(start_requests, "controller", lambda **how: asked(**{**how, "ip": "198.51.100.1"}))
         with pytest.raises(nbddp.PoolError) as failed:
             pool.start()
-    why = f"exit code 1 while starting: OSError: [Errno {errno.EADDRNOTAVAIL}] Cannot assign requested address"
-    assert str(failed.value) == f"the pool's controller ended with {why}; run the cell again"
+    why = f"exited with code 1 while starting: OSError: [Errno {errno.EADDRNOTAVAIL}] Cannot assign requested address"
+    assert str(failed.value) == f"the pool's controller {why}; run the cell again"
     with pool:
         assert list(pool.run(rank_times, 3)) == [0]
 

@@ -165,7 +165,7 @@ def test_an_error_in_recording_is_no_error_of_the_program(ready: WorkerPool) -> 
     try:
         found = found_in(ready, "module_forward", bad=False)
         assert not found
-        assert "recording ended with ZeroDivisionError" in "".join(found.notes)
+        assert "recording stopped because of ZeroDivisionError" in "".join(found.notes)
     finally:
         ready.run_cell("digest.sample = kept", screen=NullScreen())
     assert found_in(ready, "module_forward", bad=True).of("past-ddp")

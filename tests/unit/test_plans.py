@@ -170,7 +170,7 @@ def test_threads_are_bounded_by_the_control_group(tmp_path: Path) -> None:
 
 
 def test_no_hosts_are_refused_in_words() -> None:
-    with pytest.raises(BadInput, match="there are 0 hosts"):
+    with pytest.raises(BadInput, match="does not match the 0 hosts"):
         Topology.plan([])
 
 

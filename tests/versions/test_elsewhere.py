@@ -195,10 +195,10 @@ def test_a_failing_rank_is_named_and_the_blocked_one_is_replaced(two: Kernel) ->
     shown = two.run(f"{MEET}if dist.get_rank() == 1: raise ValueError('mine')\ndist.barrier()")
     assert shown.evalue == "rank 1 raised ValueError: mine (cell line 4)"
     waits = r"rank 0: cell line 5, (waiting|apparently waiting) in barrier #1 for rank 1"
-    found = re.search(f"{waits}; (could not be unblocked, so it is replaced; lost: .*kept|freed)", shown.error)
+    found = re.search(f"{waits}; (could not be unblocked, so it is replaced; lost: .*kept|unblocked)", shown.error)
     assert found, shown.error
     after = two.run("%%ddp\n'kept' in globals()")
-    if found[2] == "freed":  # Linux's gloo wakes when the failed rank's group has ended, before rank 0 is replaced
+    if found[2] == "unblocked":  # Linux's gloo wakes when the failed rank's group has ended, before rank 0 is replaced
         assert after.text() == "ranks 0–1 Out │ True\n"
     else:
         assert after.text() == "rank 0 is new and empty\nrank 0 Out │ False\nrank 1 Out │ True\n"
