@@ -55,7 +55,7 @@ SEAMS = (
     Seam("frames of backward", TORCH, "a rank blocked in backward is not recognized"),
     Seam("marks on Work and Store", TORCH, "a rank blocked in wait() or a store is not located"),
     Seam("DDP's reducer", TORCH, "no timings, no traces of buckets, no forecast"),
-    Seam("state of a step", TORCH, "--sanitize misses mistakes, or names too many"),
+    Seam("state of a step", TORCH, "--sanitize misses mistakes, or reports too many"),
     Seam("copies of DDP models", TORCH, "%ddp prove cannot run"),
     Seam("backends of a group", TORCH, "DDP's logging data name the backend nbddp"),
     Seam("end of backward", TORCH, "no timings, no traces of buckets, no forecast"),

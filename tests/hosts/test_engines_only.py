@@ -400,7 +400,7 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(
             agent.kill()
 
         threading.Thread(target=end, daemon=True).start()
-        with pytest.raises(PoolNotRunning, match="names stay on its engines, and %ddp start --cluster stock uses them"):
+        with pytest.raises(PoolNotRunning, match="variables stay on its engines, and %ddp start --cluster stock"):
             pool.run_cell(code, screen=NullScreen())
         pool.stop()
         stopped.set()
@@ -445,7 +445,7 @@ def test_a_controller_that_dies_is_told(cluster: ipyparallel.Cluster, monkeypatc
     with WorkerPool(cluster=str(cluster.controller.connection_files["client"])) as pool:
         threading.Timer(0.5, psutil.Process(cluster.controller.pid).kill).start()
         with pytest.raises(
-            PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; names stay on its"
+            PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; variables stay on its"
         ):
             pool.run_cell("import time; time.sleep(30)", screen=NullScreen())
         with pytest.raises(PoolNotRunning, match=r"%ddp start --cluster .* uses them again once it answers"):

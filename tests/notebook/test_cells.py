@@ -495,7 +495,7 @@ def test_stop_frees_a_stuck_collective_and_keeps_state(four: Kernel) -> None:
     shown = four.collect(cell)
     assert shown.reply["ename"] == "RunStopped"
     assert "rank 3: cell line 5, still running; interrupted, variables are kept" in shown.error
-    assert "names are gone" not in shown.error
+    assert "are lost" not in shown.error
     meet = "t = torch.ones(1); dist.all_reduce(t); print(kept, t.item()); dist.destroy_process_group()"
     again = four.run(f"%%ddp\n{MEET}{meet}")
     assert again.text() == "ranks 0–3 │ still 4.0\n", again.error

@@ -224,7 +224,7 @@ def _refuse(spec: LaunchSpec) -> None:
     if spec.fresh:
         raise BadInput(
             f"--fresh replaces processes, but nbddp cannot replace the engines of cluster {spec.cluster}; %reset -f "
-            "in a %%ddp cell clears their names, and restarting the cluster gives new engines"
+            "in a %%ddp cell deletes their variables, and restarting the cluster gives new engines"
         )
     places = {name: getattr(spec, name, None) for name in ("hosts", "slurm")}
     for option, said in {**places, "nnodes": spec.nnodes or spec.elastic}.items():

@@ -321,8 +321,8 @@ class AttachedCluster:
 
     def again(self) -> str:
         return (
-            f"names stay on its engines as long as they run, and %ddp start --cluster {self.cluster.name} uses them "
-            "again once it answers"
+            f"variables stay on its engines as long as they run, and %ddp start --cluster {self.cluster.name} uses "
+            "them again once it answers"
         )
 
     def signal(self, engine: str, number: int) -> None:
@@ -504,8 +504,8 @@ class AttachedNode(PoolNode):
     def _gone(self) -> ProcessExit:
         """The agent kept the ranks' store, and nothing that is on them."""
         ended = (
-            "the pool stopped while the cell was running, because its node agent ended; names stay on its engines, and "
-            f"%ddp start --cluster {self.joined.cluster.name} uses them again"
+            "the pool stopped while the cell was running, because its node agent exited; variables stay on its engines, "
+            f"and %ddp start --cluster {self.joined.cluster.name} uses them again"
         )
         return ProcessExit(pool_ended=ended)
 

@@ -92,8 +92,8 @@ def _of_pool(pool: RunningWorkers) -> str:
         return "no pool is running; the checks below need none"
     missing = pool.ask(0, Question.of("seams"), timeout=5.0)
     if missing is None:
-        found = "rank 0 did not report which names it has"
+        found = "rank 0 did not report which private APIs it has"
     else:
-        found = f"its workers lack {', '.join(missing)}" if missing else "its workers have all names"
+        found = f"its workers lack {', '.join(missing)}" if missing else "its workers have all private APIs"
     on = " on simulated GPUs" * bool(pool.topology and pool.topology.simulates_gpus)
     return "; ".join([f"pool of {pool.world_size}{on}: {found}", *filter(None, [pool.troubles()])])

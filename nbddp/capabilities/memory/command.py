@@ -138,12 +138,12 @@ def asked_for(line: CommandLine) -> str:
     """`parts`, `names` or `timeline`. Raises BadInput for words that do not go together."""
     args = line.args
     if args["timeline"] and args["names"]:
-        raise BadInput(f"%ddp memory --timeline takes no names; remove {args['names'][0]} or --timeline")
+        raise BadInput(f"%ddp memory --timeline takes no variables; remove {args['names'][0]} or --timeline")
     if args["step"] is not None and not args["timeline"]:
         asked = f"--step {args['step']}"
         raise BadInput(f"%ddp memory {asked} needs --timeline; type %ddp memory --timeline {asked}")
     if args["ranks"] is not None and not args["names"]:
-        raise BadInput("%ddp memory --ranks needs names, such as %ddp memory model --ranks 0")
+        raise BadInput("%ddp memory --ranks needs variables, such as %ddp memory model --ranks 0")
     return "timeline" if args["timeline"] else "names" if args["names"] else "parts"
 
 
@@ -235,5 +235,5 @@ def _shared(one: NameSize) -> list[str]:
     if not some:
         return []
     named = [f"{name} ({'all of it' if share == one.total else size(share)})" for name, share in some[:MOST_NAMES]]
-    more = f" and {len(some) - MOST_NAMES} more names" if len(some) > MOST_NAMES else ""
+    more = f" and {len(some) - MOST_NAMES} more variables" if len(some) > MOST_NAMES else ""
     return [f"shared with {', '.join(named)}{more}"]

@@ -163,7 +163,7 @@ ROWS = (
     ),
     MistakeKind(
         "parameter-order", DRIFT, 90,
-        "the ranks' models had the same number of parameters under other names, or in another order",
+        "the ranks' models had the same number of parameters with different names, or in a different order",
         "build the model from the same code, in the same order, on all ranks",
         "layers = set(names)  # the order differs by process",
         ("gradients-differ", "replicas-differ"),
