@@ -395,7 +395,7 @@ def test_a_cell_that_fails_at_once_under_trace_reports_its_failure(four: Kernel)
     assert "trace of 4 ranks: 0 spans" in shown.displays[0]["text/plain"]
     shown = four.run(f"%%ddp --trace {os.sep}no{os.sep}such{os.sep}folder.json\n{fails}")
     assert shown.evalue == "rank 2 raised ZeroDivisionError: division by zero (cell line 3)"
-    assert shown.text().startswith("there is no trace: FileNotFoundError")
+    assert shown.text().startswith("trace is not available (FileNotFoundError")
 
 
 def test_all_ranks_that_waited_for_the_one_that_left_are_named(four: Kernel) -> None:

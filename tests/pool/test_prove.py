@@ -278,7 +278,7 @@ def test_what_cannot_be_proven_is_said_with_what_to_type(factors: WorkerPool) ->
                      "def both(): (model(x).mean(1) - y4).square().mean().backward()", screen=NullScreen())  # fmt: skip
     for asked, words in {
         ("nowhere",): "'nowhere' is not defined on ranks 0–1; assign it in a %%ddp cell",
-        ("number",): "'number' is of type int and no function",
+        ("number",): "'number' is of type int and not a function",
         ("needs",): "Write %ddp prove needs MODEL X",
         ("mean", "1+1"): "'1+1' is not a variable on the ranks",
         ("both",): "'y4' is as long as the batch, and may or may not belong to it; write --batch x,y4 if it does",

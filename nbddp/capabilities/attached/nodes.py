@@ -504,8 +504,8 @@ class AttachedNode(PoolNode):
     def _gone(self) -> ProcessExit:
         """The agent kept the ranks' store, and nothing that is on them."""
         ended = (
-            "the pool stopped while the cell was running, because its node agent exited; variables stay on its engines, "
-            f"and %ddp start --cluster {self.joined.cluster.name} uses them again"
+            "the pool stopped while the cell was running, because its node agent exited; variables stay on its "
+            f"engines, and %ddp start --cluster {self.joined.cluster.name} uses them again"
         )
         return ProcessExit(pool_ended=ended)
 
