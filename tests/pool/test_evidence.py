@@ -227,7 +227,7 @@ SEEMS = {  # what cannot be proven: the words of the live view, after `hang_afte
     ),
     "a process that waits": (
         "import subprocess\nif rank: subprocess.run(['sleep', '30'])\nelse: dist.barrier()",
-        r"rank 1 \(cell line \d+, its 1 child process does nothing\); no progress for \d s; .*Stop frees",
+        r"rank 1 \(cell line \d+, its 1 child process does nothing\); no progress for \d s; .*press Stop to unblock",
     ),
     "a store of the program's own": (
         "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\nif rank: store.wait(['key'])",
