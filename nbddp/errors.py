@@ -212,7 +212,7 @@ class RankStatus(str, Enum):
     FINISHED = "finished"
     ENDED = "ended"  # its process too, with exit code 0
     FAILED = "failed"
-    INTERRUPTED = "interrupted"  # and its names are kept
+    INTERRUPTED = "interrupted"  # and its variables are kept
     REPLACED = "replaced"
     DIED = "died"
     TERMINATED = "terminated"  # a script's rank, which had to end because another failed, or somebody stopped it
@@ -238,7 +238,7 @@ class RankState:
     doing: str = ""
     lost: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
-    why: str = "could not be freed"
+    why: str = "could not be unblocked"
     fate: str = "replaced"
     script: bool = False
 

@@ -50,7 +50,7 @@ class Pool(PublicMethods):
       the number of hosts. Without hosts, nodes are simulated on this machine.
     - gpus_per_proc (int): consecutive GPUs per worker. Default: 1.
     - visible (str): the GPUs that a worker sees, `all` (default) or `own`.
-    - oversubscribe (bool): allow more workers than there are GPUs or memory for. Default: False.
+    - oversubscribe (bool): start more workers than there are GPUs, or than the memory allows. Default: False.
     - device (str): `auto` (default), `cpu` or `cuda`.
     - debug (str): debug output of torch, gloo and NCCL: `off` (default), `info` or `detail`.
     - env (mapping of str to str): environment variables of the ranks.

@@ -193,10 +193,12 @@ class AgentClient:
         """Wait until workers can be started; what the agent said then (devices, cores, host)."""
         self.wait_until(lambda: self.warm is not None or self.closed, timeout)
         if self.warm is None:
-            why = "ended while starting" if self.closed else f"was not ready after {timeout:.0f} s"
+            why = "exited while starting" if self.closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.log))
         if self.warm.missing:
-            raise AgentFailed(f"a worker needs {self.warm.missing}; install it in the kernel's environment")
+            raise AgentFailed(
+                f"a worker needs {self.warm.missing}; install it in the environment of the notebook kernel"
+            )
         return self.warm
 
     def request(self, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:
@@ -219,7 +221,7 @@ class AgentClient:
             raise AgentFailed(self.ended()) from None
 
     def send(self, message: Message) -> None:
-        """Raises OSError, or ValueError where the connection has ended."""
+        """Raises OSError, or ValueError where the connection was lost."""
         with self._sending:
             self._put(message)
 
@@ -340,7 +342,7 @@ class AgentClient:
         runtime_dir.sweep(self.home)
 
     def last_words(self) -> str:
-        """Why the agent has ended, by its log; else how, and whether it had room for a log."""
+        """Why the agent has exited, by its log; else how, and whether it had room for a log."""
         if self._last_words:
             return self._last_words
         try:
@@ -367,7 +369,7 @@ class AgentClient:
 
     def ended(self) -> str:
         """That it has, and what it said last."""
-        return f"the node agent has ended: {self.last_words()}"
+        return f"the node agent has exited: {self.last_words()}"
 
     def _listen(self) -> None:
         lines, read = self.lines, self._read

@@ -203,7 +203,7 @@ def _end_with(process: Any) -> None:
     """A controller whose heart monitor has failed accepts no engine any more: it ends, and the agent tells."""
     connection.wait([process.sentinel])
     if process.exitcode not in (0, -signal.SIGTERM, -signal.SIGINT):
-        print(f"the heart monitor ended with exit code {process.exitcode}", flush=True)
+        print(f"the heart monitor exited with code {process.exitcode}", flush=True)
         os._exit(1)
 
 

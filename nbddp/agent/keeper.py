@@ -2,7 +2,7 @@
 
 A killed agent leaves its folder, and what its workers have started. The workers end with it. Their subprocesses, the
 loader processes of a data loader, and daemons that forked twice into a session of their own do not. All of them become
-children of the keeper, which kills them, removes the folder, and ends as the agent has ended. It does not wait for the
+children of the keeper, which kills them, removes the folder, and ends as the agent has exited. It does not wait for the
 agent's owner, which may have been killed with it. If the keeper is killed, the agent clears up itself.
 """
 

@@ -423,7 +423,7 @@ class NodeAgent:
         channel.close()
         self.store_channel = None
         for peer, request in self.stores.values():
-            self.tell(peer, id=request, error="the process that holds the stores has ended")
+            self.tell(peer, id=request, error="the process that holds the stores has exited")
         self.stores.clear()
 
     def _read_signals(self) -> None:

@@ -24,7 +24,7 @@ from nbddp.protocol.jsonl import LineBuffer, encode
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
-UNGUARDED = "any process on this machine can reach the store where the ranks meet"
+UNGUARDED = "any process on this machine can reach the ranks' store"
 
 
 @dataclass

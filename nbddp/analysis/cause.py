@@ -59,7 +59,7 @@ class SlowRankCause:
         """One sentence, or two."""
         if self.what == MACHINE and self.queued:
             return (
-                f"cause: the machine: rank {self.rank} waits {duration(self.queued / 1e9)} a step longer than the "
+                f"cause: the machine. Rank {self.rank} waits {duration(self.queued / 1e9)} longer per step than the "
                 f"others for a free core; other processes use its cores"
             )
         if self.what in (MACHINE, BATCH, EITHER):
@@ -76,18 +76,15 @@ class SlowRankCause:
     def _of_factor(self) -> str:
         times, slower = digits(self.factor), f"forward and backward take rank {self.rank} about {digits(self.factor)}"
         if self.what == MACHINE:
-            return f"the machine: everything takes rank {self.rank} about {times} times as long{self._with_inputs()}"
+            return f"the machine. Everything takes rank {self.rank} about {times} times as long{self._with_inputs()}"
         if self.what == EITHER:
-            return f"{slower} times as long: {self._either()}"
+            return f"{slower} times as long. {self._either()}"
         if self.inputs:
             return (
-                f"more work: rank {self.rank}'s inputs have {digits(self.inputs)} times as many elements as the "
+                f"more work. Rank {self.rank}'s inputs have {digits(self.inputs)} times as many elements as the "
                 f"others', and forward and backward take about {times} times as long"
             )
-        return (
-            f"more work: {slower} times as long, the optimizer no longer than the others: a larger batch or longer "
-            "inputs"
-        )
+        return f"more work, such as a larger batch or longer inputs; {slower} times as long, but the optimizer does not"
 
     def _with_inputs(self) -> str:
         if self.inputs >= SLOWER:
@@ -100,25 +97,28 @@ class SlowRankCause:
     def _either(self) -> str:
         if self.inputs >= SLOWER:
             return (
-                f"its inputs have {digits(self.inputs)} times as many elements as the others', which explains only a "
+                f"Its inputs have {digits(self.inputs)} times as many elements as the others', which explains only a "
                 "part of it"
             )
         if self.inputs and self.optimizer:
             return (
-                "its inputs are no larger than the others' and its optimizer is as fast, so it is other code on this "
-                "rank, or work that depends on the values of the inputs"
+                "Its inputs are no larger than the others', and its optimizer is as fast. Possible causes are other "
+                "code on this rank, or work that depends on the values of the inputs"
             )
         if self.inputs:
             return (
-                "its inputs are no larger than the others', so it is a slower machine, other code on this rank, or "
-                "work that depends on the values of the inputs; the optimizer is too short to tell which"
+                "Its inputs are no larger than the others'. Possible causes are a slower machine, other code on this "
+                "rank, or work that depends on the values of the inputs; the optimizer is too short to show which"
             )
         if self.optimizer:
             return (
-                "a larger batch, longer inputs or a slower machine; the optimizer, whose work does not depend on the "
-                f"batch, takes {digits(self.optimizer)} times as long, which does not tell which"
+                "Possible causes are a larger batch, longer inputs or a slower machine. The optimizer, whose work does "
+                f"not depend on the batch, takes {digits(self.optimizer)} times as long, which does not decide it"
             )
-        return "a larger batch, longer inputs or a slower machine; the optimizer is too short to tell which"
+        return (
+            "Possible causes are a larger batch, longer inputs or a slower machine; the optimizer is too short to show "
+            "which"
+        )
 
 
 def cause(

@@ -191,22 +191,22 @@ ROWS = (
             ),
             Option(
                 name="via", metavar="WAY", value="nbddp.capabilities.hosts.via:via",
-                help="how to start a process there: ssh (default), mpiexec, or a command such as 'kubectl exec -i "
-                "{host} -- {command}'",
+                help="command that starts a process there: ssh (default), mpiexec, or one such as "
+                "'kubectl exec -i {host} -- {command}'",
             ),
             Option(
-                name="ssh_config", metavar="FILE", offers=("*",), help="configuration file of ssh (default: your own)",
+                name="ssh_config", metavar="FILE", offers=("*",), help="ssh configuration file (default: your own)",
             ),
             Option(
                 name="python", metavar="PATH", offers=("*",),
-                help="Python interpreter there that has nbddp (default: the path of this kernel's)",
+                help="Python interpreter with nbddp on those hosts (default: the path of this one)",
             ),
             Option(name="setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'"),
             Option(
                 name="keep_alive", annotation="float | None", type="nbddp.launch.options:duration", metavar="TIME",
                 value="nbddp.capabilities.hosts.via:keep_alive",
                 help="keep workers on --hosts for TIME, such as 10m, after a lost connection, and Slurm's nodes after "
-                "the kernel (%ddp attach)",
+                "the notebook kernel has exited (%ddp attach)",
             ),
             Option(
                 name="interface", metavar="NAME",
@@ -273,7 +273,7 @@ ROWS = (
         commands=(
             Command(
                 name="topology", after="sync", of_pool=True,
-                help="figure of nodes, processes and devices, of the pool or of a planned layout",
+                help="draw the nodes, processes and devices of the pool or of a planned layout",
                 grammar="nbddp.capabilities.topology.command:arguments",
                 notebook="nbddp.capabilities.topology.command:in_notebook",
                 terminal="nbddp.capabilities.topology.command:in_terminal",
@@ -290,7 +290,7 @@ ROWS = (
         commands=(
             Command(
                 name="timings", after="pull",
-                help="figure and table of DDP's last steps, or of any program's collectives: who waits for whom",
+                help="show where time goes in DDP's steps or any program's collectives, and who waits for whom",
                 grammar="nbddp.capabilities.timings.command:arguments",
                 notebook="nbddp.capabilities.timings.command:show",
             ),
@@ -300,7 +300,7 @@ ROWS = (
                 name="show_timings", annotation="bool", default=False, python=False, of="run", on=("cell", "script"),
                 after="output", flags=("--timings",), const=True, excludes="timings",
                 shows="nbddp.capabilities.timings.command:show_recorded", later="%ddp timings",
-                help="show %ddp timings when the {what} has ended",
+                help="show %ddp timings after the {what}",
             ),
             Option(
                 name="timings", annotation="bool", default=True, of="run", on=("cell", "script"),
@@ -348,7 +348,7 @@ ROWS = (
         commands=(
             Command(
                 name="compare", after="timings", names="ranks",
-                help="compare the ranks' copies of a name: checksums, norms, largest differences",
+                help="compare a variable across ranks: checksums, norms and largest differences",
                 grammar="nbddp.notebook.commands:names_arguments", notebook="nbddp.capabilities.compare.command:show",
             ),
         ),
@@ -361,7 +361,7 @@ ROWS = (
         commands=(
             Command(
                 name="prove", after="compare", names="ranks",
-                help="whether N ranks take the same training step as one process with all their batches, on copies",
+                help="test on copies whether N ranks take the same step as one process with all their batches",
                 grammar="nbddp.capabilities.prove.command:arguments", notebook="nbddp.capabilities.prove.command:show",
             ),
         ),
@@ -376,7 +376,7 @@ ROWS = (
         commands=(
             Command(
                 name="memory", after="compare", names="ranks",
-                help="each rank's memory: parameters, gradients, optimizer state, buckets, peak; or of NAMEs, or "
+                help="show memory by rank (parameters, gradients, optimizer state, buckets, peak), by NAME, or "
                 "over a step",
                 grammar="nbddp.capabilities.memory.command:arguments",
                 notebook="nbddp.capabilities.memory.command:show",
@@ -387,7 +387,7 @@ ROWS = (
                 name="memory", annotation="bool", default=False, of="run", on=("cell",), group="run", after="timings",
                 const=True, to_ranks=True, shows="nbddp.capabilities.memory.command:show_recorded",
                 later="%ddp memory --timeline",
-                help="record allocations, and show %ddp memory --timeline when the cell has ended",
+                help="record allocations, and show %ddp memory --timeline after the cell",
             ),
         ),
         methods={
@@ -446,8 +446,7 @@ ROWS = (
         commands=(
             Command(
                 name="debug", after="bench",
-                help="after a failure: a prompt on the frames of the rank that failed first (during a run, use "
-                "breakpoint())",
+                help="open a debugger prompt in the rank that failed first (during a run, use breakpoint())",
                 grammar="nbddp.capabilities.debugger.command:arguments",
                 notebook="nbddp.capabilities.debugger.command:show",
             ),
@@ -464,7 +463,7 @@ ROWS = (
         commands=(
             Command(
                 name="stacks", after="debug", of_pool=True,
-                help="where every rank is: line, collective, ranks it waits for, stack",
+                help="show each rank's line, collective, stack and the ranks it waits for",
                 notebook="nbddp.capabilities.stacks.command:in_notebook",
                 terminal="nbddp.capabilities.stacks.command:in_terminal",
             ),
@@ -499,21 +498,21 @@ ROWS = (
             ),
             Command(
                 name="torchrun", after="run",
-                help="run a script by torchrun's own command line; also python -m torch.distributed.run",
+                help="run a script by a command line of torchrun, or of python -m torch.distributed.run",
                 grammar="nbddp.capabilities.scripts.torchrun:torchrun_arguments",
                 parse="nbddp.capabilities.scripts.torchrun:parse", pasted="nbddp.capabilities.scripts.torchrun:pasted",
                 notebook="nbddp.capabilities.scripts.command:run", terminal="nbddp.capabilities.scripts.terminal:run",
             ),
             Command(
                 name="launch", after="torchrun",
-                help="run a script by the command line of python -m torch.distributed.launch",
+                help="run a script by a command line of python -m torch.distributed.launch",
                 grammar="nbddp.capabilities.scripts.torchrun:launch_arguments",
                 parse="nbddp.capabilities.scripts.torchrun:parse",
                 notebook="nbddp.capabilities.scripts.command:run", terminal="nbddp.capabilities.scripts.terminal:run",
             ),
             Command(
                 name="errors", after="launch",
-                help="exit code and error file of each rank that failed in the last run, as a dict",
+                help="return the exit code and error file of each rank that failed in the last run",
                 grammar="nbddp.capabilities.scripts.command:errors_arguments",
                 notebook="nbddp.capabilities.scripts.command:errors",
             ),
@@ -526,7 +525,7 @@ ROWS = (
             ),
             Option(
                 name="keep", of="run", into="program", on=("script",), const=True,
-                help="run in the existing processes, and keep the script's names there for the next cell",
+                help="run in the existing processes, and keep the script's variables there for the next cell",
             ),
             Option(
                 name="logs", annotation="LogOptions | str | None", of="run", after="show",
@@ -577,7 +576,7 @@ ROWS = (
         commands=(
             Command(
                 name="lint", after="export",
-                help="mistakes that the source of a DDP program shows, of scripts, notebooks and cells that ran",
+                help="find mistakes in the source of DDP programs: scripts, notebooks and cells that ran",
                 grammar="nbddp.capabilities.lint.command:arguments", parse="nbddp.capabilities.lint.command:parse",
                 notebook="nbddp.capabilities.lint.command:in_notebook",
                 terminal="nbddp.capabilities.lint.command:in_terminal",
@@ -609,7 +608,7 @@ ROWS = (
             Command(
                 name="attach", after="stop",
                 help="show the last run again, after the page was loaded again; without a pool: start workers on Slurm "
-                "nodes that an earlier kernel kept (--keep-alive)",
+                "nodes that an earlier notebook kernel kept (--keep-alive)",
                 grammar="nbddp.capabilities.slurm.command:attach_arguments",
                 notebook="nbddp.capabilities.slurm.command:attach_in_notebook",
             ),
@@ -626,7 +625,7 @@ ROWS = (
                 type="nbddp.capabilities.slurm.options:job", const="", metavar="JOB",
                 value="nbddp.capabilities.slurm.options:asked", given="nbddp.capabilities.slurm.options:given",
                 merge="nbddp.capabilities.slurm.options:merged",
-                help="start the workers on Slurm nodes: of JOB, else of the kernel's own job, else of a new job",
+                help="start the workers on Slurm nodes: of JOB, else of this notebook kernel's job, else of a new job",
             ),
             Option(
                 name="nodes", into="slurm", type="nbddp.capabilities.slurm.options:nodes", metavar="N",
@@ -670,8 +669,8 @@ ROWS = (
         options=(
             Option(
                 name="debug", after="keep_warm", choices=("off", "info", "detail"), const="info",
-                help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until --debug off; "
-                "detail also compares each collective across ranks",
+                help="turn on the debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until "
+                "--debug off; detail also compares each collective across ranks",
             ),
             Option(
                 name="env", annotation="Mapping[str, str] | None", default=(), repeats=True, metavar="KEY=VALUE",
@@ -718,7 +717,7 @@ ROWS = (
                 of_failed=True,
                 shows="nbddp.capabilities.sanitizer.command:show_recorded",
                 terminal="nbddp.capabilities.sanitizer.command:in_terminal",
-                help="look for silent mistakes of data-parallel training, and name them when the {what} has ended",
+                help="detect silent mistakes in data-parallel training, and report them after the {what}",
             ),
             Option(
                 name="allow", into="sanitize", of="run", repeats=True, default=(), metavar="KIND", on=SANITIZED,
@@ -727,7 +726,7 @@ ROWS = (
             ),
             Option(
                 name="same_input", into="sanitize", of="run", annotation="bool", default=False, const=True,
-                on=SANITIZED, help="with --sanitize: the ranks are to see the same input",
+                on=SANITIZED, help="with --sanitize: expect the same input on all ranks",
             ),
         ),
         methods={"findings": "nbddp.capabilities.sanitizer.command:findings"},

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 LOOPBACK = "127.0.0.1"
 NAMES = {"darwin": "macOS", "win32": "Windows"}
 WITHOUT_PROC = (
-    "a rank that is blocked in a collective cannot be freed: it is replaced and its names are lost; each worker "
-    "imports torch itself, which takes seconds"
+    "a rank that is blocked in a collective cannot be unblocked; nbddp replaces it, and its variables are lost; each "
+    "worker imports torch itself, which takes seconds"
 )
 MORE = (  # for those who ask: `%ddp doctor`
     "whether ranks that called different collectives are blocked is judged by CPU time, because bytes are not counted",

@@ -219,7 +219,7 @@ def _at_work(known: Position, facts: Whereabouts, before: Position | None, *, ac
 
 
 def _children_words(count: int, waits: list[str]) -> list[str]:
-    """`2 of its 3 child processes are connecting to a store at localhost:29511, where nobody answers`."""
+    """`2 of its 3 child processes are connecting to a store at localhost:29511, where no process answers`."""
     if not waits:
         return [f"its {count} child process{'es do' if count > 1 else ' does'} nothing"]
     found = []

@@ -224,26 +224,26 @@ def _difference(call: Call, called: Mapping[tuple[str, str, int | None, str], li
         return ", ".join(f"{words[key]} on {rank_words(ranks)}{key[3]}" for key, ranks in called.items())
 
     if len(ops) > 1:
-        return f"collective {number} differs between ranks: {each({k: k[0] for k in called})}"
+        return f"collective {number} differs between ranks, with {each({k: k[0] for k in called})}"
     op = ops.pop()
     if len(roots - {None}) > 1:
         name = "src" if op in FROM_ROOT else "dst"
-        return f"{op} {number} has different {name}: {each({k: f'{name}={k[2]}' for k in called})}"
+        return f"{op} {number} has different {name}, {each({k: f'{name}={k[2]}' for k in called})}"
     if op == NEW_GROUP:
-        return f"{op} {number} has different ranks: {each({k: k[1] for k in called})}"
-    return f"{op} {number} has different shapes or dtypes: {each({k: k[1] or 'no tensor' for k in called})}"
+        return f"{op} {number} has different ranks, {each({k: k[1] for k in called})}"
+    return f"{op} {number} has different shapes or dtypes, {each({k: k[1] or 'no tensor' for k in called})}"
 
 
 def _fate(p: Position | None, program: str) -> str:
     if p is None:
         return "is not a rank of this pool"
     return {
-        RankStatus.ABSENT: "takes no part in this run",
+        RankStatus.ABSENT: "does not take part in this run",
         RankStatus.FINISHED: f"has finished the {program} without calling it",
         RankStatus.FAILED: "has failed",
         RankStatus.DIED: "has died",
         RankStatus.SILENT: "does not answer",
-        RankStatus.UNKNOWN: f"could not say where it is: {p.why}",
+        RankStatus.UNKNOWN: f"cannot report its position: {p.why}",
     }.get(p.state, f"waits in {p.call.describe()}{_at(p)}" if p.call else "is running")
 
 
@@ -256,16 +256,16 @@ def _advice(stuck: Iterable[int], all_of: Positions) -> str:
     finished = [w for w in awaited if w in all_of and all_of[w].state == RankStatus.FINISHED]
     if finished and kinds & {"backward"}:
         return (
-            "Ranks took different numbers of steps: give every rank the same number of batches "
+            "Ranks took different numbers of steps. Give every rank the same number of batches "
             "(DistributedSampler, drop_last=True), or train inside torch.distributed.algorithms.join.Join."
         )
     if finished and ranks == [0] and not between_peers:
         return (
-            "Only rank 0 makes this call; every rank of the group must make it. DDP's forward may call a collective "
-            "too: for work on one rank only, use model.module, and call a barrier on all ranks afterwards."
+            "Only rank 0 makes this call; every rank of the group must make it. DDP's forward may also call a "
+            "collective. For work on one rank only, use model.module, and then call a barrier on all ranks."
         )
     if between_peers:
-        return "One side must send while the other receives: order the calls by rank, or use batch_isend_irecv."
+        return "One side must send while the other receives. Order the calls by rank, or use batch_isend_irecv."
     return ""
 
 
@@ -274,7 +274,7 @@ def waiting_words(p: Position, all_of: Positions) -> str:
     if p.state == RankStatus.SILENT:
         return "does not answer; it may be in native code that holds the interpreter"
     if p.state == RankStatus.UNKNOWN:
-        return f"could not say where it is: {p.why}"
+        return f"cannot report its position: {p.why}"
     if p.call is None:
         return ""
     (ranks, every), known = waits_for(p, all_of, seems=True), waits_for(p, all_of)[0]

@@ -279,8 +279,8 @@ class RankWatcher:
         may_act = proof.may_act_words(self.positions)
         two = any(p.state == RankStatus.BLOCKED and p.also for p in self.positions.values())
         advice = dict.fromkeys(p.advice for p in self.positions.values() if p.advice)
-        moved = f"nothing has moved for {seconds:.0f} s"
-        return [moved, *gone, *may_act, *[TWO_THREADS] * two, *advice, "Stop frees the ranks"]
+        moved = f"no progress for {seconds:.0f} s"
+        return [moved, *gone, *may_act, *[TWO_THREADS] * two, *advice, "press Stop to unblock the ranks"]
 
 
 def _has_left(facts: Whereabouts | None) -> bool:

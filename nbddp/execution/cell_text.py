@@ -118,7 +118,7 @@ def check(code: str, name: str, transform: Callable[[str], str], is_magic: Calla
 def refusal(line: str, instead: str = "") -> BadInput:
     """For a `%%ddp` line without a program that is not about the pool alone. instead: a command for what it asks."""
     return BadInput(
-        f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or type "
+        f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or run "
         f"{instead or '%ddp start'}"
     )
 

@@ -30,9 +30,9 @@ from nbddp.protocol.run_spec import Question, RunSpec
 
 WHY = 300  # characters of what ends a run, in a line of progress
 TELL = 1.0  # seconds between two lines about ranks that are cleaning up
-UNNOTICED = "not noticed the interrupt yet"
+UNNOTICED = "not received the interrupt yet"
 RESTARTED = "you restarted it"
-PRESSED, LATE = "Stop was pressed again", "it had not ended {:g} s after the interrupt (--shutdown-timeout)"
+PRESSED, LATE = "Stop was pressed again", "it was still running {:g} s after the interrupt (--shutdown-timeout)"
 
 
 class RankControl(RankQuestions, Protocol):
@@ -137,7 +137,7 @@ class Escalation:
 
     def _release(self, action: supervise.ReleaseRanks) -> None:
         run = self._run
-        self._say_why(f"freeing {rank_words(action.ranks)}")
+        self._say_why(f"unblocking {rank_words(action.ranks)}")
         if not self.released:
             self.then = self.then or run.next_request()
             self._released_at = time.monotonic()
@@ -174,7 +174,7 @@ class Escalation:
         """A rank's answer to that."""
         if does is True and rank not in self._run.ended:
             self.through_at = time.monotonic()
-            words = f"rank {rank} is transferring a message, which may finish; Stop interrupts it"
+            words = f"rank {rank} is transferring a message; press Stop to interrupt it"
             self._run.display.screen.ends(words)
 
     def _replace(self, action: supervise.Replace) -> None:
@@ -302,8 +302,12 @@ class Escalation:
 
     def _advice(self) -> str:
         again = " again" if self.ended_by == supervise.STOPPED else ""
-        ends = f"Stop{again} ends the process and its names are lost"
-        return ends if self.cleanup is None else f"{ends}, as after {self.cleanup:g} s (--shutdown-timeout)"
+        ends = f"press Stop{again} to kill the process; its variables are lost"
+        return (
+            ends
+            if self.cleanup is None
+            else f"{ends}. This happens after {self.cleanup:g} s anyway (--shutdown-timeout)"
+        )
 
     # -- asked for by a user ---------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import Reply, RunSpec
 
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
-UNTOLD = "the rank ended the cell, but did not report how; %ddp log shows what it printed"
+UNTOLD = "the rank finished the cell without a report; %ddp log shows its output"
 LONG = 0.1  # seconds after which a run is worth telling others about
 ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of

@@ -24,7 +24,7 @@ def modules_note(found: Collection[tuple[str, str]]) -> str:
     if not parts:
         return ""
     it = "it" if len(found) == 1 else "them"
-    anew = f"importlib.reload in a %%ddp cell, or --fresh, reloads {it}"
+    anew = f"reload {it} with importlib.reload in a %%ddp cell, or with --fresh"
     return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
 
 
@@ -45,8 +45,8 @@ def handling_note(found: Collection[str]) -> str:
     if not found:
         return ""
     return (
-        f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {' and '.join(sorted(found))} in this program: NCCL then ends a rank "
-        "whose collective fails, and its names are lost; with 2, which %%ddp sets, the rank survives"
+        f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {' and '.join(sorted(found))} in this program: NCCL then aborts "
+        "a rank whose collective fails, and its variables are lost; with 2, the setting of %%ddp, the rank survives"
     )
 
 
@@ -55,7 +55,5 @@ def ended_note(ended: Sequence[RankExit]) -> str:
     ranks = [e.rank for e in ended if e.status == ENDED]
     if not ranks:
         return ""
-    its, new, it = ("its process", "a new, empty one", "it")
-    if len(ranks) > 1:
-        its, new, it = ("their processes", "new, empty ones", "them")
-    return f"{rank_words(ranks)} ended {its} with exit code 0; names on {it} are gone, and the next cell starts {new}"
+    its, new = ("its", "a new process") if len(ranks) == 1 else ("their", "new processes")
+    return f"{rank_words(ranks)} exited with code 0; {its} variables are lost, and the next cell starts {new}"

@@ -16,7 +16,9 @@ from nbddp.protocol.position import CalledFrom, inside, place
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
 NO_HOST = "The next cell reports the state of the pool."
-STAY = "A rank that leaves ends the other ranks' collectives: every rank must make the same calls before it leaves."
+STAY = (
+    "When a rank leaves, the collectives of the other ranks fail. Make the same calls on every rank before it leaves."
+)
 DOING = {
     RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running", RankStatus.TERMINATED: "running",
     RankStatus.REPLACED: "still running",
@@ -100,7 +102,7 @@ def left_words(left: Left) -> str:
     elif left.code is not None and left.code < 0:
         how = f"its process was killed by {signal_name(left.code)}"
     else:
-        how = f"its process ended with exit code {left.code}"
+        how = f"its process exited with code {left.code}"
     waiting = left.waiting
     if waiting is None:
         return how
@@ -131,11 +133,11 @@ def end_words(code: int | str | None, lost: str = HOST_GONE) -> str:
     saw."""
     if isinstance(code, int) and code < 0:
         name = signal_name(code)
-        hint = "; running out of memory is the usual cause" if name == "SIGKILL" else ""
+        hint = "; the usual cause is that the machine ran out of memory" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
     if code is None:
         return lost
-    return f"its process ended with exit code {code}"
+    return f"its process exited with code {code}"
 
 
 def signal_name(code: int) -> str:
@@ -234,7 +236,7 @@ def post_mortem(error: RunFailed) -> str:
     lines = [str(error), ""]
     for frame in (f for raised in with_parts(cause.chain) for f in raised.frames if f.user):
         lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
-    more = f"%%ddp --ranks {cause.rank} runs code on that rank, which keeps its names"
+    more = f"%%ddp --ranks {cause.rank} runs code on that rank, which keeps its variables"
     return "\n".join([*lines, f"{more}; %ddp stacks shows every rank."])
 
 
@@ -275,20 +277,22 @@ def states_text(states: Sequence[RankState]) -> list[str]:
 
 
 def state_words(state: RankState) -> str:
-    """`cell line 9, waiting in all_reduce #14 for rank 1; freed, names are kept`."""
+    """`cell line 9, waiting in all_reduce #14 for rank 1; unblocked, variables are kept`."""
     doing = ", ".join(w for w in (state.where, state.doing or "still running") if w)
     words = {
         **_cell_words(state, doing), **(_script_words(state, doing) if state.script else {}),
     }[state.status]  # fmt: skip
-    return f"{words}: {state.detail}" if state.detail else words
+    if not state.detail:
+        return words
+    return f"also {state.detail}" if state.status == RankStatus.FAILED else f"{words}: {state.detail}"
 
 
 def _cell_words(state: RankState, doing: str) -> dict[RankStatus, str]:
     return {
         RankStatus.FINISHED: "finished the cell",
-        RankStatus.ENDED: "ended its process with exit code 0; names on it are gone",
-        RankStatus.FAILED: "failed too",
-        RankStatus.INTERRUPTED: f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
+        RankStatus.ENDED: "exited with code 0; its variables are lost",
+        RankStatus.FAILED: "also failed",
+        RankStatus.INTERRUPTED: f"{doing}; {'unblocked' if state.doing else 'interrupted'}, variables are kept",
         RankStatus.REPLACED: f"{doing}; {state.why}, so it is {state.fate}; {lost_words(state.lost, state.imports)}",
         RankStatus.DIED: "died",
         RankStatus.RUNNING: doing,
@@ -300,9 +304,9 @@ def _script_words(state: RankState, doing: str) -> dict[RankStatus, str]:
     return {
         RankStatus.FINISHED: "finished",
         RankStatus.ENDED: "finished",
-        RankStatus.INTERRUPTED: f"{doing}; ended",
-        RankStatus.TERMINATED: f"{doing}; ended",
-        RankStatus.REPLACED: f"{doing}; {state.why.replace('freed', 'ended')}, so it was killed",
+        RankStatus.INTERRUPTED: f"{doing}; stopped",
+        RankStatus.TERMINATED: f"{doing}; stopped",
+        RankStatus.REPLACED: f"{doing}; {state.why.replace('unblocked', 'stopped')}, so it was killed",
     }
 
 
@@ -314,7 +318,7 @@ def broken_words(said: str) -> str:
 def lost_words(names: Sequence[str], imports: Sequence[str] = ()) -> str:
     """Which names went with a process: `lost: model, opt and 2 imports (np, torch)`."""
     if not names and not imports:
-        return "names on it are gone"
+        return "its variables are lost"
     imported = f"{len(imports)} import{'s' if len(imports) > 1 else ''} ({_some(imports)})" if imports else ""
     return f"lost: {' and '.join(w for w in (_some(names), imported) if w)}"
 
@@ -327,7 +331,7 @@ def _some(names: Sequence[str]) -> str:
 def died_words(cause: Cause) -> list[str]:
     """What is known of a process that ended by itself: its memory, its last words, where its log is."""
     if cause.code is None:
-        return [f"{cause.last_words or 'Its end was not observed'}.", NO_HOST]
+        return [f"{cause.last_words or 'nbddp did not see how it exited'}.", NO_HOST]
     lines = [f"{cause.taken}."] if cause.taken else []
     facts = [f"ran on {cause.device}"] if cause.device else []
     facts += [f"held at most {cause.peak_kib / 1024:.0f} MiB"] if cause.peak_kib else []
@@ -335,14 +339,14 @@ def died_words(cause: Cause) -> list[str]:
         lines.append(f"It {' and '.join(facts)}.")
     words = cause.last_words
     if words:
-        lines += ["Its last words:", *(f"    {line}" for line in words.splitlines())]
+        lines += ["Its last output:", *(f"    {line}" for line in words.splitlines())]
     if "gloo" in words:
         lines.append(
-            "gloo ends a process whose peer called the collective with another shape or dtype; "
-            "%%ddp --check names the rank and the difference."
+            "gloo aborts a process whose peer called the collective with a different shape or dtype. "
+            "Run the cell with %%ddp --check to see the rank and the difference."
         )
     if cause.log:
-        lines.append(f"Its log is {cause.log}; the next cell starts a new, empty process for this rank.")
+        lines.append(f"Log: {cause.log}. The next cell starts a new worker for this rank; its variables are lost.")
     return lines
 
 
@@ -359,7 +363,7 @@ def failure_text(
         lines.append(STAY)
     lines += _unset_words(cause, left)
     if cause.stage:
-        lines.append(f"%ddp restart --ranks {cause.rank} starts a new, empty process for it.")
+        lines.append(f"%ddp restart --ranks {cause.rank} starts a new process for it.")
     more = [f"%ddp log --rank {cause.rank} prints its full output; %ddp stacks shows where every rank was."]
     traced = ["", traceback_text(cause.chain, paint), ""] if cause.chain else []
     last = [*_ending(dropped), *(more if dropped else []), *([cause.advice] if cause.advice else [])]
@@ -378,14 +382,14 @@ def _unset_words(cause: Cause, left: Sequence[int]) -> list[str]:
 def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
     """What stands in the place of a report that could not be worded: what is known, as it is, and why."""
     told = [fact if len(fact) <= WIDEST * 8 else f"{fact[: WIDEST * 8]} …" for fact in facts]
-    return "\n".join([*told, f"(the report could not be worded: {type(error).__name__}: {error})"])
+    return "\n".join([*told, f"(the report could not be written because of {type(error).__name__}: {error})"])
 
 
 def terminal_text(error: RunFailed, signalled: str = "") -> str:
     """A run that did not end well, for a terminal that has shown what the ranks wrote, tracebacks included. signalled:
     the signal that has ended it, if one has."""
     if not isinstance(error, WorkerFailed):
-        head = f"the run was ended by {signalled}" if signalled else str(error)
+        head = f"{signalled} stopped the run" if signalled else str(error)
         return "\n".join([head, *positions_table(error.states)] if error.states else [head])
     cause = error.cause
     notes = [f"    {line}" for note in (cause.chain[-1].notes if cause.chain else ()) for line in note.splitlines()]
@@ -442,13 +446,13 @@ def attempts_lines(attempts: Sequence[str]) -> list[str]:
 
 def positions_table(states: Sequence[RankState]) -> list[str]:
     """ranks │ where │ what they waited in │ what became of them; ranks with the same row share it."""
-    fates = {RankStatus.INTERRUPTED: "freed, names are kept", RankStatus.TERMINATED: "ended"}
+    fates = {RankStatus.INTERRUPTED: "unblocked, variables are kept", RankStatus.TERMINATED: "stopped"}
     found: dict[tuple[str, str, str], list[int]] = {}
     for s in states:
         doing = s.doing or ("finished" if s.script and s.status == RankStatus.FINISHED else _doing(s.status))
         is_new = s.status == RankStatus.REPLACED
         fate = f"{s.fate}; {lost_words(s.lost, s.imports)}" if is_new else fates.get(s.status, "")
-        fate = ("killed" if is_new else fate and "ended") if s.script else fate
+        fate = ("killed" if is_new else fate and "stopped") if s.script else fate
         found.setdefault((s.where or "–", doing, fate), []).append(s.rank)
     rows = [(spans(ranks), *row) for row, ranks in found.items()]
     return aligned([("ranks" if len(found) < len(states) else "rank", "line", "state", ""), *rows])
@@ -470,4 +474,4 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _ending(dropped: bool) -> list[str]:
     if not dropped:
         return []
-    return ["The process group has been ended; call init_process_group again in the next cell that uses one."]
+    return ["nbddp closed the process group. Call init_process_group() again before you use torch.distributed."]

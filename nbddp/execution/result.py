@@ -132,8 +132,8 @@ class RunResult:
             return PoolNotRunning(ended)
         if ended:
             return PoolNotRunning(
-                "the pool ended while the cell was running, because its agent or its controller ended; names on "
-                "its workers are gone, and the next %%ddp cell starts a new pool"
+                "the pool stopped while the cell was running, because its agent or its controller exited; variables on "
+                "its workers are lost, and the next %%ddp cell starts a new pool"
             )
         if self.restarted_at is not None and (found is None or found.at > self.restarted_at):
             return self._restarted(paint)
@@ -250,7 +250,7 @@ class RunResult:
             if code is not None:
                 words = f"{report.end_words(code)}, after it had left the cell; {report.lost_words(names, imports)}"
                 return RankState(ended.rank, outcome.DIED, detail=words)
-            doing = "ending the process group"
+            doing = "closing the process group"
             fate = self.places.fate()
             return RankState(ended.rank, outcome.REPLACED, doing=doing, lost=names, imports=imports, fate=fate)
         if ended.rank in self.broken():

@@ -85,7 +85,7 @@ class _StrangersLife(PoolState):
 
     def have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
         if self._bounding is None or not self._bounding.alive:
-            raise PoolNotRunning("the process that starts the ranks has ended")
+            raise PoolNotRunning("the process that starts the ranks has exited")
         super().have_agent(imported, controls_only)
 
 

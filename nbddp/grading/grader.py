@@ -78,7 +78,7 @@ def found(folder: str | Path, expected: Sequence[str] = ()) -> list[Work]:
     known = exercises()
     unknown = [name for name in expected if name not in known]
     if unknown:
-        raise BadInput(f"there is no exercise {unknown[0]}; there are {', '.join(known)}")
+        raise BadInput(f"there is no exercise {unknown[0]!r}; there are {', '.join(known)}")
     folder = Path(folder)
     paths = collect.by_learner(folder)
     if not any(paths.values()):
@@ -256,7 +256,7 @@ class GradingSession:
             if told.get("lost"):
                 raise Gone(f"cannot go on: {told['failed']}")
             return NoVerdict(
-                False, gradebook.clean(f"no verdict: the check failed on the ranks' answers: {told['failed']}")
+                False, gradebook.clean(f"no verdict: the check failed on the ranks' answers ({told['failed']})")
             )
         ok, line = told.get("ok"), told.get("line")
         if type(ok) is not bool or not isinstance(line, str) or ok != (line == OK):

@@ -41,27 +41,28 @@ OWN = (
     ),
     Option(
         name="nnodes", type="nbddp.launch.options:nodes_or_range", metavar="N|MIN:MAX",
-        help="number of nodes; without --hosts or --slurm they are simulated. MIN:MAX: nodes may come and go, and the "
-        "cell restarts on those present",
+        help="number of nodes; without --hosts or --slurm they are simulated. With MIN:MAX nodes may join and leave, "
+        "and the cell restarts on those present",
     ),
     Option(name="gpus_per_proc", type="nbddp.launch.options:positive", metavar="K", help="consecutive GPUs per worker"),
     Option(
         name="visible", choices=("all", "own"),
-        help="GPUs that a worker sees: all, and LOCAL_RANK selects (as torchrun), or only its own, and LOCAL_RANK is "
-        "0 (as torchrun --virtual-local-rank)",
+        help="GPUs that a worker sees. all: LOCAL_RANK selects one, as under torchrun. own: LOCAL_RANK is 0, as "
+        "under torchrun --virtual-local-rank",
     ),
     Option(
-        name="oversubscribe", const=True, default=False, help="allow more workers than there are GPUs or memory for",
+        name="oversubscribe", const=True, default=False,
+        help="start more workers than there are GPUs, or than the memory allows",
     ),
-    Option(name="device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs"),
+    Option(name="device", choices=("auto", "cpu", "cuda"), help="type of device; cpu does not use the GPUs"),
     Option(
         name="keep_warm", python=False, type="nbddp.launch.options:duration", metavar="TIME",
-        help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
-        "2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a terminal)",
+        help="keep the process that has imported torch for TIME, such as 10m, after the notebook kernel exits or "
+        "restarts; the next start is faster (default: off; 10m for python -m nbddp run at a terminal)",
     ),
     Option(
         name="fresh", on=("cell", "script"), group="run", const=True, default=False, keeps=False,
-        help="start new worker processes first; all names are lost",
+        help="start new worker processes first; all variables are lost",
     ),
     Option(
         name="ranks", of="run", on=("cell",), type="nbddp.launch.options:rank_set", metavar="SET",
@@ -70,7 +71,7 @@ OWN = (
     Option(
         name="output", of="run", on=("cell",), flags=("-o", "--output"), default="",
         type="nbddp.launch.options:bindable", metavar="NAME",
-        help="bind NAME to the last expression's value on every rank: NAME[rank]",
+        help="store each rank's value of the last expression in NAME; NAME[rank] is that rank's value",
     ),
     Option(
         name="show", of="run", group="output", type="nbddp.launch.options:rank_set", metavar="SET",
@@ -78,21 +79,21 @@ OWN = (
     ),
     Option(
         name="timeout", of="run", group="faults", type="nbddp.launch.options:seconds", metavar="S",
-        help="end the cell after S seconds; names are kept",
+        help="stop the cell after S seconds; variables are kept",
     ),
     Option(
         name="hang_after", of="run", default=HANG_AFTER, type="nbddp.launch.options:seconds_or_never", metavar="S",
-        help=f"report and end a deadlock after S seconds, or never (default {HANG_AFTER:g})",
+        help=f"report and stop a deadlock after S seconds, or never (default {HANG_AFTER:g})",
     ),
     Option(
         name="max_restarts", of="run", flags=("--max-restarts", "--max_restarts"), default=0,
         type="nbddp.launch.options:count", metavar="K",
-        help="on a failure start new workers and run the {what} again, at most K times",
+        help="after a failure, start new workers and run the {what} again, at most K times",
     ),
     Option(
         name="shutdown_timeout", of="run", flags=("--shutdown-timeout", "--shutdown_timeout"), default=SHUTDOWN,
         type="nbddp.launch.options:seconds", metavar="S",
-        help="seconds that ranks have to clean up when a failure, a deadlock or --timeout ends the cell (default "
+        help="seconds that ranks have to clean up when a failure, a deadlock or --timeout stops the cell (default "
         f"{SHUTDOWN:g})",
     ),
 )
@@ -460,7 +461,7 @@ def parse_cell(line: str) -> LaunchSpec:
     spec = launch_spec(space, CELL, argv=argv)
     if spec.max_restarts and spec.ranks is not None:
         raise BadInput(
-            "%%ddp --max-restarts restarts all workers, so it cannot be combined with --ranks; leave one out"
+            "%%ddp --max-restarts restarts all workers, so it cannot be combined with --ranks; remove one of the two"
         )
     return spec
 

@@ -241,9 +241,7 @@ class Topology:
         usable = hosts if use_gpus else [_without_gpus(h) for h in hosts]
         nodes = simulate(usable[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(usable)
         if len(nodes) != nnodes:
-            raise BadInput(
-                f"--nnodes {nnodes} was requested, but there are {len(nodes)} hosts; use --nnodes {len(nodes)}"
-            )
+            raise BadInput(f"--nnodes {nnodes} does not match the {len(nodes)} hosts; use --nnodes {len(nodes)}")
         local = _local_world_size(nproc, nodes, per_proc)
         if use_gpus and not oversubscribe:
             _refuse_shortage(nodes, local, per_proc)
@@ -304,7 +302,7 @@ def planned(
     count, gpus = nnodes or 1, gpus_per_node or 0
     if gpus_per_proc and not gpus:
         raise BadInput(
-            f"--gpus-per-proc {gpus_per_proc} was requested, but the number of GPUs per planned node is missing; "
+            f"--gpus-per-proc {gpus_per_proc} needs the number of GPUs per planned node; "
             f"add --gpus-per-node {gpus_per_proc} or more"
         )
     if nproc == "cpu" or (not gpus and nproc in ("auto", "gpu")):
@@ -357,11 +355,11 @@ def _use_gpus(hosts: Sequence[Node], device: str, gpus_per_proc: int | None) -> 
     have = min((len(h.devices) for h in hosts), default=0)
     if device == "cpu":
         if gpus_per_proc:
-            raise BadInput("--gpus-per-proc and --device cpu contradict each other; leave one out")
+            raise BadInput("--gpus-per-proc and --device cpu contradict each other; remove one of them")
         return False
     if have == 0 and (device == "cuda" or gpus_per_proc):
         asked = "--device cuda" if device == "cuda" else f"--gpus-per-proc {gpus_per_proc}"
-        raise BadInput(f"{asked} was requested, but there is no GPU here; leave it out to run on CPU")
+        raise BadInput(f"{asked} needs a GPU, and this machine has none; remove the option to run on CPU")
     return have > 0
 
 
@@ -373,7 +371,7 @@ def _local_world_size(nproc: int | str | None, nodes: Sequence[Node], per_proc: 
     if nproc not in (None, "auto", "gpu", "cpu"):
         raise BadInput(f"--nproc {nproc} is not a number of workers; use a number such as 2, or auto, gpu or cpu")
     if nproc == "gpu" and not per_proc:
-        raise BadInput("--nproc gpu was requested, but there is no GPU here; use --nproc 2 or --nproc cpu")
+        raise BadInput("--nproc gpu needs a GPU, and this machine has none; use --nproc 2 or --nproc cpu")
     if nproc == "cpu":
         return min(n.cores for n in nodes)
     if per_proc:

@@ -41,7 +41,7 @@ HELP = ("help", "-h", "--help")
 OWN = (
     Command(
         name="status", of_pool=True,
-        help="table of the workers: rank, node, local rank, device, pid, state, memory",
+        help="show each worker's rank, node, local rank, device, pid, state and memory",
         notebook="nbddp.notebook.pool_commands:status",
     ),
     Command(
@@ -52,23 +52,23 @@ OWN = (
     ),
     Command(
         name="stop", of_pool=True,
-        help="end all workers of the pool and the warm process",
+        help="stop all workers of the pool, and the warm process",
         notebook="nbddp.notebook.pool_commands:stop",
     ),
     Command(
         name="restart", of_pool=True,
-        help="replace the worker processes; the ranks stay, their names are lost",
+        help="replace the worker processes; ranks keep their numbers, all variables are lost",
         grammar="nbddp.notebook.commands:restart_arguments", parse="nbddp.notebook.commands:parse_pool_options",
         notebook="nbddp.notebook.pool_commands:restart",
     ),
     Command(
         name="push", names="notebook",
-        help="copy names from the notebook to every rank",
+        help="copy variables from the notebook to every rank",
         grammar="nbddp.notebook.commands:names_arguments", notebook="nbddp.notebook.pool_commands:push",
     ),
     Command(
         name="pull", names="ranks",
-        help="fetch names from every rank, as sequences indexed by rank",
+        help="fetch variables from every rank, as sequences indexed by rank",
         grammar="nbddp.notebook.commands:names_arguments", notebook="nbddp.notebook.pool_commands:pull",
     ),
     Command(

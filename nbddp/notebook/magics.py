@@ -105,7 +105,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         became = snapshot.changed(before, self.pool.snapshot())
         if command == "push" and run is not None:
             done = [s.rank for s in run.states if s.status == RankStatus.FINISHED]
-            became = f"the names are set on {rank_words(done) if done else 'no rank'}"
+            became = f"the variables are set on {rank_words(done) if done else 'no rank'}"
         raise CommandStopped(f"%ddp {command} was stopped by the user; {became}") from None
 
     @contextmanager
@@ -194,7 +194,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 if option.of_failed:
                     self._show(option, spec)
             except Exception as e:
-                print(f"there is no {option.name}: {type(e).__name__}: {e}")
+                print(f"{option.name} is not available ({type(e).__name__}: {e})")
 
     def _show(self, option: Option, spec: LaunchSpec) -> None:
         for figure in load_target(option.shows)(self, getattr(spec, option.name)) if option.shows else ():

@@ -18,7 +18,7 @@ from nbddp.protocol.pool_parts import call_all, lines
 if TYPE_CHECKING:
     from nbddp.notebook.magics import DDPMagics
 
-RESTARTED = "all workers restarted; names on them are gone"
+RESTARTED = "all workers restarted; their variables are lost"
 
 
 def show_help(magics: DDPMagics, line: CommandLine) -> None:
@@ -69,7 +69,7 @@ def status(magics: DDPMagics, line: CommandLine) -> Any:
     for words in lines(pool.parts.holds):
         print(words)
     if answer["keep"]:
-        print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
+        print(f"the warm process stays for {lasts(answer['keep'])} after this notebook kernel exits (--keep-warm)")
     magics.tell_shortcomings()
     return status_table(answer)
 
@@ -100,7 +100,7 @@ def log(magics: DDPMagics, line: CommandLine) -> None:
             print(f"rank {r}: {', '.join(found) or 'no output'}; process: {magics.pool.log_of(r)}")
         return
     if rank not in run.outputs:
-        raise BadInput(f"rank {rank} took no part in the last run, which ran on {rank_words(run.outputs)}")
+        raise BadInput(f"rank {rank} did not take part in the last run, which ran on {rank_words(run.outputs)}")
     path = run.outputs[rank].log
     text = path.read_text(errors="replace") if path.exists() else ""
     for whole in magics.pool.parts.log_text:

@@ -46,7 +46,7 @@ def state_words(child: dict[str, Any]) -> str:
 def _without(place: dict[str, Any], info: dict[str, Any]) -> str:
     """Of a worker that the agents which were asked do not have."""
     if "cluster" in info:
-        return "its engine has ended" if info.get("asked_all") else f"an engine of cluster {info['cluster']}"
+        return "its engine has exited" if info.get("asked_all") else f"an engine of cluster {info['cluster']}"
     return "on that host" if place["host"] and not info.get("asked_all") else "ended; the next cell replaces it"
 
 

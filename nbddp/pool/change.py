@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,19 +84,21 @@ def _changed(old: RankLayout | None, new: RankLayout) -> set[int]:
     return {r for r in range(min(old.size, new.size)) if old.devices(r) != new.devices(r)}
 
 
+def _their(ranks: Collection[int]) -> str:
+    return "their" if len(ranks) > 1 else "its"
+
+
 def _notes(living: Mapping[int, bool], died: set[int], moved: set[int], changed: set[int], size: int) -> list[str]:
     notes = []
     kept = sorted(r for r in living if r < size and r not in died | moved | changed)
     if size != len(living):
         word = "grown" if size > len(living) else "shrunk"
-        keep = "keep their" if len(kept) > 1 else "keeps its"
-        state = f"; {rank_words(kept)} {keep} names" if kept else ""
+        state = f"; {rank_words(kept)} {'keep' if len(kept) > 1 else 'keeps'} {_their(kept)} variables" if kept else ""
         notes.append(f"pool {word} from {len(living)} to {counted(size, 'worker')}{state}")
     if moved:
-        which = "them" if len(moved) > 1 else "it"
-        notes.append(f"{rank_words(sorted(moved))} restarted on another host; names on {which} are gone")
+        notes.append(f"{rank_words(sorted(moved))} restarted on another host; {_their(moved)} variables are lost")
     if changed:
-        notes.append(f"{rank_words(sorted(changed))} restarted on other devices; names on them are gone")
+        notes.append(f"{rank_words(sorted(changed))} restarted on other devices; {_their(changed)} variables are lost")
     renewed = sorted(r for r in died if r < size)
     if renewed:
         notes.append(f"{rank_words(renewed)} {'are' if len(renewed) > 1 else 'is'} new and empty")

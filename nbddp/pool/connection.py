@@ -74,7 +74,7 @@ class Connection:
             messages = counted(sum(self.dropped.values()), "message")
             words.append(f"{messages} could not be read and were dropped, the last: {self.last_dropped}")
         if self.renewed:
-            words.append(f"the connection was lost and reestablished {counted(self.renewed, 'time')}")
+            words.append(f"the connection was lost and restored {counted(self.renewed, 'time')}")
         return "; ".join(words)
 
     def _ask(self) -> None:

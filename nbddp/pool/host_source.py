@@ -68,7 +68,7 @@ class HostSource:
         """Have the nodes of `spec`, warm. old: of the pool that runs. Raises BadInput where that cannot be."""
         if spec.elastic:
             least, most = spec.elastic
-            raise BadInput(f"--nnodes {least}:{most}: here no nodes come and go; set one number")
+            raise BadInput(f"--nnodes {least}:{most}: nodes cannot join or leave here; set one number")
         self.group.warm_here(progress)
 
     def leave(self) -> None:
@@ -138,7 +138,7 @@ class HostSource:
 
     def names_after(self) -> str:
         """What becomes of the ranks' names when the pool is stopped."""
-        return "names on its workers are gone"
+        return "variables on its workers are lost"
 
 
 def kind_of(spec: LaunchSpec) -> Callable[[PoolState], HostSource]:

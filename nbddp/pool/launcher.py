@@ -113,7 +113,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
             return None
         if self.end["ev"] == "gone":
             return AgentFailed(self.agent.ended())
-        ended = f"the pool's controller ended with exit code {self.end['code']} while starting"
+        ended = f"the pool's controller exited with code {self.end['code']} while starting"
         return PoolError(f"{ended}: {last_line(self.end['last_words'])}; run the cell again")
 
     def poll(self) -> int | None:

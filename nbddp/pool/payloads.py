@@ -58,5 +58,5 @@ def packed(value: Any, name: str) -> bytes:
         return pickling.pack(value)
     except Exception as e:
         raise BadInput(
-            f"{name} cannot be sent to the ranks: {pickling.reason(e)}; create it in a %%ddp cell instead"
+            f"{name!r} cannot be sent to the ranks ({pickling.reason(e)}); create it in a %%ddp cell instead"
         ) from None

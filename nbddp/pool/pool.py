@@ -198,7 +198,7 @@ class WorkerPool(PoolMethods):
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
         """Start new processes under the same ranks. Their names and their process group are lost."""
-        return [f"{rank_words(self.life.restart(ranks))} restarted; names on them are gone"]
+        return [f"{rank_words(self.life.restart(ranks))} restarted; their variables are lost"]
 
     # -- runs -------------------------------------------------------------------------------
 

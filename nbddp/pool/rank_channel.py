@@ -95,7 +95,7 @@ class RankChannel:
         return self.group.node_with(rank).taken_away()
 
     def fate(self) -> str:
-        """What becomes of a rank that cannot be freed."""
+        """What becomes of a rank that cannot be unblocked."""
         return "replaced" if self.group.can_respawn else "ended"
 
     def advice_of(self, cause: Cause) -> str:

@@ -234,7 +234,7 @@ class Runs:
             run.stuck = self.end_groups(run)
             self._note_late_deaths(run, broken)
         if self.ranks.lost:
-            screen.say("the connection to the workers was lost and reestablished; names on them are kept")
+            screen.say("the connection to the workers was lost and restored; variables on them are kept")
         if group.stores is not None:
             groups = {r: e.group for r, e in run.ended.items() if e.group is not None}
             well = ending is None or ending.well

@@ -26,19 +26,19 @@ def changed(before: PoolSnapshot, now: PoolSnapshot) -> str:
     Workers that were begun beyond the pool's size are none of its ranks: the next cell ends them, or takes them over.
     """
     if not now.running:
-        return "the pool has ended" if before.running else "there is no pool"
+        return "the pool has stopped" if before.running else "there is no pool"
     if not now.world_size:
         return f"the pool is incomplete; {NEXT} completes it"
     lost = sorted(r for r, pid in before.workers.items() if now.workers.get(r) != pid)
     kept = sorted(set(before.workers) - set(lost))
     parts = []
     if lost:
-        parts.append(f"names on {rank_words(lost)} are gone")
+        parts.append(f"variables on {rank_words(lost)} are lost")
     if lost and kept:
-        parts.append(f"{rank_words(kept)} {'keep their' if len(kept) > 1 else 'keeps its'} names")
+        parts.append(f"{rank_words(kept)} {'keep their' if len(kept) > 1 else 'keeps its'} variables")
     absent = sorted(set(range(now.world_size)) - set(now.workers))
     if absent:
         parts.append(f"{NEXT} restarts {rank_words(absent)}")
     if now.group_broken and not before.group_broken and not lost:
-        parts.append("the process group has ended, and all names are kept")
+        parts.append("the process group is closed, and all variables are kept")
     return "; ".join(parts) or "the pool is unchanged"

@@ -138,7 +138,7 @@ class PoolState:
     def _refuse_keeping(self, merged: LaunchSpec) -> None:
         why = self.group.nodes[0].agent.why_not_kept() if merged.keep_warm else ""
         if merged.keep_warm and why:
-            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {why}; leave it out")
+            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {why}; remove --keep-warm")
 
     def _match(
         self, spec: LaunchSpec, merged: LaunchSpec, env: EnvChange, source: HostSource, progress: Progress
@@ -317,5 +317,5 @@ def _torchcomms() -> str:
         return ""
     return (
         f"{torchrun_env.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
-        f"replaced; to use the usual ones, leave it out and restart the kernel"
+        f"replaced; to use the usual ones, remove it and restart the notebook kernel"
     )

@@ -35,7 +35,7 @@ from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0
 AT_ONCE = 16  # workers that a node starts between two moments at which Stop is heard
-NO_POOL = "there is no pool; %ddp start --nproc 4, a %%ddp cell or pool.start() starts one"
+NO_POOL = "no workers are running; start some with %ddp start --nproc 4, a %%ddp cell or pool.start()"
 
 
 class EndedStarting(PoolError):
@@ -117,7 +117,7 @@ class WorkerGroup:
         """That the pool has ended by itself, and with what; empty if it has not, or if there was none."""
         if self.topology is None or not self.nodes or self.alive:
             return ""
-        return f"the pool has ended with its {self.nodes[0].lost or 'node agent'}"
+        return f"the pool has stopped with its {self.nodes[0].lost or 'node agent'}"
 
     def node_with(self, rank: int) -> PoolNode:
         """The node on which a rank's process is."""
@@ -342,19 +342,19 @@ class WorkerGroup:
 
     def _check_starting(self, workers: Collection[WorkerProcess]) -> None:
         if any(w.ended_with_pool for w in workers):
-            raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
+            raise PoolNotRunning("the pool's controller has exited; run the cell again to start a new pool")
         for worker in workers:
             if worker.exit is not None:
                 node = self.node_with(worker.rank)
                 words = node.last_words(worker.rank)
                 failed = EndedStarting(
-                    f"rank {worker.rank} ended while starting (exit code {worker.exit.code}): "
+                    f"rank {worker.rank} exited while starting (exit code {worker.exit.code}): "
                     f"{words or 'it left no message'}"
                 )
                 failed.log = str(worker.log) if node.sees_files else ""
                 raise failed
         if not self.alive:
-            raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
+            raise PoolNotRunning("the node agent has exited; run the cell again to start a new pool")
 
     def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
         asked = AgentRequests()

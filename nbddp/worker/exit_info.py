@@ -79,7 +79,7 @@ def exit_of(code: object) -> Way:
 
 def unworded(said: Outcome, error: BaseException | None, why: BaseException) -> Outcome:
     """What is left of an outcome that could not be made or sent because of `why`: that the rank failed, and by what."""
-    reason = f"(how this rank ended cannot be reported in full: {failure.type_name(why)}: {failure.message(why)})"
+    reason = f"(the report of this rank is incomplete because of {failure.type_name(why)}: {failure.message(why)})"
     message = reason if error is None else f"{failure.message(error)}\n{reason}"
     chain = (Raised(failure.type_name(why if error is None else error), message),)
     return Outcome(said.run, RAISED, said.stage, said.ended_ns, chain=chain, unsaved=said.unsaved)

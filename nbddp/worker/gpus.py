@@ -81,8 +81,8 @@ def backend(asked: str | None, version: tuple[int, ...]) -> str | None:
         return asked
     which = "NCCL " + ".".join(map(str, version)) if version else "NCCL"
     raise RuntimeError(
-        f"ranks share a GPU here (--oversubscribe), but {which} does not allow that: call init_process_group() "
-        "without a backend, which takes gloo and works on CUDA tensors, or start as many ranks as there are GPUs"
+        f"ranks share a GPU here (--oversubscribe), but {which} does not allow that. Call init_process_group() "
+        "without a backend: it selects gloo, which accepts CUDA tensors. Or start as many ranks as there are GPUs"
     )
 
 

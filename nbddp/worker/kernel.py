@@ -49,11 +49,14 @@ from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release, Reserve
 
-NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
+NO_KEYBOARD = (
+    "input() does not work on a rank. Ask in a cell without %%ddp and send the answer with %ddp push, or pass it as "
+    "an argument: %%ddp -- VALUE"
+)
 NO_PROMPT = (
-    "a rank has no prompt of its own: breakpoint() stops ranks and opens one where input is possible (a terminal, a "
-    "console, a notebook that answers input()), or in %ddp panel; elsewhere let it fail and use %ddp debug in a cell "
-    "without %%ddp, which shows each frame and what its names held"
+    "a debugger prompt cannot open on a rank here. In a terminal, a console, a notebook that supports input(), or "
+    "%ddp panel, breakpoint() opens one for all ranks. Elsewhere let the cell fail, and run %ddp debug in a cell "
+    "without %%ddp: it prints each frame with its variables"
 )
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
 UNTOLD = 70  # exit code of a rank that cannot say how a run has ended; EX_SOFTWARE of sysexits.h
@@ -203,7 +206,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         try:
             return await self._carry_out(spec, code, unasked)
         except BaseException as e:
-            self.to_log(f"the end of a run cannot be told: {type(e).__name__}: {e}")
+            self.to_log(f"the end of a run cannot be reported ({type(e).__name__}: {e})")
             _exit(UNTOLD)
 
     def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
@@ -330,7 +333,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             if error is None:
                 outcome.stage, error = "end", e
             else:
-                self.to_log(f"at the end of the run: {type(e).__name__}: {e}")
+                self.to_log(f"at the end of the run ({type(e).__name__}: {e})")
         self.parts.end(outcome, error)
         return error
 
@@ -402,11 +405,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 if stream not in self.streams and hasattr(stream, "flush"):  # one of the program's own
                     stream.flush()
             except Exception as e:  # it may have `write` alone, or be closed
-                self.to_log(f"flushing what was printed: {type(e).__name__}: {e}")
+                self.to_log(f"the output could not be flushed ({type(e).__name__}: {e})")
         try:
             self.printed.finish()
         except Exception as e:
-            self.to_log(f"sending what was printed: {type(e).__name__}: {e}")
+            self.to_log(f"the output could not be sent ({type(e).__name__}: {e})")
 
     def to_log(self, text: str) -> None:
         """What concerns no cell."""
@@ -441,7 +444,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
             sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))
         except Exception as e:
-            self.to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
+            self.to_log(f"an interrupt could not be reported ({type(e).__name__}: {e})")
 
     def _keep_result(self, result: Any) -> None:
         self._result = result

@@ -340,7 +340,7 @@ class Groups:
                 while self._through(group, 0) < self._made.get(group, 0) and clock.monotonic() < until:
                     clock.sleep(0.01)
         except RuntimeError as e:  # the store is gone, and with it the run
-            print(f"asking who is through the making of a group: {type(e).__name__}: {e}", file=sys.__stderr__)
+            print(f"the creation of a group could not be followed ({type(e).__name__}: {e})", file=sys.__stderr__)
 
     def _with_store(self, given: Given) -> Given:
         """Arguments of an init that would go by `env://` to the pool's store, with what it would find there."""
@@ -428,7 +428,7 @@ def _end_default_group(broken: bool) -> None:
         try:
             dist.destroy_process_group()
         except Exception as e:
-            print(f"destroying the old process group: {type(e).__name__}: {e}", file=sys.stderr)
+            print(f"the old process group could not be destroyed ({type(e).__name__}: {e})", file=sys.stderr)
     if dist.is_initialized():
         torch.set_default_group(None)
 

@@ -153,7 +153,7 @@ def test_an_answer_cut_short_is_asked_again(tmp_path: Path, monkeypatch: pytest.
 
 
 PASSING = {"MemoryError": "raise MemoryError", "SIGKILL": "import os; os.kill(os.getpid(), 9)",
-           "did not end within": "import time; time.sleep(60)"}  # fmt: skip
+           "did not finish within": "import time; time.sleep(60)"}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", PASSING)

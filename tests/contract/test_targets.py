@@ -232,7 +232,11 @@ def test_an_option_is_written_as_the_target_has_it(target: str, options: str, ha
     ("target", "options", "words"),
     [
         ("ray", "--rendezvous srun", "--rendezvous srun: with it Slurm starts every process; use --to slurm"),
-        ("torchx", "--rendezvous static", "--rendezvous static: --to torchx has its own way to meet; leave it out"),
+        (
+            "torchx",
+            "--rendezvous static",
+            "--rendezvous static: --to torchx has its own rendezvous; remove --rendezvous",
+        ),
         ("torchx", "--package a", "--package: dist.ddp installs nothing; use an --image that has the package"),
         ("slurm", "--gpu A100 --gpus-per-proc 0", "--gpu A100 needs GPUs; add --gpus-per-proc 1"),
         ("", "--setup x", "--setup: it describes a job; add --to"),

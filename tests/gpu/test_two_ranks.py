@@ -50,7 +50,7 @@ def test_a_rank_that_waits_in_nccl_for_one_that_has_left_is_freed(pair: WorkerPo
             assert isinstance(error, nbddp.RunHung)
             assert "all_reduce #" in str(error)
             assert "rank 1 has finished the cell without calling it" in str(error)
-        assert "names are kept" in error.report
+        assert "variables are kept" in error.report
         assert list(pair.run_cell(AGAIN, want_value=True, screen=NullScreen())) == [(8.0, 0), (8.0, 1)]
         assert [w.pid for _, w in sorted(pair.workers.items())] == pids
     limit = 1.4 + 0.4 + (1.0 + 1.5 if leaves == "finishes" else 0.0)

@@ -97,7 +97,7 @@ def check_lost(
     assert "The next cell reports the state of the pool." in error.report
     assert [s.rank for s in error.states if s.status == "died"] == [1]
     assert error.states[0].status in rank_0, error.report
-    with pytest.raises(PoolNotRunning, match=r"nodeb is gone \(.*\); names on its workers are gone"):
+    with pytest.raises(PoolNotRunning, match=r"nodeb is gone \(.*\); variables on its workers are lost"):
         pool.ensure(LaunchSpec())
 
 

@@ -157,7 +157,7 @@ def test_between_cells_a_lost_host_is_told_and_the_pool_goes_on(hosts: Hosts) ->
         until(lambda: not first.alive)
         (note,) = [line for line in pool.ensure(LaunchSpec()) if "nodea" in line]
         assert note.startswith("nodea is gone (")
-        assert note.endswith("the pool has 1 node (nodeb), world size 1; names on all workers are gone")
+        assert note.endswith("the pool has 1 node (nodeb), world size 1; variables on all workers are lost")
         code = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.get_world_size()"
         assert list(pool.run_cell(code, want_value=True, screen=NullScreen())) == [1]
 
@@ -166,7 +166,7 @@ def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
     """From a terminal, while a cell runs; what does not fit is refused."""
     with WorkerPool(nproc=1, nnodes=(1, 3)) as pool:
         assert pool.world_size == 1
-        assert pool.scale(2) == ["the pool has 2 nodes, world size 2; names on all workers are gone"]
+        assert pool.scale(2) == ["the pool has 2 nodes, world size 2; variables on all workers are lost"]
         with pytest.raises(nbddp.BadInput, match="the pool cannot have 4 nodes: it was started with --nnodes 1:3"):
             pool.scale(4)
         started = tmp_path / "started"

@@ -130,9 +130,9 @@ def test_engines_are_ranks_and_meet(taken: WorkerPool, stock: Stock, capsys: pyt
     assert [row["pid"] for row in rows] == stock.client[:].apply_sync(os.getpid)
     assert all(str(row["memory"]).endswith("MiB") and row["state"] == "idle" for row in rows), rows
     assert stock.notes[:1] == [
-        "nbddp did not start the engines of cluster stock: it cannot replace one that ends, their logs are with their "
-        "launcher, and --fresh, --max-restarts and %ddp restart are not possible; %ddp stop leaves them running "
-        "as engines"
+        "nbddp did not start the engines of cluster stock: it cannot replace one that exits, and their logs "
+        "are with their launcher. --fresh, --max-restarts and %ddp restart are not possible; after %ddp stop the "
+        "engines keep running"
     ]
     assert all("had already imported torch" in note for note in stock.notes[1:]), "a pool has had them before"
 
@@ -153,7 +153,7 @@ def test_a_failure_frees_the_others_and_a_deadlock_is_told(taken: WorkerPool) ->
     assert re.search(
         r"ranks? (0|2|0, 2): cell line 5, (apparently )?waiting in barrier", caught.value.report
     )  # the other may be late
-    assert "freed, names are kept" in caught.value.report
+    assert "unblocked, variables are kept" in caught.value.report
     with pytest.raises(nbddp.RunHung, match=r"rank 0 waits in barrier #\d+ \(line 3\); ranks 1–2 have finished"):
         taken.run_cell(f"{INIT}if dist.get_rank() == 0: dist.barrier()", hang_after=0.5, screen=NullScreen())
     with pytest.raises(nbddp.RunTimedOut):
@@ -188,7 +188,7 @@ def test_what_cannot_be_done_says_what_is_true_and_what_to_type(taken: WorkerPoo
         taken.run_cell("1", max_restarts=2)
     with pytest.raises(nbddp.BadInput, match="cannot be changed; %ddp stop, then %ddp start --cluster stock"):
         taken.ensure(LaunchSpec(nproc=2))
-    with pytest.raises(nbddp.BadInput, match="leave out --nnodes or --cluster"):
+    with pytest.raises(nbddp.BadInput, match="remove --nnodes or --cluster"):
         taken.ensure(LaunchSpec(nnodes=2))
     with pytest.raises(nbddp.BadInput, match="the pool runs on cluster stock; %ddp stop ends it"):
         taken.ensure(LaunchSpec(hosts="nodea"))
@@ -400,7 +400,7 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(
             agent.kill()
 
         threading.Thread(target=end, daemon=True).start()
-        with pytest.raises(PoolNotRunning, match="names stay on its engines, and %ddp start --cluster stock uses them"):
+        with pytest.raises(PoolNotRunning, match="variables stay on its engines, and %ddp start --cluster stock"):
             pool.run_cell(code, screen=NullScreen())
         pool.stop()
         stopped.set()
@@ -412,12 +412,12 @@ def test_engines_keep_names_when_the_pools_agent_ends_amid_a_cell(
 def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipyparallel.Client) -> None:
     with WorkerPool(cluster="stock") as pool:
         began = time.monotonic()
-        with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: its engine has ended, or the cluster") as caught:
+        with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: its engine has exited, or the cluster") as caught:
             pool.run_cell("import os, time\nif os.environ['RANK'] == '2': os.kill(os.getpid(), 9)\ntime.sleep(30)",
                           screen=NullScreen())  # fmt: skip
         assert time.monotonic() - began < 3
         assert "ranks 0–1: cell line 3" in caught.value.report
-        assert "starts a new, empty process" not in caught.value.report
+        assert "starts a new process" not in caught.value.report
         with pytest.raises(PoolError, match=r"the engine of rank 2 ended, .* %ddp stop, then %ddp start --cluster"):
             pool.run_cell("1", screen=NullScreen())
         pool.stop()
@@ -432,7 +432,7 @@ def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> 
         code = "import ctypes, os\nif os.environ['RANK'] == '1': ctypes.PyDLL(None).sleep(60)"
         with pytest.raises(nbddp.RunTimedOut) as caught:
             pool.run_cell(code, timeout=0.5, screen=NullScreen())
-        assert "ended; names on it are gone" in caught.value.report
+        assert "ended; its variables are lost" in caught.value.report
         assert "replaced" not in caught.value.report
     assert client.ids == [0, 2]
 
@@ -445,7 +445,7 @@ def test_a_controller_that_dies_is_told(cluster: ipyparallel.Cluster, monkeypatc
     with WorkerPool(cluster=str(cluster.controller.connection_files["client"])) as pool:
         threading.Timer(0.5, psutil.Process(cluster.controller.pid).kill).start()
         with pytest.raises(
-            PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; names stay on its"
+            PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; variables stay on its"
         ):
             pool.run_cell("import time; time.sleep(30)", screen=NullScreen())
         with pytest.raises(PoolNotRunning, match=r"%ddp start --cluster .* uses them again once it answers"):

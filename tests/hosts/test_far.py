@@ -193,6 +193,6 @@ def test_a_host_that_does_not_come_up_is_told_in_the_words_of_ssh(hosts: Hosts, 
     broken = RemoteAgentClient(
         Host("nodea"), SshTransport(str(hosts.config), sys.executable, "exit 3"), tmp_path / "b.log", {}
     )
-    with pytest.raises(AgentFailed, match="the agent on nodea ended with exit code 3"):
+    with pytest.raises(AgentFailed, match="the agent on nodea exited with code 3"):
         broken.wait_warm()
     broken.close()

@@ -103,7 +103,7 @@ def test_a_failure_frees_the_others_and_is_named(far: WorkerPool) -> None:
             f"{INIT}kept = 7\nif dist.get_rank() == 3: raise ValueError('mine')\ndist.barrier()", screen=NullScreen()
         )
     assert "ranks 0–2: cell line 5, waiting in barrier" in caught.value.report
-    assert "freed, names are kept" in caught.value.report
+    assert "unblocked, variables are kept" in caught.value.report
     assert list(far.run_cell("kept", want_value=True, screen=NullScreen())) == [7] * 4
 
 
@@ -289,8 +289,8 @@ def test_a_pool_that_grows_has_its_ranks_on_the_right_hosts(hosts: Hosts) -> Non
     with on(hosts, nproc=1) as pool:
         pool.run_cell("kept = 7", screen=NullScreen())
         assert pool.ensure(LaunchSpec(nproc=2)) == [
-            "pool grown from 2 to 4 workers; rank 0 keeps its names",
-            "rank 1 restarted on another host; names on it are gone",
+            "pool grown from 2 to 4 workers; rank 0 keeps its variables",
+            "rank 1 restarted on another host; its variables are lost",
         ]
         assert [sorted(node.workers) for node in pool.group.added] == [[0, 1], [2, 3]]
         code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
@@ -331,7 +331,7 @@ def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts)
     os.kill(second.hello.pid, signal.SIGKILL)
     until(lambda: not second.alive)
     with pytest.raises(
-        PoolNotRunning, match=r"nodeb is gone .*; names on its workers are gone, and %ddp start --hosts"
+        PoolNotRunning, match=r"nodeb is gone .*; variables on its workers are lost, and %ddp start --hosts"
     ):
         pool.ensure(LaunchSpec())
     until(lambda: not still_running(family))
@@ -349,7 +349,7 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
     mine += [child for process in mine for child in process.children(recursive=True)]
     threading.Timer(0.5, lambda: os.kill(pool.group.cluster.controller.pid, signal.SIGKILL)).start()
     with pytest.raises(
-        PoolNotRunning, match="the pool ended while the cell was running, because its agent or its contr"
+        PoolNotRunning, match="the pool stopped while the cell was running, because its agent or its contr"
     ):
         pool.run_cell("import time\ntime.sleep(30)", screen=NullScreen())
     pool.close()

@@ -102,7 +102,7 @@ def test_a_cell_goes_on_while_ssh_is_lost_and_names_stay(hosts: Hosts) -> None:
         code = "import time\nfor i in range(40): dist.barrier(); time.sleep(0.1)\nkept"
         assert list(pool.run_cell(code, want_value=True, screen=told)) == [7, 7]
         assert {line for line in told.said if "is unreachable" in line} == {
-            f"{name} is unreachable (the connection has ended); nbddp keeps trying, and its workers keep running"
+            f"{name} is unreachable (the connection was lost); nbddp keeps trying, and its workers keep running"
             for name in ("nodea", "nodeb")
         }
         until(lambda: first.away is None and second.away is None)
@@ -167,6 +167,6 @@ def test_an_agent_that_has_ended_meanwhile_is_told_at_once(hosts: Hosts) -> None
     agent = pool.group.added[1].agent
     os.kill(agent.hello.pid, signal.SIGKILL)
     until(lambda: not agent.alive)
-    with pytest.raises(PoolNotRunning, match="gave up on nodeb: its agent has ended in the meantime"):
+    with pytest.raises(PoolNotRunning, match="gave up on nodeb: its agent has exited meanwhile"):
         pool.ensure(LaunchSpec())
     pool.close()

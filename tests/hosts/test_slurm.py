@@ -49,10 +49,10 @@ def test_a_line_says_what_is_asked_of_slurm() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--nodes 2", "--nodes needs --slurm; add --slurm, or leave it out"),
+        ("--nodes 2", "--nodes needs --slurm; add --slurm, or remove --nodes"),
         ("--keep-alive 10m", "--keep-alive needs --hosts or --slurm; add one of them, or use --keep-warm"),
-        ("--slurm --hosts a,b", "--slurm chooses the hosts, so it cannot be combined with --hosts a,b; leave one out"),
-        ("--slurm 7 --nodes 2", "--slurm 7 already has its nodes; leave out --nodes"),
+        ("--slurm --hosts a,b", "--slurm chooses the hosts, so it cannot be combined with --hosts a,b; remove one"),
+        ("--slurm 7 --nodes 2", "--slurm 7 already has its nodes; remove --nodes"),
         ("--slurm gpu", "'gpu' is not a job number; squeue --me lists yours"),
         ("--slurm --time", "--time: expected one argument; write it as --time T"),
         ("--via mpiexec", "--via mpiexec needs --hosts"),
@@ -97,7 +97,7 @@ def test_the_queue_is_told_in_words(row: str, words: str) -> None:
         ("error: *** STEP 5 ON n2 CANCELLED AT 2026-11-22T22:09:27 DUE TO SOMETHING NEW ***", "",
          "Slurm job 7 was ended because of something new"),
         ("error: *** STEP 5.2 ON n2 CANCELLED AT 2026-11-22T22:09:27 ***", "RUNNING",
-         "Slurm has ended a step of job 7, which runs on"),
+         "Slurm has stopped a step of job 7, which keeps running"),
         ("", "NODE_FAIL", "Slurm job 7 has lost a node"),
         ("srun: error: n1: task 0: Killed", "RUNNING", ""),
     ],
@@ -216,7 +216,9 @@ def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: 
     try:
         monkeypatch.setenv("SLURM_JOB_ID", str(job))
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-        assert held_jobs.offers()[0].startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
+        assert held_jobs.offers()[0].startswith(
+            f"this notebook kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm"
+        )
         with WorkerPool(nproc=1, slurm=True) as pool:
             assert pool.parts.of("slurm").allocations[0].job == job
             assert list(pool.run_cell("1 + 1", want_value=True, screen=NullScreen())) == [2]

@@ -136,7 +136,7 @@ def test_stop_says_what_it_did_to_the_job(here: Path, cancels: bool) -> None:
             time.sleep(0.1)
         assert state() in ("CANCELLED", "COMPLETING")
     else:
-        assert f"Slurm job {job} goes on; %ddp submit --follow {job} follows it" in str(e.value)
+        assert f"Slurm job {job} keeps running; %ddp submit --follow {job} follows it" in str(e.value)
         assert state() == "RUNNING"
         subprocess.run(["scancel", str(job)], check=True)
 

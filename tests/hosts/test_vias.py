@@ -119,7 +119,7 @@ def test_what_went_wrong_is_found_among_the_words_of_mpiexec(hosts: Hosts, monke
 @ssh
 def test_a_command_that_does_not_work_is_named_with_its_words(hosts: Hosts) -> None:
     pool = WorkerPool(nproc=1, hosts="nodea", via="sh -c 'echo no such pod >&2; exit 4' {host} {command}")
-    with pytest.raises(AgentFailed, match="agent on nodea ended with exit code 4: no such pod; it was started by"):
+    with pytest.raises(AgentFailed, match="agent on nodea exited with code 4: no such pod; it was started by"):
         pool.start()
     nowhere = WorkerPool(nproc=1, hosts="nodea", via="/no/such/program {host} {command}")
     with pytest.raises(AgentFailed, match="nodea cannot be reached: /no/such/program could not be started here"):

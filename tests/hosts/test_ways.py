@@ -76,7 +76,7 @@ def test_the_interface_that_joins_all_is_taken(
 @pytest.mark.parametrize(
     ("why", "advice"),
     [
-        (SILENCE, "a firewall drops the connection: allow TCP connections between these hosts on all ports"),
+        (SILENCE, "a firewall drops the connection. Allow TCP connections between these hosts on all ports"),
         ("Connection refused", "a firewall rejects the connection"),
         (ANOTHER, "two machines have this address"),
         ("No route to host", "there is no route between these addresses"),

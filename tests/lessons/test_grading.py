@@ -149,7 +149,7 @@ def test_an_endless_answer_is_ended_and_the_next_is_graded(
     (tmp_path / "cy.py").write_text("def gpus_of(rank, n, g):\n    return [rank % n * g + k for k in range(g)]\n")
     lines = [w.check().line for w in grade.found(tmp_path)]
     assert lines[0].startswith("no answer after 1 s")
-    assert "its process ended with exit code 3" in lines[1]
+    assert "its process exited with code 3" in lines[1]
     assert lines[2] == "ok"
 
 
@@ -278,7 +278,7 @@ def test_what_is_asked_for_is_missed(tmp_path: Path) -> None:
     (tmp_path / "ada.py").write_text("x = 1\n")
     (work,) = grade.found(tmp_path, ["accumulate"])
     assert work.check().line == "not handed in: no cell outside %%ddp defines accumulate"
-    with pytest.raises(BadInput, match="there is no exercise accumulat;"):
+    with pytest.raises(BadInput, match="there is no exercise 'accumulat';"):
         grade.found(tmp_path, ["accumulat"])
     (tmp_path / "none").mkdir()
     with pytest.raises(BadInput, match="give the folder of the submissions"):

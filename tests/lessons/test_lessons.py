@@ -269,7 +269,7 @@ def test_lesson_08_promises_no_share_that_a_recording_may_contradict() -> None:
 def test_lesson_12s_text_is_true_of_its_saved_forecasts() -> None:
     (source,) = (s for s in SOURCES if s.name.startswith("12"))
     saved = nbformat.read(build.places(source)[1], 4)
-    off = re.compile(r"recorded on 2 ranks: .* the model gives .* for it, (\d+) % (less|more)")
+    off = re.compile(r"recorded on 2 ranks: .* the model predicts .*, (\d+) % (less|more)")
     (long, ways), (_, way) = (
         off.findall(text_of(c.outputs))[0] for c in saved.cells if "%ddp forecast" in c.source and c.cell_type == "code"
     )

@@ -40,19 +40,19 @@ def test_a_line_without_a_program_is_about_the_pool(four: Kernel) -> None:
     assert four.run("%%ddp --help").text() == four.run("%%ddp --help\n\n# below\n").text()
     assert four.run("%%ddp --help").text().startswith("usage: %%ddp [options]")
     assert four.run("# above\n\n%%ddp --nproc 2").text() == (
-        "pool shrunk from 4 to 2 workers; ranks 0–1 keep their names\nworld size 2 = 1 node × 2 processes; on CPU\n"
+        "pool shrunk from 4 to 2 workers; ranks 0–1 keep their variables\nworld size 2 = 1 node × 2 processes; on CPU\n"
     )
     assert four.run("%%time\n%%ddp --nproc 4\n \n# below").text().startswith("pool grown from 2 to 4 workers;")
     assert four.run("%%ddp\nkept = 1").ok
     assert four.run("%%ddp --fresh").text() == (
-        "world size 4 = 1 node × 4 processes; on CPU\nall workers restarted; names on them are gone\n"
+        "world size 4 = 1 node × 4 processes; on CPU\nall workers restarted; their variables are lost\n"
     )
     for line, told in {
         "": "%ddp start", "--ranks 0": "%ddp start", "--nproc 2 -o x": "%ddp start", "-- 1": "%ddp start",
         "--timings": "%ddp timings for the cell before", "--memory": "%ddp memory --timeline for the cell before",
     }.items():  # fmt: skip
         assert four.run(f"%%ddp {line}").evalue == (
-            f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or type {told}"
+            f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or run {told}"
         )
     assert four.run("%%ddp\nprint('kept' in globals())").text() == "ranks 0–3 │ False\n", "no refused line ran"
 
@@ -97,7 +97,7 @@ def test_lint_reads_the_cells_that_ran_and_runs_nothing(four: Kernel) -> None:
     [shown] = four.run("%ddp lint").outputs
     assert f"In[{failed.number}]:7:9: error [collective-of-some-ranks] barrier()" in shown["data"]["text/plain"]
     refused = four.run("%ddp lint In[99999]")
-    assert "In[99999] is no cell that ran" in str(refused.error)
+    assert "'In[99999]' is not a cell that ran" in str(refused.error)
 
 
 def test_a_silent_mistake_has_one_line_below_the_output_until_it_is_turned_off(four: Kernel) -> None:
@@ -132,10 +132,10 @@ def test_pool_is_reused(four: Kernel) -> None:
 def test_shrunk_and_grown_pool_keeps_the_state_of_ranks_that_stay(four: Kernel) -> None:
     four.run("%%ddp\nkept = 'yes'")
     shrunk = four.run("%%ddp --nproc 2\nimport os\nprint(kept, os.environ['WORLD_SIZE'])")
-    assert shrunk.text() == ("pool shrunk from 4 to 2 workers; ranks 0–1 keep their names\nranks 0–1 │ yes 2\n")
+    assert shrunk.text() == ("pool shrunk from 4 to 2 workers; ranks 0–1 keep their variables\nranks 0–1 │ yes 2\n")
     grown = four.run("%%ddp --nproc 4\nimport os\nprint(globals().get('kept'), os.environ['WORLD_SIZE'])")
     assert grown.text() == (
-        "pool grown from 2 to 4 workers; ranks 0–1 keep their names\nranks 0–1 │ yes 4\nranks 2–3 │ None 4\n"
+        "pool grown from 2 to 4 workers; ranks 0–1 keep their variables\nranks 0–1 │ yes 4\nranks 2–3 │ None 4\n"
     )
 
 
@@ -478,7 +478,7 @@ def test_first_failure_in_time_is_the_one_named(four: Kernel) -> None:
         "%%ddp\nimport os, time\nr = int(os.environ['RANK'])\ntime.sleep(0.15 if r != 3 else 0)\nraise KeyError(r)"
     )
     assert shown.evalue.startswith("rank 3 raised KeyError: 3")
-    assert "rank 0: failed too: raised KeyError: 0" in shown.error
+    assert "rank 0: also raised KeyError: 0" in shown.error
 
 
 def test_failure_while_others_wait_in_a_collective_is_not_lost(four: Kernel) -> None:
@@ -532,8 +532,8 @@ def test_stop_frees_a_stuck_collective_and_keeps_state(four: Kernel) -> None:
     four.interrupt()
     shown = four.collect(cell)
     assert shown.reply["ename"] == "RunStopped"
-    assert "rank 3: cell line 5, still running; interrupted, names are kept" in shown.error
-    assert "names are gone" not in shown.error
+    assert "rank 3: cell line 5, still running; interrupted, variables are kept" in shown.error
+    assert "are lost" not in shown.error
     meet = "t = torch.ones(1); dist.all_reduce(t); print(kept, t.item()); dist.destroy_process_group()"
     again = four.run(f"%%ddp\n{MEET}{meet}")
     assert again.text() == "ranks 0–3 │ still 4.0\n", again.error
@@ -546,7 +546,7 @@ def test_deadlock_is_shown_as_a_table_and_stacks_tell_more(four: Kernel) -> None
     words = "ranks 0–1, 3 wait in all_reduce #1 (line 6); rank 2 has finished the cell without calling it"
     assert shown.evalue == f"deadlock: {words}"
     assert "     2  –            finished the cell" in shown.error
-    assert "0–1, 3  cell line 6  waiting in all_reduce #1 for rank 2  freed, names are kept" in shown.error
+    assert "0–1, 3  cell line 6  waiting in all_reduce #1 for rank 2  unblocked, variables are kept" in shown.error
     stacks = four.run("%ddp stacks")
     text = stacks.displays[0]["text/plain"]
     assert "when the last run ended:" in text
@@ -568,7 +568,7 @@ def test_timeout_and_never(four: Kernel) -> None:
     shown = four.run("%%ddp --timeout 0.5 --hang-after never\nimport time; time.sleep(600)")
     assert shown.reply["ename"] == "RunTimedOut"
     assert shown.evalue == "the run took longer than --timeout 0.5"
-    assert "  0–3  cell line 2  running  freed, names are kept" in shown.error
+    assert "  0–3  cell line 2  running  unblocked, variables are kept" in shown.error
 
 
 def test_attempts_are_told_as_they_fail(four: Kernel) -> None:

@@ -317,9 +317,9 @@ def test_a_notebooks_file_is_exported_from_a_terminal(
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"out-{r}").read_text() for r in range(2)] == ["2 --lr 0.5"] * 2
     assert terminal.main(["export", "my notebook.ipynb", "go.py"]) == 2
-    assert "go.py exists; --force replaces it" in capsys.readouterr().err
+    assert "go.py' exists; add --force to replace it" in capsys.readouterr().err
     assert terminal.main(["export", "nowhere.ipynb", "other.py"]) == 2
-    assert "nowhere.ipynb cannot be read: No such file or directory" in capsys.readouterr().err
+    assert "nowhere.ipynb' cannot be read (No such file or directory)" in capsys.readouterr().err
 
 
 CELL = (

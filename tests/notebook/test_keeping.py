@@ -484,6 +484,6 @@ def test_it_is_completed() -> None:
 def test_where_nothing_can_be_kept_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
     pool = WorkerPool()
-    with pytest.raises(BadInput, match="--keep-warm 1m: NBDDP_START_METHOD=spawn; leave it out"):
+    with pytest.raises(BadInput, match="--keep-warm 1m: NBDDP_START_METHOD=spawn; remove --keep-warm"):
         pool.ensure(options.LaunchSpec(nproc=1, keep_warm=60))
     pool.close()

@@ -132,7 +132,7 @@ def test_agent_or_controller_killed_while_a_cell_runs(pool: Pool, tmp_path: Path
     assert "the next %%ddp cell starts a new pool" in shown.evalue
     until(lambda: not still_running([*started, *pool.family]), 5)
     again = pool.kernel.run("%%ddp --nproc 2\nprint('kept' in globals())")
-    told = f"the pool has ended with its {'node agent' if whom == 'agent' else whom}; ranks 0–1 are new and empty"
+    told = f"the pool has stopped with its {'node agent' if whom == 'agent' else whom}; ranks 0–1 are new and empty"
     assert again.text() == f"{told}\nranks 0–1 │ False\n", again.error
     assert pool.home not in runtime_dir.running()
     assert not pool.home.exists()

@@ -240,7 +240,7 @@ def test_a_start_that_fails_shows_why_and_the_end_of_the_log_and_the_next_one_wo
     done = shown.run(BROKEN)
     assert done.ok, done.error
     failure, log = asked(shown, "[panel.state.failure, panel.state.log]")
-    assert re.match(r"rank \d ended while starting", failure), failure
+    assert re.match(r"rank \d exited while starting", failure), failure
     assert log
     page_of_start = next(filter(None, asked(shown, "[w.value for w, f in view._parts if f.__name__ == 'start']")))
     assert f"✕ {html.escape(failure)}" in page_of_start

@@ -214,7 +214,7 @@ def test_free_has_a_blocked_collective_raise_and_the_cell_go_on(panel: Kernel) -
     done = panel.collect(number)
     assert "rank 0 │ freed" in done.text(), done.error
     notices = asked(panel, "[n for n, _ in log]")
-    assert "freeing rank 0: the blocked call raises an error there" in notices
+    assert "unblocking rank 0: the blocked call raises an error there" in notices
 
 
 def test_restart_of_one_rank_ends_the_cell_and_keeps_the_other(panel: Kernel) -> None:

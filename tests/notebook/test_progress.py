@@ -98,10 +98,10 @@ def test_below_what_is_printed_in_a_terminal_stands_what_ends_the_run(capsys: py
     region = SimpleNamespace(draw=drawn.append, clear=lambda: drawn.append([]), wrapped=lambda text: [text])
     screen = Terminal(region)  # type: ignore[arg-type]
     screen.start()
-    screen.ends("rank 1 failed; freeing rank 0")
+    screen.ends("rank 1 failed; unblocking rank 0")
     screen.line(1, "stdout", "a line")
     screen.refresh([], lambda: "running: rank 0")
-    assert drawn[-1] == ["nbddp: rank 1 failed; freeing rank 0 …"]
+    assert drawn[-1] == ["nbddp: rank 1 failed; unblocking rank 0 …"]
     screen.start()
     screen.refresh([], lambda: "running: rank 0")
     assert capsys.readouterr().out == "rank 1 │ a line\n"

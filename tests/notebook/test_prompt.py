@@ -233,6 +233,6 @@ def test_without_a_failure_there_is_nothing_to_debug(kernel: Kernel) -> None:
 
 def test_where_nobody_types_a_breakpoint_raises_and_says_what_to_do(kernel: Kernel) -> None:
     done = kernel.run("%%ddp\nbreakpoint()")
-    assert "opens one where input is possible" in done.error
+    assert "breakpoint() opens one for all ranks" in done.error
     assert not kernel.run("%%ddp\nx = 1 / 0").ok
     assert "----> " in kernel.run("%ddp debug").text()

@@ -32,6 +32,6 @@ def test_a_cell_ends_with_its_findings_and_a_failed_one_with_those_until_then(fo
     failed = four.run(f"%%ddp --sanitize{TRAINS}if rank == 1: raise ValueError('late')")
     assert not failed.ok
     assert "past-ddp" in text_of(failed.outputs)
-    assert "findings are those until then" in text_of(failed.outputs)
+    assert "findings cover the steps before" in text_of(failed.outputs)
     quiet = four.run(f"%%ddp --sanitize --allow past-ddp{TRAINS}dist.destroy_process_group()")
     assert "silenced: past-ddp" in text_of(quiet.outputs)

@@ -135,9 +135,9 @@ def test_a_failure_names_the_rank_and_the_others_are_ended_in_its_collective(sha
     shown = shared.run("%ddp run fails.py")
     lines = shown.error.splitlines()
     assert lines[0] == "rank 1 raised ValueError: bad batch (fails.py line 8, in main)"
-    assert lines[1] == "  rank 0: fails.py line 9, in main, waiting in all_reduce #1 for rank 1; ended"
+    assert lines[1] == "  rank 0: fails.py line 9, in main, waiting in all_reduce #1 for rank 1; stopped"
     assert shown.took < 10
-    assert "names are kept" not in shown.error
+    assert "variables are kept" not in shown.error
     assert shared.run("%%ddp\nprint('well')").text() == "ranks 0–1 │ well\n"
 
 
@@ -257,10 +257,10 @@ def test_todays_torch_takes_one_device_of_a_process(tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_said_before_anything_starts(shared: Kernel) -> None:
     shown = shared.run("%ddp run nosuch.py")
-    assert "there is no file nosuch.py in " in shown.evalue
-    assert "there are example.py, fails.py, " in shown.evalue
+    assert "there is no file 'nosuch.py' in " in shown.evalue
+    assert "its .py files: example.py, fails.py, " in shown.evalue
     assert (
-        "a path with spaces is written in quotes"
+        "quote a path with spaces"
         in shared.run(
             "open('two words.py', 'w').close()\nget_ipython().run_line_magic('ddp', 'run two words.py')"
         ).evalue
@@ -316,7 +316,7 @@ def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1, "as torchrun"
     assert sum(text.endswith(line) for text in (out + err).splitlines() if text.startswith("rank ")) >= 2 * bool(line)
-    assert ("stopped by the user" if number == signal.SIGINT else "the run was ended by SIGTERM") in err
+    assert ("stopped by the user" if number == signal.SIGINT else "SIGTERM stopped the run") in err
     assert not still_running(children)
 
 
@@ -370,7 +370,7 @@ def test_a_terminal_names_the_first_failure_and_has_torchruns_exit_status(tmp_pa
     assert process.returncode == 1
     assert "rank 1 │ ValueError: bad\n" in err
     assert err.endswith(
-        "rank 1 raised ValueError: bad (fails.py line 2)\n  rank 0: fails.py line 3, still running; ended\n"
+        "rank 1 raised ValueError: bad (fails.py line 2)\n  rank 0: fails.py line 3, still running; stopped\n"
     )
     for words in (["run", "nosuch.py"], ["run"], ["torchrun", "--nprok", "2", "fails.py"]):
         refused = launch(tmp_path, *words)

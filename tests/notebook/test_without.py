@@ -123,8 +123,8 @@ def test_a_cell_runs_without_them(copy: Path) -> None:
     said = done.stdout.splitlines()
     assert said[-1] == str(copy / "nbddp" / "__init__.py")
     assert sorted(line for line in said if "sees" in line) == [f"rank {r} │ rank {r} sees 2.0" for r in range(2)]
-    assert "--keep-warm 10m: nothing here keeps a process; leave it out" in said
-    assert "--nnodes 1:2: here no nodes come and go; set one number" in said
+    assert "--keep-warm 10m: nothing here keeps a process; remove --keep-warm" in said
+    assert "--nnodes 1:2: nodes cannot join or leave here; set one number" in said
     for option in ("--env", "--simulate-gpus"):
         assert any(line.startswith(f"%ddp start has no option {option}") for line in said)
 
@@ -149,7 +149,7 @@ def test_ranks_without_parts_and_guard_are_as_under_torchrun(tmp_path_factory: p
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    assert said[0] == "any process on this machine can reach the store where the ranks meet"
+    assert said[0] == "any process on this machine can reach the ranks' store"
     assert sorted(line for line in said if "listens" in line) == [
         f"rank {r} │ listens on all interfaces: True" for r in range(2)
     ]

@@ -29,7 +29,7 @@ NO_LAZY = "torch before 2.15 has neither lazy_bucket_allocation nor finalize_bac
 needs_lazy = pytest.mark.skipif(not LAZY, reason=NO_LAZY)
 needs_recorder = pytest.mark.skipif(not RECORDS, reason=NO_RECORDER)
 FREES = system.is_linux()  # elsewhere what is blocked is replaced
-FREED = "freed, names are kept" if FREES else "could not be freed, so it is replaced; lost: "
+FREED = "unblocked, variables are kept" if FREES else "could not be unblocked, so it is replaced; lost: "
 FREED_STATUS = "interrupted" if FREES else "replaced"
 OLD_DESTROY = pytest.mark.skipif(
     not RECORDS, reason="torch 2.6 holds the interpreter while destroy_process_group waits for gloo's threads"

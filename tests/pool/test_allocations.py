@@ -235,7 +235,7 @@ def test_without_a_recording_what_to_type_is_said(two: WorkerPool) -> None:
     two.run_cell("import os\nkept = int(os.environ['RANK'])\n" + HOLDS, memory=True, ranks=[1], screen=NullScreen())
     found = two.allocations()
     assert [r.rank for r in found.ranks] == [1]
-    assert "nothing was recorded on rank 0: it took no part" in str(draw_allocations(found))
+    assert "nothing was recorded on rank 0: it did not take part" in str(draw_allocations(found))
 
 
 def test_a_cell_that_fails_keeps_its_recording_and_a_deadlock_is_found_in_spite_of_the_samples(two: WorkerPool) -> None:

@@ -259,7 +259,7 @@ def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_na
     pids = {w.pid for w in pool.workers.values()}
     LOSSES[loss](pool.group.wire.client)
     assert list(pool.run_cell("kept", want_value=True, timeout=60)) == [7, 7]
-    assert "the connection to the workers was lost and reestablished; names on them are kept" in capsys.readouterr().out
+    assert "the connection to the workers was lost and restored; variables on them are kept" in capsys.readouterr().out
     assert {w.pid for w in pool.workers.values()} == pids
     kept(pool)
 

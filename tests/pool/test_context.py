@@ -93,7 +93,7 @@ def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: WorkerPool) 
     why = "its CUDA context is broken (device-side assert triggered), so it is replaced; lost: "
     assert f"rank 1: cell line 3, in fails, raised RuntimeError; {why}" in said
     assert "model" in said.partition("lost: ")[2]
-    assert "The process group has been ended" in said
+    assert "nbddp closed the process group" in said
     assert "rank 0: cell line 9, waiting in barrier" in said, said
     shown = Hearing()
     assert list(pool.run_cell("'model' in globals()", want_value=True, screen=shown)) == [True, False]
@@ -133,7 +133,9 @@ def test_a_program_that_has_nccl_end_its_process_is_told(pool: WorkerPool, value
     )
     shown = Hearing()
     pool.run_cell(code, screen=shown)
-    words = f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {value} in this program: NCCL then ends a rank whose collective fails"
+    words = (
+        f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {value} in this program: NCCL then aborts a rank whose collective fails"
+    )
     assert [words in line for line in shown.said] == [True] * told
     pool.run_cell("pass", screen=shown)
     assert len(shown.said) == told, "once, where the group is made"

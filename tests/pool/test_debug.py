@@ -102,7 +102,7 @@ def test_ranks_have_what_was_set_and_are_new_only_where_it_is_read_once(pool: Wo
     [said] = pool.ensure(parse_cell("--debug off"))
     assert said == (
         "no NCCL_DEBUG or NCCL_DEBUG_SUBSYS or TORCH_CPP_LOG_LEVEL or TORCH_DISTRIBUTED_DEBUG or TORCH_FR_BUFFER_SIZE: "
-        "read once per process; all workers were replaced, and names on them are gone"
+        "read once per process; all workers were replaced, and their variables are lost"
     )
     other, *now = seen(pool)
     assert other != pid
@@ -154,7 +154,7 @@ def test_a_deadlock_under_detail_is_named(detail: WorkerPool, program: str, word
         detail.run_cell(INIT + program, hang_after=0.3, screen=NullScreen())
     assert words in re.sub(r"collective #\d+", "collective #N", str(e.value))
     assert {s.rank for s in e.value.states} == {0, 1, 2}
-    assert "freed, names are kept" in e.value.report
+    assert "unblocked, variables are kept" in e.value.report
 
 
 def test_under_detail_a_rank_that_is_late_is_waited_for(detail: WorkerPool) -> None:

@@ -114,7 +114,7 @@ def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: WorkerPool,
 
 @needs_recorder
 def test_a_question_that_failed_is_told_as_that(two: WorkerPool, tmp_path: Path) -> None:
-    told, words = tmp_path / "told", "rank 1 (could not say where it is: KeyError: 'profiling_name')"
+    told, words = tmp_path / "told", "rank 1 (cannot report its position: KeyError: 'profiling_name')"
 
     class Telling(Watching):
         """Rank 1 goes on once it has been said."""
@@ -158,13 +158,13 @@ NAMED = {
     ),
     "new_group in another order": (
         "for ranks in ([0, 1], [0]) if rank == 0 else ([0], [0, 1]): dist.new_group(ranks)",
-        r"new_group #1 has different ranks: \[0, 1\] on rank 0 \(line \d+\), \[0\] on rank 1",
+        r"new_group #1 has different ranks, \[0, 1\] on rank 0 \(line \d+\), \[0\] on rank 1",
     ),
     "placements that differ": (
         "from torch.distributed.tensor import distribute_tensor, Replicate, Shard\n"
         "mesh = init_device_mesh('cpu', (world,))\n"
         "distribute_tensor(torch.ones(4, 4), mesh, [Shard(0) if rank else Replicate()])",
-        r"collective #1 differs between ranks: broadcast on rank 0 \(line \d+\), scatter on rank 1",
+        r"collective #1 differs between ranks, with broadcast on rank 0 \(line \d+\), scatter on rank 1",
     ),
     "a key of the store, with a time limit of its own": (
         "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
@@ -203,36 +203,36 @@ def test_a_child_of_multiprocessings_server_counts_and_the_server_does_not(two: 
 SEEMS = {  # what cannot be proven: the words of the live view, after `hang_after` and a second
     "a call in a thread that the cell awaits": (
         "import asyncio\nif rank: await asyncio.to_thread(dist.barrier)",
-        r'rank 1 \(thread "asyncio_\d" is in barrier\); nothing has moved for \d s; rank 0 has finished the cell; '
-        r'rank 1 may still call from thread "asyncio_\d"; Stop frees the ranks',
+        r'rank 1 \(thread "asyncio_\d" is in barrier\); no progress for \d s; rank 0 has finished the cell; '
+        r'rank 1 may still call from thread "asyncio_\d"; press Stop to unblock the ranks',
     ),
     "an executor that may call": (
         "import concurrent.futures as cf\nif rank == 0:\n"
         "    ex = cf.ThreadPoolExecutor(1); ex.submit(time.sleep, 3); ex.shutdown(False)\n"
         "else: dist.barrier()",
-        r"rank 1 \(cell line \d+, waiting in barrier #\d for rank 0\); nothing has moved for \d s; "
-        r'rank 0 may still call from thread "ThreadPoolExecutor-\d+_0"; Stop frees the ranks',
+        r"rank 1 \(cell line \d+, waiting in barrier #\d for rank 0\); no progress for \d s; "
+        r'rank 0 may still call from thread "ThreadPoolExecutor-\d+_0"; press Stop to unblock the ranks',
     ),
     "an asynchronous checkpoint that one rank does not write": (
         "import tempfile, torch.distributed.checkpoint as dcp\n"
         "if rank: dcp.async_save({'a': torch.ones(4)}, checkpoint_id=tempfile.mkdtemp()).result()",
-        r'rank 1 \(cell line \d+, .*thread "AsyncCheckpointExecutor_\d+" is in \w+\); nothing has moved for \d s; '
-        r"rank 0 has finished the cell; rank 1 may still call from .*; Stop frees the ranks",
+        r'rank 1 \(cell line \d+, .*thread "AsyncCheckpointExecutor_\d+" is in \w+\); no progress for \d s; '
+        r"rank 0 has finished the cell; rank 1 may still call from .*; press Stop to unblock the ranks",
     ),
     "two threads that share a group": (
         "import threading\nif rank: threading.Thread(target=dist.all_reduce, args=(torch.ones(1),)).start()\n"
         "time.sleep(0.3); dist.barrier()",
-        r'rank 1 \(cell line \d+, .*barrier.*, thread "Thread-\d+.*" is in all_reduce\); nothing has moved for \d s; '
-        r"rank 1 may still call from .*; two threads of a rank need a group each .*; Stop frees the ranks",
+        r'rank 1 \(cell line \d+, .*barrier.*, thread "Thread-\d+.*" is in all_reduce\); no progress for \d s; '
+        r"rank 1 may still call from .*; two threads of a rank need a group each .*; press Stop to unblock the ranks",
     ),
     "a process that waits": (
         "import subprocess\nif rank: subprocess.run(['sleep', '30'])\nelse: dist.barrier()",
-        r"rank 1 \(cell line \d+, its 1 child process does nothing\); nothing has moved for \d s; .*Stop frees",
+        r"rank 1 \(cell line \d+, its 1 child process does nothing\); no progress for \d s; .*press Stop to unblock",
     ),
     "a store of the program's own": (
         "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\nif rank: store.wait(['key'])",
-        r"rank 1 \(cell line \d+, in store.wait\(\['key'\]\)\); nothing has moved for \d s; "
-        r".*Stop frees the ranks",
+        r"rank 1 \(cell line \d+, in store.wait\(\['key'\]\)\); no progress for \d s; "
+        r".*press Stop to unblock the ranks",
     ),
 }
 
@@ -259,15 +259,15 @@ if __name__ == "__main__":
     mp.start_processes(child, nprocs={nprocs}, start_method="{method}")
 """
 NOBODY = (
-    r"rank 0 \(.* line 7, 2 of its \d child processes are connecting to a store at 127.0.0.1:\d+, where nobody "
-    r"answers\); "
-    r"nothing has moved for \d s; TORCHELASTIC_USE_AGENT_STORE=True, which started processes inherit, .* keep the "
-    r"launcher's MASTER_PORT, or set TORCHELASTIC_USE_AGENT_STORE=False in them; Stop frees the ranks"
+    r"rank 0 \(.* line 7, 2 of its \d child processes are connecting to a store at 127.0.0.1:\d+, where no "
+    r"process answers\); "
+    r"no progress for \d s; TORCHELASTIC_USE_AGENT_STORE=True is inherited by started processes.* Keep the "
+    r"launcher's MASTER_PORT, or set TORCHELASTIC_USE_AGENT_STORE=False in them; press Stop to unblock the ranks"
 )
 ALONE = (
     r"rank 0 \(.* line 7, (\d of )?its (\d )?child process(es)? (is|are) waiting for others to connect to its "
     r"store at 127.0.0.1:\d+\); "
-    r"nothing has moved for \d s; Stop frees the ranks"
+    r"no progress for \d s; press Stop to unblock the ranks"
 )
 OWN_SERVER = "TORCHELASTIC_USE_AGENT_STORE='False'"
 STARTED = {
@@ -315,9 +315,7 @@ def test_a_wait_for_a_key_names_the_rank_that_has_left(two: WorkerPool) -> None:
     wait = "if rank: store.wait(['key'], datetime.timedelta(seconds=3))"
     with pytest.raises(WorkerFailed, match="rank 1 raised DistStoreError") as caught:
         two.run_cell(PREPARE + code + wait, hang_after=0.3, timeout=30, screen=watching)
-    assert watching.saw("in store.wait(['key'])); nothing has moved for 1 s; rank 0 has finished the cell"), (
-        watching.shown
-    )
+    assert watching.saw("in store.wait(['key'])); no progress for 1 s; rank 0 has finished the cell"), watching.shown
     told = "No rank set the key in time; rank 0 has left the cell without setting it."
     assert told in caught.value.report.splitlines()
 
@@ -374,7 +372,7 @@ def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(RunTimedOut) as caught:
             pool.run_cell("if rank == 0: dist.barrier()", hang_after=0.3, timeout=4, screen=watching)
         assert watching.saw("apparently waiting in barrier"), watching.shown
-        told = "nothing has moved for 1 s; rank 1 has finished the cell; Stop frees the ranks"
+        told = "no progress for 1 s; rank 1 has finished the cell; press Stop to unblock the ranks"
         assert watching.saw(told), watching.shown
         assert not watching.saw(", waiting in"), watching.shown
         assert "deadlock" not in str(caught.value)

@@ -50,7 +50,7 @@ def test_world_sizes_that_no_link_joins_are_not_mixed() -> None:
     found = forecast(recording(4), [*quick, *slow], nodes=2)
     assert found.chosen.ranks == (4,)
     assert found.extrapolated_from == 4
-    assert "on 4 ranks; those on 2 ranks do not fit them and are left out:" in draw_forecast(found).words
+    assert "on 4 ranks; those on 2 ranks do not fit them and are ignored:" in draw_forecast(found).words
 
 
 def test_profile_is_the_slowest_ranks_and_leaves_the_wait_out() -> None:
@@ -95,9 +95,7 @@ def test_knee_is_the_last_good_number_of_nodes() -> None:
 def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
     words = draw_forecast(foretell()).words
     assert words == draw_forecast(foretell()).words
-    assert words.startswith(
-        "forecast from step 1 of Net\nrecorded on 8 ranks: 113 ms; the model gives 111 ms for it, 2 %"
-    )
+    assert words.startswith("forecast from step 1 of Net\nrecorded on 8 ranks: 113 ms; the model predicts 111 ms, 2 %")
     assert "fitted to 51 measured all-reduces on 2, 4 and 8 ranks:" in words
     assert "ring: latency 6.00 µs, bandwidth 220 GB/s (error <0.1 %" in words or "(error 0 %, at most 0 %)" in words
     assert "forecast with ring, which fits better" in words
@@ -108,7 +106,7 @@ def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
     assert [r[-1] for r in rows] == ["fitted"] + ["extrapolated"] * 10
     undecided = forecast(recording(), made("ring", 8, Link(6e-6, 220e9)))
     assert "fit several algorithms" in draw_forecast(undecided).words
-    assert "forecast with tree, as asked for" in draw_forecast(foretell(algorithm="tree")).words
+    assert "forecast with tree, as requested" in draw_forecast(foretell(algorithm="tree")).words
 
 
 @pytest.mark.every(4)
@@ -183,7 +181,7 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: WorkerPool, mon
     assert asked[1:] == [("all_reduce", 1 << 23)], "larger buckets than were measured: measured again, up to them"
     with pytest.raises(nbddp.BadInput, match="'25' has no unit; type 25GB/s"):
         pool.forecast(inter_node="25")
-    with pytest.raises(nbddp.BadInput, match="there is no algorithm butterfly; use ring, tree, binomial"):
+    with pytest.raises(nbddp.BadInput, match="there is no algorithm 'butterfly'; use ring, tree, binomial"):
         pool.forecast(algorithm="butterfly")
     with pytest.raises(nbddp.BadInput, match="at least one node"):
         pool.forecast(nodes=0)

@@ -52,7 +52,7 @@ def test_work_that_a_finished_rank_left_pending_does_not_hold_up_the_next_cell(t
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
         two.run_cell(PREPARE + code, screen=NullScreen())
     assert "\n  rank 0: finished the cell\n" in caught.value.report
-    assert "\nThe process group has been ended" in caught.value.report
+    assert "\nnbddp closed the process group" in caught.value.report
     assert list(two.run_cell("kept", want_value=True, timeout=10, screen=NullScreen())) == [0, 1]
     check_after(two, ())
 
@@ -84,7 +84,7 @@ def test_rank_that_cannot_end_its_group_is_replaced_and_that_is_said(
     code = f"import functools\nif rank == {stuck}: dist.destroy_process_group = functools.partial(time.sleep, 600)\n"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
         two.run_cell(PREPARE + code + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=NullScreen())
-    said = f"rank {stuck}: ending the process group; could not be freed, so it is replaced; lost: "
+    said = f"rank {stuck}: closing the process group; could not be unblocked, so it is replaced; lost: "
     assert said in caught.value.report
     state = caught.value.states[stuck]
     assert {"kept", "go_wrong"} <= set(state.lost)
@@ -135,7 +135,7 @@ def test_a_rank_that_had_to_be_freed_ends_its_group_unasked(two: WorkerPool, mon
     monkeypatch.setattr(two.runs.ranks, "send", noted)
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
         two.run_cell(PREPARE + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=NullScreen())
-    assert re.search(r"waiting in barrier #\d+ for rank 1; freed, names are kept", caught.value.report), (
+    assert re.search(r"waiting in barrier #\d+ for rank 1; unblocked, variables are kept", caught.value.report), (
         caught.value.report
     )
     at_work = asked[asked.index(("cell", 0, "cell")) :]
@@ -230,7 +230,7 @@ def test_receive_from_any_source_is_freed(two: WorkerPool, how: str) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell(PREPARE + FROM_ANY[how], hang_after=0.3, screen=NullScreen())
     assert {s.status for s in caught.value.states} <= {"interrupted", "finished"}
-    assert "freed, names are kept" in caught.value.report
+    assert "unblocked, variables are kept" in caught.value.report
     check_after(two, ())
 
 
@@ -352,7 +352,7 @@ dist.recv(torch.ones(4), 1 - rank)"""
     two.run_cell("release.has_nccl, seams.abort_groups = was", screen=NullScreen())
     assert two.last_run is not None
     assert [s.status for s in caught.value.states] == ["interrupted", "interrupted"]
-    assert "The process group has been ended" in caught.value.report
+    assert "nbddp closed the process group" in caught.value.report
     check_after(two, ())
 
 
@@ -594,14 +594,14 @@ OWN_STORES = {
     ),
     "os.environ.update(MASTER_ADDR='no-such-host.invalid', MASTER_PORT='{port}'); dist.init_process_group('gloo')": (
         "rank 0: in init_process_group, waiting for others to connect to its store at no-such-host.invalid:{port}",
-        "rank 1: in init_process_group, connecting to a store at no-such-host.invalid:{port}, a name that nobody knows",
+        "rank 1: in init_process_group, connecting to a store at no-such-host.invalid:{port}, an unknown host name",
     ),
     "dist.TCPStore('localhost', {port} + r, 2, is_master=r == 0)": (
         "rank 0: waiting for others to connect to its store at 127.0.0.1:{port}",
-        "rank 1: connecting to a store at 127.0.0.1:{next}, where nobody answers",
+        "rank 1: connecting to a store at 127.0.0.1:{next}, where no process answers",
     ),
     "r and dist.TCPStore('127.0.0.1', {port}, 2, is_master=False)": (
-        "rank 1: connecting to a store at 127.0.0.1:{port}, where nobody answers",
+        "rank 1: connecting to a store at 127.0.0.1:{port}, where no process answers",
     ),
     "dist.init_process_group('gloo', init_method=f'file://{folder}/meets', rank=r, world_size=4)": (
         "ranks 0–1: waiting in init_process_group for ranks 2–3, which this pool does not have, "
@@ -643,7 +643,7 @@ def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: Wor
 
 def test_a_host_that_is_not_this_one_is_named_by_the_rank_that_cannot_serve_there(two: WorkerPool) -> None:
     program = "os.environ['MASTER_ADDR'] = 'no-such-host.invalid'\ndist.init_process_group('gloo')"
-    with pytest.raises(nbddp.WorkerFailed, match=r"no-such-host\.invalid is no address of this machine") as failed:
+    with pytest.raises(nbddp.WorkerFailed, match=r"no-such-host\.invalid is not an address of this machine") as failed:
         two.run_cell(WAITING + program, screen=NullScreen())
     assert "lost" not in failed.value.report
     assert list(two.run_cell("kept", want_value=True, timeout=10, screen=NullScreen())) == [0, 1]
@@ -735,4 +735,4 @@ finally: done.wait()
         two.run_cell(WAITING + program, hang_after=0.3, timeout=2, screen=NullScreen())
     assert "lost" not in failed.value.report
     told = list(two.run_cell("said", want_value=True, timeout=10, screen=NullScreen()))
-    assert told == [["the wait for get('k') was ended with the run"]] * 2
+    assert told == [["the wait for get('k') stopped with the run"]] * 2

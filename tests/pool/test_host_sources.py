@@ -31,12 +31,12 @@ def test_what_is_asked_for_decides_where_nodes_come_from(asked: dict[str, object
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"sync": True}, "--sync is for other hosts; add --hosts, or leave it out"),
-        ({"interface": "eth0"}, "--interface eth0 is for other hosts; add --hosts, or leave it out"),
-        ({"cluster": "stock", "sync": True}, "--sync is for other hosts; add --hosts, or leave it out"),
-        ({"cluster": "stock", "slurm": nbddp.Slurm()}, "leave out --slurm or --cluster"),
-        ({"cluster": "stock", "hosts": "nodea"}, "leave out --hosts or --cluster"),
-        ({"cluster": "stock", "elastic": (1, 2)}, "leave out --nnodes or --cluster"),
+        ({"sync": True}, "--sync is for other hosts; add --hosts, or remove --sync"),
+        ({"interface": "eth0"}, "--interface eth0 is for other hosts; add --hosts, or remove --interface eth0"),
+        ({"cluster": "stock", "sync": True}, "--sync is for other hosts; add --hosts, or remove --sync"),
+        ({"cluster": "stock", "slurm": nbddp.Slurm()}, "remove --slurm or --cluster"),
+        ({"cluster": "stock", "hosts": "nodea"}, "remove --hosts or --cluster"),
+        ({"cluster": "stock", "elastic": (1, 2)}, "remove --nnodes or --cluster"),
         ({"cluster": "stock", "fresh": True}, "--fresh replaces processes, but nbddp cannot replace the engines"),
         ({"cluster": "stock", "env": (("A", "1"),)}, "keep the environment that they have; set A where the cluster"),
     ],
@@ -56,7 +56,7 @@ def test_a_pool_of_this_machine_takes_on_nodes_that_come_and_go_and_leaves_them(
         with pytest.raises(nbddp.BadInput, match="fixed number of nodes; start it with --nnodes 1:2"):
             pool.scale(2)
         pool.ensure(LaunchSpec(nproc=1, elastic=(1, 2)))
-        assert pool.scale(2) == ["the pool has 2 nodes, world size 2; names on all workers are gone"]
+        assert pool.scale(2) == ["the pool has 2 nodes, world size 2; variables on all workers are lost"]
         assert pool.ensure(LaunchSpec(nproc=1, nnodes=1))
         with pytest.raises(nbddp.BadInput, match="fixed number of nodes"):
             pool.scale(2)

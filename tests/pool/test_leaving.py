@@ -92,10 +92,10 @@ WAYS = {
         "exited with code 9 (cell line 8, in <lambda>)",
         False,
     ),
-    "_exit": ("os._exit(3)", "died: its process ended with exit code 3", True),
+    "_exit": ("os._exit(3)", "died: its process exited with code 3", True),
     "_exit in a thread": (
         "threading.Thread(target=os._exit, args=(3,)).start(); time.sleep(600)",
-        "died: its process ended with exit code 3",
+        "died: its process exited with code 3",
         True,
     ),
     "GeneratorExit": ("raise GeneratorExit('g')", "raised GeneratorExit: g (cell line 8)", False),
@@ -156,9 +156,7 @@ def test_a_process_that_ends_well_is_a_success_and_its_names_are_told_to_be_gone
     )
     assert found.by_rank() == {0: 5}
     assert lines(two, 1) == ["before"]
-    assert screen.said == [
-        "rank 1 ended its process with exit code 0; names on it are gone, and the next cell starts a new, empty one"
-    ]
+    assert screen.said == ["rank 1 exited with code 0; its variables are lost, and the next cell starts a new process"]
     check_after(two, (1,))
 
 
@@ -194,11 +192,11 @@ SPOILS = {  # what a program does to the process in which the worker has to come
     "another user": ("os.setuid(65534)", ""),
     "no word": (
         "get_ipython().kernel._send = lambda *_: None",
-        "rank 1 raised RuntimeError: the rank ended the cell, but did not report how; %ddp log shows what it printed",
+        "rank 1 raised RuntimeError: the rank finished the cell without a report; %ddp log shows its output",
     ),
     "no way to say one": (
         "def bad(*_): raise RuntimeError('no words')\nget_ipython().kernel._send = bad",
-        "rank 1 died: its process ended with exit code 70",
+        "rank 1 died: its process exited with code 70",
     ),
 }
 
@@ -272,7 +270,7 @@ def test_the_rank_that_left_the_collective_is_named(two: WorkerPool, how: str) -
         f"rank 1 left: it destroyed the process group (cell line 9) while rank 0 waited in {call} (cell line 10)"
     )
     assert (error.rank, error.cause.kind, error.exception_type) == (1, "left", "")
-    assert "rank 0: cell line 10, lost its connection to rank 1; freed, names are kept" in error.report
+    assert "rank 0: cell line 10, lost its connection to rank 1; unblocked, variables are kept" in error.report
     assert "GLHF" not in error.report
     check_after(two, ())
 
@@ -282,7 +280,7 @@ def test_a_process_that_ended_well_under_a_collective_is_named(two: WorkerPool) 
     leave = "if rank == 1: store.wait(['there']); os._exit(0)\nstore.set('there', '1'); dist.all_reduce(t)"
     error = fails(two, START + meet + leave)
     assert str(error) == numbered(
-        "rank 1 left: its process ended with exit code 0 while rank 0 waited in all_reduce #1 (cell line 8)"
+        "rank 1 left: its process exited with code 0 while rank 0 waited in all_reduce #1 (cell line 8)"
     )
     check_after(two, (1,))
 
@@ -294,8 +292,8 @@ def test_the_real_error_is_the_cause_though_its_peer_was_heard_first(two: Worker
     )
     error = fails(two, code)
     assert str(error) == "rank 1 raised ValueError: real (cell line 10)"
-    assert "rank 0: cell line 11, lost its connection to rank 1; freed, names are kept" in error.report
-    assert "failed too" not in error.report
+    assert "rank 0: cell line 11, lost its connection to rank 1; unblocked, variables are kept" in error.report
+    assert "also " not in error.report
     check_after(two, ())
 
 
@@ -313,7 +311,7 @@ def test_last_words_are_this_cells(two: WorkerPool) -> None:
     assert "last words" not in fails(two, "import os\nif os.environ['RANK'] == '1': os._exit(3)").report
     two.ensure(LaunchSpec())
     again = fails(two, f"{speak}if os.environ['RANK'] == '1': os._exit(3)")
-    assert "Its last words:\n    terminate called by hand" in again.report
+    assert "Its last output:\n    terminate called by hand" in again.report
 
 
 def test_an_exception_that_cannot_word_itself_keeps_its_type(two: WorkerPool) -> None:
@@ -330,7 +328,7 @@ def test_an_outcome_that_cannot_be_sent_is_replaced_by_one_that_can(two: WorkerP
     spoil = "get_ipython().kernel.departures.seen.append(lambda: 0)"
     error = fails(two, f"if kept:\n    {spoil}\n    raise ValueError('it')")
     assert (error.rank, error.exception_type) == (1, "ValueError")
-    assert error.exception_message.startswith("it\n(how this rank ended cannot be reported in full: ")
+    assert error.exception_message.startswith("it\n(the report of this rank is incomplete because of ")
     check_after(two, ())
 
 
@@ -342,7 +340,7 @@ def test_a_report_that_cannot_be_worded_is_the_facts(two: WorkerPool, monkeypatc
     error = fails(two, "if kept: raise ValueError('theirs')")
     assert str(error) == "rank 1 failed"
     assert "theirs" in error.report
-    assert "(the report could not be worded: KeyError: 'of ours')" in error.report
+    assert "(the report could not be written because of KeyError: 'of ours')" in error.report
 
 
 @pytest.mark.parametrize("way", ["raise KeyboardInterrupt", "os.kill(os.getpid(), 15)", "dist.destroy_process_group()"])
@@ -397,7 +395,7 @@ def test_a_cell_that_fails_at_once_under_trace_reports_its_failure(four: Kernel)
     assert "trace of 4 ranks: 0 spans" in shown.displays[0]["text/plain"]
     shown = four.run(f"%%ddp --trace {os.sep}no{os.sep}such{os.sep}folder.json\n{fails}")
     assert shown.evalue == "rank 2 raised ZeroDivisionError: division by zero (cell line 3)"
-    assert shown.text().startswith("there is no trace: FileNotFoundError")
+    assert shown.text().startswith("trace is not available (FileNotFoundError")
 
 
 def test_all_ranks_that_waited_for_the_one_that_left_are_named(four: Kernel) -> None:
@@ -441,6 +439,6 @@ else: dist.all_reduce(t)"""
 def test_values_of_ranks_that_stayed_and_the_note_of_the_one_that_went(four: Kernel) -> None:
     shown = four.run("%%ddp -o left\nimport os\nif os.environ['RANK'] == '2': os._exit(0)\n7;")
     assert shown.ok, shown.error
-    assert shown.text().startswith("rank 2 ended its process with exit code 0; names on it are gone")
+    assert shown.text().startswith("rank 2 exited with code 0; its variables are lost")
     assert four.run("print(left.ranks)").text() == "(0, 1, 3)\n"
     assert four.run("%%ddp\nprint('on')").text() == "rank 2 is new and empty\nranks 0–3 │ on\n"

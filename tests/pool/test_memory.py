@@ -164,7 +164,7 @@ def test_ranks_without_a_model_say_what_to_do(pool: WorkerPool) -> None:
         pool.memory()
     pool.run_cell("import torch, os\nif os.environ['RANK'] == '1': net = torch.nn.Linear(3, 4)", screen=NullScreen())
     assert [(r.rank, r.kept) for r in pool.memory()] == [(1, 64)]
-    with pytest.raises(PoolNotRunning, match="there is no pool; %ddp start"):
+    with pytest.raises(PoolNotRunning, match="no workers are running; start some with %ddp start"):
         WorkerPool(nproc=2).memory()
 
 

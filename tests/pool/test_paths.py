@@ -82,8 +82,8 @@ def test_a_line_is_planned_once_and_again_when_something_has_happened(
         monkeypatch.chdir(tmp_path)
         assert pool.ensure(line) == []
         assert pool.status()["info"]["cwd"] == str(tmp_path)
-        assert pool.ensure(LaunchSpec(nproc=3)) == ["pool grown from 2 to 3 workers; ranks 0–1 keep their names"]
-        assert pool.ensure(line) == ["pool shrunk from 3 to 2 workers; ranks 0–1 keep their names"]
+        assert pool.ensure(LaunchSpec(nproc=3)) == ["pool grown from 2 to 3 workers; ranks 0–1 keep their variables"]
+        assert pool.ensure(line) == ["pool shrunk from 3 to 2 workers; ranks 0–1 keep their variables"]
         assert len(planned) == 5
         for _ in range(2):  # each asks for new processes
             pids = {w.pid for w in pool.workers.values()}
@@ -98,4 +98,4 @@ def test_a_pool_that_has_ended_between_two_cells_is_noticed() -> None:
         pool.ensure(line), pool.ensure(line)  # type: ignore[func-returns-value]
         os.kill(pool.agent.hello.pid, signal.SIGKILL)
         until(lambda: not pool.agent.alive)
-        assert pool.ensure(line) == ["the pool has ended with its node agent; ranks 0–1 are new and empty"]
+        assert pool.ensure(line) == ["the pool has stopped with its node agent; ranks 0–1 are new and empty"]

@@ -191,14 +191,14 @@ def test_controller_for_other_hosts_chooses_ports_that_are_free_at_the_loopback_
 
 
 def test_controller_that_cannot_start_says_why_and_the_next_start_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """198.51.100.1 (RFC 5737) is no address of this machine's."""
+    """198.51.100.1 (RFC 5737) is not an address of this machine's."""
     asked, pool = start_requests.controller, WorkerPool(nproc=1)
     with monkeypatch.context() as patch:
         patch.setattr(start_requests, "controller", lambda **how: asked(**{**how, "ip": "198.51.100.1"}))
         with pytest.raises(nbddp.PoolError) as failed:
             pool.start()
-    why = f"exit code 1 while starting: OSError: [Errno {errno.EADDRNOTAVAIL}] Cannot assign requested address"
-    assert str(failed.value) == f"the pool's controller ended with {why}; run the cell again"
+    why = f"exited with code 1 while starting: OSError: [Errno {errno.EADDRNOTAVAIL}] Cannot assign requested address"
+    assert str(failed.value) == f"the pool's controller {why}; run the cell again"
     with pool:
         assert list(pool.run(rank_times, 3)) == [0]
 
@@ -272,15 +272,15 @@ def test_a_pool_that_has_ended_by_itself_is_told_and_the_next_is_of_its_size() -
     with warm.pool(3, env={"KEPT": "1"}) as pool:
         (controller,) = (c["pid"] for c in pool.status()["children"] if c["kind"] == "controller")
         _kill(pool, controller)
-        with pytest.raises(PoolNotRunning, match="the pool has ended with its controller; the next %%ddp cell"):
+        with pytest.raises(PoolNotRunning, match="the pool has stopped with its controller; the next %%ddp cell"):
             pool.status()
-        told = "the pool has ended with its controller; ranks 0–2 are new and empty"
+        told = "the pool has stopped with its controller; ranks 0–2 are new and empty"
         assert pool.ensure(LaunchSpec()) == [told]
         assert list(pool.run(os.getenv, "KEPT")) == ["1"] * 3
         assert pool.ensure(LaunchSpec()) == []
         assert pool.agent is not None
         _kill(pool, pool.agent.hello.pid)
-        assert pool.ensure(LaunchSpec(nproc=1)) == ["the pool has ended with its node agent; rank 0 is new and empty"]
+        assert pool.ensure(LaunchSpec(nproc=1)) == ["the pool has stopped with its node agent; rank 0 is new and empty"]
         assert pool.world_size == 1
         pool.stop()
         pool.ensure(LaunchSpec(device="cpu"))
@@ -433,7 +433,7 @@ def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) ->
     assert terminal("stop", name).stdout == f"pool {name} stopped\n"
     assert name not in terminal("status").stdout
     after = new_kernel.run("%%ddp --nproc 2\nprint('new pool')")
-    told = "the pool has ended with its node agent; ranks 0–1 are new and empty"
+    told = "the pool has stopped with its node agent; ranks 0–1 are new and empty"
     assert after.text() == f"{told}\nranks 0–1 │ new pool\n", after.error
 
 
@@ -477,7 +477,7 @@ def test_ctrl_c_in_the_terminal_is_one_line() -> None:
     ("words", "answer"),
     [
         (["stauts"], "did you mean python -m nbddp status?"),
-        (["stop", "nosuch"], "there is no running pool nosuch"),
+        (["stop", "nosuch"], "there is no running pool 'nosuch'"),
         (["start", "--nproc", "0"], "'0' is not a number of workers"),
     ],
 )
@@ -617,7 +617,7 @@ def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: 
 
     with warm.pool(1) as pool:
         monkeypatch.setattr(start_requests, "worker", broken)
-        with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
+        with pytest.raises(nbddp.PoolError, match="rank 1 exited while starting"):
             pool.ensure(LaunchSpec(nproc=2))
         monkeypatch.undo()
         pool.ensure(LaunchSpec(nproc=2))
@@ -635,7 +635,7 @@ def test_a_start_does_not_raise_what_the_one_before_has_said(monkeypatch: pytest
 
     with warm.pool(1) as pool:
         monkeypatch.setattr(start_requests, "worker", broken)
-        with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
+        with pytest.raises(nbddp.PoolError, match="rank 1 exited while starting"):
             pool.ensure(LaunchSpec(nproc=3))
         monkeypatch.undo()
         wait_for = pool.group.wire.wait_for

@@ -41,9 +41,7 @@ PREPARE = (
     "import os, sys, time, torch, torch.distributed as dist\n"
     "rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
 )
-needs_kernel = pytest.mark.skipif(
-    bool(sock_owner.unavailable()), reason="the kernel does not report whose a connection is"
-)
+needs_kernel = pytest.mark.skipif(bool(sock_owner.unavailable()), reason="Linux does not report whose a connection is")
 
 
 def signs() -> bool:
@@ -225,7 +223,7 @@ def test_where_the_kernel_does_not_tell_that_is_said_and_cells_run(
     with WorkerPool(nproc=2) as pool:
         said = [line for line in pool.shortcomings() if "store" in line]
         assert said == [
-            "any process on this machine can reach the store where the ranks meet: the kernel does not report who "
+            "any process on this machine can reach the ranks' store: Linux does not report who "
             f"owns a connection ({sys.platform} has no netlink)"
         ]
         screen = Hearing()
@@ -248,7 +246,7 @@ def test_kernel_that_refuses_or_does_not_know_is_no_guard(
     monkeypatch: pytest.MonkeyPatch, name: str, value: int, why: str
 ) -> None:
     monkeypatch.setattr(sock_owner, name, value)
-    assert sock_owner.unavailable() == f"the kernel does not report who owns a connection ({why})"
+    assert sock_owner.unavailable() == f"Linux does not report who owns a connection ({why})"
     served = store_guard.open_store(os.getpid())
     served.close()
     assert served.unguarded == sock_owner.unguarded() == sock_owner.exposed("on this machine", sock_owner.unavailable())
@@ -835,7 +833,7 @@ def test_without_a_guard_the_store_is_open_as_torchruns_is_and_says_so(monkeypat
     served = store_host.opened(OpenStore(), os.getpid(), os.getppid())
     served.store.set("key", "value")
     assert served.store.get("key") == b"value"
-    assert served.unguarded == "any process on this machine can reach the store where the ranks meet"
+    assert served.unguarded == "any process on this machine can reach the ranks' store"
     served.close()
     for asked in (OpenStore(outside="127.0.0.1", key="00"), OpenStore(of=("127.0.0.1", 9), key="00")):
         with pytest.raises(OSError, match="nothing here leads ranks of several hosts to one store"):

@@ -92,8 +92,8 @@ KNOWN = {
     "by_hand": (2.0, 1.0, "Known meaning of N: gradients are summed"),
     "twice": (0.5, 0.5, "Known meaning of 1/N: the loss or the gradient is divided by the number of ranks"),
     "past_ddp": (1.2009, 0.785, "0.weight's gradients differ between the ranks"),
-    "batch_norm": (0.9952, 0.243, "Known to give this: batch statistics"),
-    "contrastive": (0.7848, 0.278, "Known to give this: the step calls all_gather"),
+    "batch_norm": (0.9952, 0.243, "Known causes: batch statistics"),
+    "contrastive": (0.7848, 0.278, "Known causes: the step calls all_gather"),
     "unequal": (1.1408, 0.393, "Cause: the ranks have 6 and 2 samples"),
     "masked": (1.4333, 0.721, "of y3 5 and 1 entries count"),
 }
@@ -278,9 +278,9 @@ def test_what_cannot_be_proven_is_said_with_what_to_type(factors: WorkerPool) ->
                      "def both(): (model(x).mean(1) - y4).square().mean().backward()", screen=NullScreen())  # fmt: skip
     for asked, words in {
         ("nowhere",): "'nowhere' is not defined on ranks 0–1; assign it in a %%ddp cell",
-        ("number",): "'number' is of type int and no function",
+        ("number",): "'number' is of type int and not a function",
         ("needs",): "Write %ddp prove needs MODEL X",
-        ("mean", "1+1"): "'1+1' is no name of the ranks",
+        ("mean", "1+1"): "'1+1' is not a variable on the ranks",
         ("both",): "'y4' is as long as the batch, and may or may not belong to it; write --batch x,y4 if it does",
     }.items():
         with pytest.raises(nbddp.BadInput) as raised:

@@ -367,8 +367,8 @@ def test_recorded_collectives_tell_what_is_pending(entries: list[dict[str, Any]]
 def test_difference_is_worded_by_what_differs() -> None:
     same = ["all_reduce", "float32[4]", "SUM", ""]
     assert on_rank.difference([0, 1, 2], [same, same, ["all_reduce", "float32[4]", "MAX", ""]]) == (
-        "all_reduce differs between ranks: SUM on ranks 0, 1; MAX on rank 2"
+        "all_reduce differs between ranks, with SUM on ranks 0, 1; MAX on rank 2"
     )
     assert on_rank.difference([4, 5], [same, ["barrier", "", "", ""]]) == (
-        "different collectives: all_reduce float32[4] on rank 4; barrier on rank 5"
+        "different collectives, with all_reduce float32[4] on rank 4; barrier on rank 5"
     )

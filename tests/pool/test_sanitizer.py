@@ -165,7 +165,7 @@ def test_an_error_in_recording_is_no_error_of_the_program(ready: WorkerPool) -> 
     try:
         found = found_in(ready, "module_forward", bad=False)
         assert not found
-        assert "recording ended with ZeroDivisionError" in "".join(found.notes)
+        assert "recording stopped because of ZeroDivisionError" in "".join(found.notes)
     finally:
         ready.run_cell("digest.sample = kept", screen=NullScreen())
     assert found_in(ready, "module_forward", bad=True).of("past-ddp")
@@ -176,7 +176,7 @@ def test_a_cell_that_fails_has_findings_until_then(ready: WorkerPool) -> None:
     define(ready, body, "fails")
     found = found_in(ready, "fails", bad=True)
     assert [each.kind for each in found] == ["past-ddp"]
-    assert "did not end well on rank 1" in str(found)
+    assert "the program failed on rank 1" in str(found)
 
 
 def test_a_kind_can_be_allowed_and_a_line_marked(ready: WorkerPool) -> None:

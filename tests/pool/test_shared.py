@@ -60,5 +60,5 @@ def test_ranks_that_share_a_gpu_meet_on_gloo(pool: WorkerPool, given: str) -> No
 
 @pytest.mark.parametrize("given", ["'nccl'", "backend='cpu:gloo,cuda:nccl'"])
 def test_ranks_that_share_a_gpu_and_ask_for_nccl_are_told_at_once(pool: WorkerPool, given: str) -> None:
-    with pytest.raises(nbddp.WorkerFailed, match="or start as many ranks as there are GPUs"):
+    with pytest.raises(nbddp.WorkerFailed, match="Or start as many ranks as there are GPUs"):
         pool.run_cell(INIT.format(given), screen=NullScreen())

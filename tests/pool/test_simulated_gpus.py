@@ -167,7 +167,7 @@ def test_the_history_of_allocations_names_lines(pool: WorkerPool) -> None:
 
 
 MISTAKES = {
-    "differs between ranks: all_gather on rank 0": "dist.all_reduce(t) if rank else dist.all_gather([t, t.clone()], t)",
+    "differs between ranks, with all_gather": "dist.all_reduce(t) if rank else dist.all_gather([t, t.clone()], t)",
     "rank 1 waits in all_reduce #": "for _ in range(1 + rank): dist.all_reduce(t); dist.all_reduce(t)",
     "waits in recv from rank 1": "dist.recv(t, 1 - rank)",
 }
@@ -221,7 +221,7 @@ def test_a_line_may_change_them(pool: WorkerPool) -> None:
     last = "(torch.cuda.device_count(), os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK'])"
     said = pool.ensure(parse_cell("--simulate-gpus 2xA100-80GB"))
     assert said[0] == f"2 simulated GPUs (A100, 80 GB; {SAID}"
-    assert "ranks 0–1 restarted on other devices; names on them are gone" in said
+    assert "ranks 0–1 restarted on other devices; their variables are lost" in said
     assert values(pool, see, last) == [(2, "0,1", "0"), (2, "0,1", "1")]
     pool.ensure(parse_cell("--visible own"))
     assert values(pool, see, last) == [(1, "0", "0"), (1, "1", "0")]

@@ -331,7 +331,7 @@ def test_timings_of_a_program_without_ddp_are_those_of_its_collectives(four: Ker
     asked = four.run("%ddp timings --collectives").displays[-1]["text/plain"]
     assert asked.startswith("collectives: 4 ranks, ")
     refused = four.run("%ddp timings --collectives --step 3")
-    assert refused.evalue == "--step selects a DDP step, but --collectives shows no steps; leave out one of them"
+    assert refused.evalue == "--step selects a DDP step, but --collectives shows no steps; remove one of the two"
 
 
 @pytest.mark.more

@@ -107,7 +107,7 @@ def test_what_others_have_started_is_known_where_one_node_fails(
         with pytest.raises(AgentFailed, match="no room"):
             pool.restart()
     assert sorted(pool.workers) == [0, 2, 3, 4]
-    assert pool.start() == ["pool grown from 4 to 5 workers; ranks 0, 2–4 keep their names"]
+    assert pool.start() == ["pool grown from 4 to 5 workers; ranks 0, 2–4 keep their variables"]
     assert list(pool.run_cell("import os; int(os.environ['RANK'])", want_value=True, screen=NullScreen())) == [
         *range(5)
     ]

@@ -48,9 +48,9 @@ def test_a_thinned_curve_keeps_its_ends_and_extremes_in_order(some: list[int], m
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("memory --timeline model", "takes no names; leave out model or --timeline"),
+        ("memory --timeline model", "takes no variables; remove model or --timeline"),
         ("memory --step 3", "%ddp memory --step 3 needs --timeline; type %ddp memory --timeline --step 3"),
-        ("memory --ranks 0", "needs names, such as %ddp memory model --ranks 0"),
+        ("memory --ranks 0", "needs variables, such as %ddp memory model --ranks 0"),
         ("memory --timeline --step last", "'last' is not a step; use one number, such as 0, or all"),
         ("memory 3x", "'3x' is not a valid Python name"),
     ],

@@ -40,8 +40,8 @@ def all_of(n: int, *dead: int) -> dict[int, bool]:
     return {r: r not in dead for r in range(n)}
 
 
-GROWN = "pool grown from 2 to 4 workers; ranks 0–1 keep their names"
-SHRUNK = "pool shrunk from 4 to 2 workers; ranks 0–1 keep their names"
+GROWN = "pool grown from 2 to 4 workers; ranks 0–1 keep their variables"
+SHRUNK = "pool shrunk from 4 to 2 workers; ranks 0–1 keep their variables"
 TABLE: dict[str, tuple[RankLayout | None, RankLayout, dict[int, bool], bool, Change]] = {
     "a first start": (None, on_cpu(2), {}, False, Change(start=(0, 1))),
     "nothing": (on_cpu(2), on_cpu(2), all_of(2), False, Change()),
@@ -49,7 +49,7 @@ TABLE: dict[str, tuple[RankLayout | None, RankLayout, dict[int, bool], bool, Cha
     "shrink": (on_cpu(4), on_cpu(2), all_of(4), False, Change(end=(2, 3), notes=(SHRUNK,))),
     "to one": (
         on_cpu(3), on_cpu(1), all_of(3), False,
-        Change(end=(1, 2), notes=("pool shrunk from 3 to 1 worker; rank 0 keeps its names",)),
+        Change(end=(1, 2), notes=("pool shrunk from 3 to 1 worker; rank 0 keeps its variables",)),
     ),
     "one has died": (on_cpu(2), on_cpu(2), all_of(2, 1), False, Change((1,), (1,), ("rank 1 is new and empty",))),
     "all have died": (
@@ -57,21 +57,21 @@ TABLE: dict[str, tuple[RankLayout | None, RankLayout, dict[int, bool], bool, Cha
     ),
     "one has died that is not needed": (
         on_cpu(3), on_cpu(2), all_of(3, 2), False,
-        Change(end=(2,), notes=("pool shrunk from 3 to 2 workers; ranks 0–1 keep their names",)),
+        Change(end=(2,), notes=("pool shrunk from 3 to 2 workers; ranks 0–1 keep their variables",)),
     ),
     "fresh": (on_cpu(2), on_cpu(2), all_of(2), True, Change((0, 1), (0, 1))),
     "fresh and more": (on_cpu(2), on_cpu(3), all_of(2), True, Change((0, 1), (0, 1, 2))),
     "one that was ended": (on_cpu(2), on_cpu(2), {0: True}, False, Change((), (1,), (
-        "pool grown from 1 to 2 workers; rank 0 keeps its names",))),
+        "pool grown from 1 to 2 workers; rank 0 keeps its variables",))),
     "from CPU to GPUs": (on_cpu(2), on_gpus(2), all_of(2), False, Change((0, 1), (0, 1), (
-        "ranks 0–1 restarted on other devices; names on them are gone",))),
+        "ranks 0–1 restarted on other devices; their variables are lost",))),
     "each its own": (on_gpus(2), on_gpus(2, "own"), all_of(2), False, Change((0, 1), (0, 1), (
-        "ranks 0–1 restarted on other devices; names on them are gone",))),
+        "ranks 0–1 restarted on other devices; their variables are lost",))),
     "more GPUs each": (on_gpus(2), on_gpus(2, each=2), all_of(2), False, Change((0, 1), (0, 1), (
-        "ranks 0–1 restarted on other devices; names on them are gone",))),
+        "ranks 0–1 restarted on other devices; their variables are lost",))),
     "more on each host": (on_hosts(1), on_hosts(2), all_of(2), False, Change((1,), (1, 2, 3), (
-        "pool grown from 2 to 4 workers; rank 0 keeps its names",
-        "rank 1 restarted on another host; names on it are gone"))),
+        "pool grown from 2 to 4 workers; rank 0 keeps its variables",
+        "rank 1 restarted on another host; its variables are lost"))),
     "more simulated nodes": (on_cpu(2), simulated(2), all_of(2), False, Change()),
     "more GPUs in all": (on_gpus(2), on_gpus(4), all_of(2), False, Change(start=(2, 3), notes=(GROWN,))),
 }  # fmt: skip

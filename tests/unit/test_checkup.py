@@ -65,7 +65,7 @@ def test_a_limit_is_raised_by_whoever_may() -> None:
     (own,) = HostsReport({"nodea": one(limits={"nofile": [1024, 1 << 20]})}).findings()
     assert own.endswith("--setup 'ulimit -n 4096'")
     (administrators,) = HostsReport({"nodea": one(limits={"nofile": [1024, 1024]})}).findings()
-    assert administrators.endswith("ask its administrator to raise nofile in limits.conf")
+    assert administrators.endswith("Ask its administrator to raise nofile in limits.conf")
 
 
 def test_it_fits_a_screen_and_says_the_same_in_html() -> None:

@@ -82,7 +82,7 @@ NOTHING = [
     ([peer(0, "recv", 1), peer(1, "recv", 0, sure=False)], "rank 1 was seen in its wait only once"),
     ([peer(0, "recv", 1, sure=False), done(1)], "so was rank 0"),
     ([peer(0, "recv", 1), done(1, informed=False)], "rank 1 did not say what it has sent"),
-    ([peer(0, "recv", 1), Position(1, "unknown", why="KeyError: 'op'")], "rank 1 could not say where it is"),
+    ([peer(0, "recv", 1), Position(1, "unknown", why="KeyError: 'op'")], "rank 1 cannot report its position"),
     ([Position(0, "blocked", call=Call("wait", "wait")), done(1)], "nobody knows what rank 0 waits for"),
     ([at(0, "all_reduce", 9, seen=False), done(1)], "the recorder does not have what rank 0 waits in"),
     ([at(0, "all_reduce", 9, 3), done(1, blind=frozenset("0"))], "rank 1 has called more than is known"),
@@ -116,14 +116,14 @@ DEADLOCKS = [
     ([at(0, "all_reduce", 12), done(1), done(2)], (0,),
      "rank 0 waits in all_reduce #1 (line 12); ranks 1–2 have finished the cell without calling it"),
     ([at(0, "barrier", 5), at(1, "all_reduce", 6)], (0, 1),
-     "collective #1 differs between ranks: barrier on rank 0 (line 5), all_reduce on rank 1 (line 6)"),
+     "collective #1 differs between ranks, with barrier on rank 0 (line 5), all_reduce on rank 1 (line 6)"),
     ([at(0, "all_reduce", 5), at(1, "all_reduce", 5, what="float[8]")], (0, 1),
-     "all_reduce #1 has different shapes or dtypes: float[4] on rank 0 (line 5), float[8] on rank 1 (line 5)"),
+     "all_reduce #1 has different shapes or dtypes, float[4] on rank 0 (line 5), float[8] on rank 1 (line 5)"),
     ([at(0, "all_reduce", 5, 4, "float[2]"), done(1, past={("0", 4): ("all_reduce", "float[1]", None)})], (0,),
-     "all_reduce #4 has different shapes or dtypes: float[2] on rank 0 (line 5), float[1] on rank 1"),
+     "all_reduce #4 has different shapes or dtypes, float[2] on rank 0 (line 5), float[1] on rank 1"),
     ([at(0, "barrier", 5, 4, ""), busy(1),
       done(2, past={("0", 4): ("all_reduce", "float[1]", None), ("0", 5): ("barrier", "", None)})], (0,),
-     "collective #4 differs between ranks: barrier on rank 0 (line 5), all_reduce on rank 2"),
+     "collective #4 differs between ranks, with barrier on rank 0 (line 5), all_reduce on rank 2"),
     ([peer(0, "recv", 1), peer(1, "recv", 0)], (0, 1),
      "rank 0 waits in recv from rank 1 (line 3), and rank 1 waits in recv from rank 0 (line 3)"),
     ([peer(0, "send", 1, tag=1), peer(1, "recv", 0, tag=2)], (0, 1),
@@ -136,9 +136,9 @@ DEADLOCKS = [
      "rank 0 waits in wait() for a recv from rank 1 (line 3), "
      "and rank 1 waits in wait() for a recv from rank 0 (line 3)"),
     ([at(0, "broadcast", 5, root=0), at(1, "broadcast", 6, root=1)], (0, 1),
-     "broadcast #1 has different src: src=0 on rank 0 (line 5), src=1 on rank 1 (line 6)"),
+     "broadcast #1 has different src, src=0 on rank 0 (line 5), src=1 on rank 1 (line 6)"),
     ([at(0, "gather_object", 5, made_of="gather", root=0), done(1, past={("0", 1): ("gather", "float[4]", 1)})], (0,),
-     "gather #1 has different dst: dst=0 on rank 0 (line 5), dst=1 on rank 1"),
+     "gather #1 has different dst, dst=0 on rank 0 (line 5), dst=1 on rank 1"),
     ([at(0, "all_reduce", 5, group="a", ranks=(0, 1), of=" of group {0, 1}"),
       at(1, "all_reduce", 6, group="b", ranks=(1, 2), of=" of group {1, 2}"),
       at(2, "all_reduce", 7, group="c", ranks=(0, 2), of=" of group {0, 2}")], (0, 1, 2),
@@ -159,7 +159,7 @@ DEADLOCKS = [
     ([at(0, "all_reduce", 5, 2), peer(1, "recv", 0), busy(2)], (0, 1),
      "rank 0 waits in all_reduce #2 (line 5); rank 1 waits in recv from rank 0 (line 3); rank 2 is running"),
     ([at(0, "all_reduce", 5), Position(1, "absent"), Position(2, "absent")], (0,),
-     "rank 0 waits in all_reduce #1 (line 5); ranks 1–2 take no part in this run"),
+     "rank 0 waits in all_reduce #1 (line 5); ranks 1–2 do not take part in this run"),
     ([sub(0), done(1), busy(2)], (0,),
      "rank 0 waits in all_reduce #1 (line 5); rank 1 has finished the cell without calling it"),
 ]  # fmt: skip
@@ -303,7 +303,7 @@ def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:
     found = position_of(1, Whereabouts(failed="KeyError: 'profiling_name'"), before, 1.0)
     assert not found.where, "it may be elsewhere by now"
     places = {0: at(0, "all_reduce", 5), 1: found}
-    assert waiting_words(found, places) == "could not say where it is: KeyError: 'profiling_name'"
+    assert waiting_words(found, places) == "cannot report its position: KeyError: 'profiling_name'"
     assert diagnose(places) is None
     assert waiting_words(places[0], places) == "apparently waiting in all_reduce #1 for rank 1"
 

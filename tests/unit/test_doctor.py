@@ -27,8 +27,8 @@ def test_trials_that_end_their_process_are_told_with_what_came_before() -> None:
     code = f"import os; print({line!r}, flush=True); os.abort()"
     found = examine(command=("-c", code))
     assert found.verdicts == {SEAMS[0].key: ProbeResult(True, True)}
-    assert found.ended == f"the checks ended at {SEAMS[1].key}: the process was ended by SIGABRT"
-    assert f"{len(SEAMS)} uses of internals: 1 work, 0 fail, {len(SEAMS) - 1} not tried" in str(found)
+    assert found.ended == f"the checks ended at {SEAMS[1].key}: the process was killed by SIGABRT"
+    assert f"{len(SEAMS)} private APIs: 1 work, 0 fail, {len(SEAMS) - 1} not tried" in str(found)
     assert "No module named nothing_here" in examine(command=("-m", "nothing_here")).ended
 
 

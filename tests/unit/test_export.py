@@ -57,7 +57,7 @@ def test_names_of_ipython_are_noted_unless_the_cells_set_them() -> None:
 
 
 def test_a_name_whose_value_cannot_be_saved_is_quoted() -> None:
-    told = "^'data' cannot be saved for the script: TypeError: .*; create 'data' in a %%ddp cell instead of pushing it"
+    told = r"^'data' cannot be saved for the script \(TypeError: .*\); create 'data' in a %%ddp cell instead of"
     with pytest.raises(BadInput, match=told):
         code_of({"data": threading.Lock()}, "In[1]", "f.pkl")
 

@@ -46,7 +46,7 @@ def test_each_finding_has_its_words() -> None:
     )
     one = [replace(beside(rank), beside=("h.bias",)) for rank in (0, 1)]
     assert "moves a parameter that DDP does not exchange (h.bias), and it differs" in said(*one)
-    assert "optimizer steps (rank 0: 3, rank 1: 4), and" in said(stepped(0), stepped(1))
+    assert "optimizer steps (3 on rank 0, 4 on rank 1), and" in said(stepped(0), stepped(1))
 
 
 def test_the_most_serious_one_alone_is_said() -> None:

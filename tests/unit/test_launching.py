@@ -35,7 +35,7 @@ def test_a_shell_reads_every_word_as_it_was(arguments: list[str]) -> None:
         ({"arguments": ("a\0b",)}, "NUL byte"),
         ({"nnodes": 2, "min_nodes": 3}, "use 1 to 2"),
         ({"nnodes": 2, "min_nodes": 1, "rendezvous": STATIC}, "only c10d"),
-        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun restarts workers; leave out max_restarts"),
+        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun restarts workers; remove max_restarts"),
     ],
 )
 def test_an_impossible_launch_is_refused(asked: dict[str, Any], says: str) -> None:
@@ -85,7 +85,7 @@ def test_no_value_can_end_its_directive_and_begin_another(name: str) -> None:
 
 
 def test_what_slurm_would_not_do_is_refused() -> None:
-    with pytest.raises(BadInput, match="leave out min_nodes=1"):
+    with pytest.raises(BadInput, match="remove min_nodes=1"):
         sbatch_script(Launch(nnodes=2, min_nodes=1))
     with pytest.raises(BadInput, match="cpus_per_proc=0 is not possible"):
         Job(cpus_per_proc=0)

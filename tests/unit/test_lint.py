@@ -375,7 +375,7 @@ def test_the_exit_status_says_what_was_found(tmp_path: Path, capsys: pytest.Capt
     [
         ([], "there is no file; name scripts"),
         (["missing.py"], "there is no file 'missing.py'"),
-        (["In[3]"], "In[3] is a cell of a running notebook"),
+        (["In[3]"], "'In[3]' is a cell of a running notebook"),
         (["--select", "no-set-epoc", "-"], "did you mean no-set-epoch?"),
         (["--explain", "nothing"], "--list-rules lists the rules"),
         (["--format", "xml"], "text"),

@@ -192,7 +192,7 @@ def test_options_of_rows_are_arguments_in_python() -> None:
 
 def test_help_has_the_words_of_what_it_tells_of() -> None:
     way, trace = known()["via"].help, known()["trace"].help
-    assert f"{SSH} (default), {', '.join(NAMED)}, or a command such as {EXAMPLE}" in way
+    assert f"{SSH} (default), {', '.join(NAMED)}, or one such as {EXAMPLE}" in way
     assert f"(default {FILE})" in trace
     assert parse_cell("--trace").trace == FILE
 
@@ -216,7 +216,7 @@ def test_a_line_with_an_option_of_the_pool_asks_for_one(line: str) -> None:
         ("--via mpiexec", "--via mpiexec needs --hosts"),
         ("--time 1:00:00 --partition gpu", "--partition needs --slurm"),
         ("--slurm-options=--exclusive", "--slurm-options needs --slurm"),
-        ("--slurm 7 --cpus-per-node 3", "--slurm 7 already has its nodes; leave out --cpus-per-node"),
+        ("--slurm 7 --cpus-per-node 3", "--slurm 7 already has its nodes; remove --cpus-per-node"),
         ("--slurm --hosts a", "--slurm chooses the hosts"),
     ],
 )
@@ -274,9 +274,9 @@ def test_some_options_of_a_script_are_for_a_notebook(flag: str) -> None:
 
 
 def test_help_of_a_script_has_its_own_words() -> None:
-    with pytest.raises(options.HelpAsked, match=r"(?s)the default without\s+--keep.*from SIGTERM to SIGKILL"):
+    with pytest.raises(options.HelpAsked, match=r"(?s)the default without\s+--keep.*between\s+SIGTERM\s+and\s+SIGKILL"):
         parse_command("run --help")
-    with pytest.raises(options.HelpAsked, match=r"(?s)all names are lost.*that ranks have to clean up"):
+    with pytest.raises(options.HelpAsked, match=r"(?s)all\s+variables\s+are\s+lost.*that\s+ranks have to clean up"):
         parse_cell("--help")
 
 

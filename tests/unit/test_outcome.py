@@ -75,7 +75,7 @@ def test_a_process_that_ends_well_is_a_success_of_a_program_alone() -> None:
     assert [exit_kind(o) for o in ways] == ["exit 0", "exit", ""]
     assert ended_note([RankExit(0, "finished", 0)]) == ""
     assert ended_note([RankExit(1, "ended", 0), RankExit(0, "finished", 0)]) == (
-        "rank 1 ended its process with exit code 0; names on it are gone, and the next cell starts a new, empty one"
+        "rank 1 exited with code 0; its variables are lost, and the next cell starts a new process"
     )
 
 
@@ -216,7 +216,7 @@ WAITED = Waiting((0, 2), "all_reduce #3", "cell line 5")
         ),
         (
             Left(1, "ended", code=0, waiting=Waiting((0,), "", "")),
-            "its process ended with exit code 0 while rank 0 still needed it",
+            "its process exited with code 0 while rank 0 still needed it",
         ),
         (Left(1, "ended", code=-15), "its process was killed by SIGTERM"),
     ],
@@ -232,7 +232,7 @@ def test_a_check_words_a_learners_rank_that_left() -> None:
 
     cause = Cause(1, 0, "left", left=Left(1, "ended", code=0))
     failed = WorkerFailed("", cause=cause, states=(), report="", logs={})
-    assert failure_words(failed) == "rank 1 left: its process ended with exit code 0"
+    assert failure_words(failed) == "rank 1 left: its process exited with code 0"
 
 
 def test_a_terminal_has_the_notes_that_no_traceback_has() -> None:
@@ -321,7 +321,7 @@ def test_outcome_that_cannot_be_sent_still_says_who_and_what() -> None:
     short = exit_info.unworded(said, Mute(), TypeError("no JSON"))
     (link,) = short.chain
     assert (link.type, short.left, short.run, short.ended_ns) == ("Mute", "raised", 3, 1)
-    assert link.message.endswith("(how this rank ended cannot be reported in full: TypeError: no JSON)")
+    assert link.message.endswith("(the report of this rank is incomplete because of TypeError: no JSON)")
 
 
 def test_a_brief_chain_has_places_and_no_source() -> None:

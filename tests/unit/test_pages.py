@@ -200,12 +200,12 @@ def test_messages_are_found_by_their_text() -> None:
 def test_reports_of_failures_are_found_too() -> None:
     """They are joined from parts, so the page of reports has whole ones, with their cells."""
     page = reference.PAGES["reference/reports.md"]()
-    for said in ("raised ValueError: batch 0 has no labels (cell line 0, in train)", "The process group has been ended",
-                 "waiting in all_reduce #0", "freed, names are kept", "stopped by the user"):  # fmt: skip
+    for said in ("raised ValueError: batch 0 has no labels (cell line 0, in train)", "nbddp closed the process group",
+                 "waiting in all_reduce #0", "unblocked, variables are kept", "stopped by the user"):  # fmt: skip
         assert said in page, said
     texts = " ".join(message.text for message in messages.messages())
     assert "without calling it" in texts
-    assert "Stop frees the ranks" in texts
+    assert "press Stop to unblock the ranks" in texts
 
 
 def test_what_is_no_message_is_left_out() -> None:

@@ -271,7 +271,7 @@ def test_what_is_planned_begins_at_the_pool_that_a_cell_has_made(
 def test_before_the_devices_are_known_nothing_can_be_started() -> None:
     state = panel_state.moved(State(), "nproc", 4)
     assert not state.may_start
-    assert "looking at this machine" in page.layout(state.considered)
+    assert "checking this machine" in page.layout(state.considered)
     assert panel_state.known(state, CPU).may_start
 
 

@@ -43,7 +43,7 @@ def test_each_rank_has_its_state_in_words_and_a_sign() -> None:
         ("waiting", "in all_reduce #14 for rank 1, cell line 12"),
         ("running", "cell line 12"),
         ("waiting", "in all_reduce #14 for rank 1, cell line 12"),
-        ("dead", "its process has ended"),
+        ("dead", "its process has exited"),
     ]
     state = panel_state.seen(State(placed=PLACED), found, "Cell In[3]", 7.9)
     shown = page.strip(state)

@@ -72,9 +72,9 @@ def test_plan_states_its_equation(gpus: int, asked: dict[str, object], equation:
         (8, {"nproc": 3, "gpus_per_proc": 3}, "use --nproc 2"),
         (1, {"nproc": 1, "gpus_per_proc": 2}, "use --gpus-per-proc 1"),
         (2, {"nproc": 1, "nnodes": 3}, "use --nnodes 2 or fewer"),
-        (0, {"gpus_per_proc": 1}, "leave it out to run on CPU"),
+        (0, {"gpus_per_proc": 1}, "remove the option to run on CPU"),
         (0, {"nproc": "gpu"}, "use --nproc 2"),
-        (4, {"device": "cpu", "gpus_per_proc": 1}, "leave one out"),
+        (4, {"device": "cpu", "gpus_per_proc": 1}, "remove one of them"),
         (0, {"nproc": 0}, "use a positive number"),
         (0, {"nproc": "three"}, "use a number such as 2, or auto, gpu or cpu"),
     ],
@@ -170,7 +170,7 @@ def test_threads_are_bounded_by_the_control_group(tmp_path: Path) -> None:
 
 
 def test_no_hosts_are_refused_in_words() -> None:
-    with pytest.raises(BadInput, match="there are 0 hosts"):
+    with pytest.raises(BadInput, match="does not match the 0 hosts"):
         Topology.plan([])
 
 

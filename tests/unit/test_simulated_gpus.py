@@ -333,7 +333,7 @@ def test_a_host_with_another_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -
     spec, placed = parse_cell("--simulate-gpus 4"), planned("--simulate-gpus 4 --nproc 2")
     said = [words(cards_of("4"))]
     assert pool_of("", None, (host(versions()["torch"]),)).planned(spec, placed) == said
-    with pytest.raises(BadInput, match=r"nodeb has 1\.13\.0, which has not been tried"):
+    with pytest.raises(BadInput, match=r"nodeb has 1\.13\.0, which has not been tested"):
         pool_of("", None, (host("1.13.0"),)).planned(spec, placed)
 
 
@@ -353,5 +353,5 @@ def test_a_refusal_is_repeated_and_a_success_is_said_once(monkeypatch: pytest.Mo
     assert part.planned(LaunchSpec(), HERE) == []
     attached = pool_of("", None)
     vars(vars(attached)["_pool"].group)["can_respawn"] = False
-    with pytest.raises(BadInput, match="leave out --cluster"):
+    with pytest.raises(BadInput, match="remove --cluster"):
         attached.planned(spec, placed)

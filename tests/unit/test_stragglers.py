@@ -37,14 +37,14 @@ def table(**factors: float) -> dict[int, dict[str, int]]:
         ({"backward": 2, "forward": 1.1}, BACKWARD, "cause: backward, which has 95 % of rank 2's extra time"),
         ({"optimizer": 4}, OPTIMIZER, "cause: optimizer, which has 100 % of rank 2's extra time"),
         ({"forward": 2, "backward": 2, "optimizer": 2, "loss": 2}, MACHINE,
-         "cause: the machine: everything takes rank 2 about 2.00 times as long"),
+         "cause: the machine. Everything takes rank 2 about 2.00 times as long"),
         ({"forward": 1.5, "backward": 1.4, "optimizer": 1.6, "input": 1.5}, MACHINE,
-         "cause: the machine: everything takes rank 2 about 1.46 times as long"),
+         "cause: the machine. Everything takes rank 2 about 1.46 times as long"),
         ({"forward": 2, "backward": 2.1}, BATCH,
-         "cause: more work: forward and backward take rank 2 about 2.07 times as long, the optimizer no longer than "
-         "the others: a larger batch or longer inputs"),
+         "cause: more work, such as a larger batch or longer inputs; forward and backward take rank 2 about 2.07 "
+         "times as long, but the optimizer does not"),
         ({"forward": 1.08, "backward": 1.09, "optimizer": 1.07}, MACHINE,
-         "cause: the machine: everything takes rank 2 about 1.08 times as long"),
+         "cause: the machine. Everything takes rank 2 about 1.08 times as long"),
         ({"input": 3, "optimizer": 2}, UNKNOWN,
          "cause: not known; rank 2's extra time is spread over several parts (input (data loader) 50 %, "
          "optimizer 50 %)"),
@@ -68,23 +68,23 @@ def test_without_an_optimizer_a_larger_batch_and_a_slower_machine_are_not_told_a
     ("factors", "inputs", "what", "words"),
     [
         ({"forward": 1.9, "backward": 1.8}, 2.0, BATCH,
-         "cause: more work: rank 2's inputs have 2.00 times as many elements as the others', and forward and backward "
+         "cause: more work. Rank 2's inputs have 2.00 times as many elements as the others', and forward and backward "
          "take about 1.83 times as long"),
-        ({"forward": 1.9, "backward": 1.8, "loss": 1.5, "optimizer": 1.4}, 2.0, BATCH, "cause: more work: rank 2's"),
-        ({"forward": 1.2, "backward": 2.0}, 2.0, BATCH, "cause: more work: rank 2's"),
-        ({"forward": 3.9, "backward": 3.8}, 2.0, BATCH, "cause: more work: rank 2's"),
+        ({"forward": 1.9, "backward": 1.8, "loss": 1.5, "optimizer": 1.4}, 2.0, BATCH, "cause: more work. Rank 2's"),
+        ({"forward": 1.2, "backward": 2.0}, 2.0, BATCH, "cause: more work. Rank 2's"),
+        ({"forward": 3.9, "backward": 3.8}, 2.0, BATCH, "cause: more work. Rank 2's"),
         ({"forward": 2, "backward": 2, "optimizer": 2}, 1.0, MACHINE,
-         "cause: the machine: everything takes rank 2 about 2.00 times as long, with inputs no larger than the "
+         "cause: the machine. Everything takes rank 2 about 2.00 times as long, with inputs no larger than the "
          "others'"),
         ({"forward": 3, "backward": 3, "optimizer": 3}, 1.1, MACHINE,
-         "cause: the machine: everything takes rank 2 about 3.00 times as long; its inputs have 1.10 times as many "
+         "cause: the machine. Everything takes rank 2 about 3.00 times as long; its inputs have 1.10 times as many "
          "elements as the others', which alone does not explain it"),
         ({"forward": 2, "backward": 2}, 1.0, EITHER,
-         "cause: forward and backward take rank 2 about 2.00 times as long: its inputs are no larger than the others' "
-         "and its optimizer is as fast, so it is other code on this rank, or work that depends on the values of the "
-         "inputs"),
+         "cause: forward and backward take rank 2 about 2.00 times as long. Its inputs are no larger than the others', "
+         "and its optimizer is as fast. Possible causes are other code on this rank, or work that depends on the "
+         "values of the inputs"),
         ({"forward": 3, "backward": 3}, 1.1, EITHER,
-         "cause: forward and backward take rank 2 about 3.00 times as long: its inputs have 1.10 times as many "
+         "cause: forward and backward take rank 2 about 3.00 times as long. Its inputs have 1.10 times as many "
          "elements as the others', which explains only a part of it"),
         ({"backward": 3}, 1.1, BACKWARD, "cause: backward, which has 100 % of rank 2's extra time"),
         ({"input": 9}, 2.0, INPUT, "cause: input (data loader), which has 100 % of rank 2's extra time"),
@@ -106,8 +106,8 @@ def test_an_optimizer_that_is_a_little_slower_does_not_speak_for_the_machine() -
     assert found is not None
     assert found.what == EITHER
     assert found.describe().endswith(
-        "a larger batch, longer inputs or a slower machine; the optimizer, whose work does not depend on the batch, "
-        "takes 1.35 times as long, which does not tell which"
+        "Possible causes are a larger batch, longer inputs or a slower machine. The optimizer, whose work does not "
+        "depend on the batch, takes 1.35 times as long, which does not decide it"
     )
     as_slow = cause(table(forward=1.9, backward=1.8, loss=1.5, optimizer=1.6), 2)
     assert as_slow is not None

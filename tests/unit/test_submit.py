@@ -85,10 +85,10 @@ def test_a_log_is_read_piece_by_piece(tmp_path: Path) -> None:
 
 def test_what_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match=r"^there is no file a.sbatch; %ddp export train.py --to slurm -o job.sbatch"):
+    with pytest.raises(BadInput, match=r"^there is no file 'a.sbatch'; %ddp export train.py --to slurm -o job.sbatch"):
         command.submit("a.sbatch", [])
     (tmp_path / "job.sbatch").write_text("#!/bin/sh\n")
-    with pytest.raises(BadInput, match=r"^there is no file a.sbatch; there is job.sbatch"):
+    with pytest.raises(BadInput, match=r"^there is no file 'a.sbatch'; similar files: job.sbatch"):
         command.submit("a.sbatch", [])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match=r"^sbatch is not on PATH, so this is not a Slurm login node"):

@@ -116,7 +116,7 @@ def test_rays_program_asks_for_what_was_meant(name: str) -> None:
 @pytest.mark.parametrize(
     ("target", "launch", "words"),
     [
-        ("slurm", LAUNCHES["elastic"], "Slurm ends a job that loses a node"),
+        ("slurm", LAUNCHES["elastic"], "Slurm stops a job that loses a node"),
         ("sky", LAUNCHES["elastic"], "SkyPilot starts a fixed number of nodes; use --nnodes 4"),
         ("kubeflow", LAUNCHES["elastic"], "Kubeflow's Trainer starts a fixed number of nodes"),
         ("torchrun", Launch(nnodes=2, rendezvous=SRUN), "use --to slurm"),

@@ -164,8 +164,8 @@ def test_logs_are_those_of_torchrun() -> None:
             "--master-addr, --master-port: the pool starts a new store for each run",
         ),
         ("--start-method spawn", "--start-method: workers are forked from a process that has imported torch"),
-        ("--monitor-interval 1", "--monitor-interval: the kernel reports an exit to the pool at once"),
-        ("--numa-binding node", "--numa-binding: a worker's cores are those of the notebook's kernel"),
+        ("--monitor-interval 1", "--monitor-interval: the operating system reports an exit to the pool at once"),
+        ("--numa-binding node", "--numa-binding: a worker uses the cores of the notebook kernel"),
         ("--event-log-handler console", "--event-log-handler: torchrun's agent does not run"),
         ("--run-path", "--run-path: a rank of a pool always runs the script in its own interpreter"),
         ("--local-addr ::1", "--local-addr: the pool finds the addresses"),
@@ -184,9 +184,9 @@ def test_what_has_no_meaning_here_is_answered_beside_the_run(option: str, words:
         ("torchrun --logs-specs mine train.py", "--logs-specs: torchrun's plug-ins for logs run in its agent"),
         ("torchrun --nnodes 2 --node-rank 1 train.py", "--node-rank: one command starts all nodes of a pool"),
         ("torchrun --nproc-per-node xpu train.py", "'xpu' is not a number of workers"),
-        ("torchrun --tee 5 train.py", "5 names no streams; use 1"),
-        ("torchrun --signals-to-handle TERM train.py", "TERM is not a signal on this system"),
-        ("torchrun --local-ranks-filter a train.py", "a is not a list of local ranks"),
+        ("torchrun --tee 5 train.py", "'5' names no streams; use 1"),
+        ("torchrun --signals-to-handle TERM train.py", "'TERM' is not a signal on this system"),
+        ("torchrun --local-ranks-filter a train.py", "'a' is not a list of local ranks"),
         ("torchrun", "the following arguments are required: SCRIPT"),
         ("torchrun --nproc_per_nod=2 --stand train.py --x", None),
         ("torchrun --nprok 2 train.py", "has no option --nprok"),
@@ -289,9 +289,9 @@ def test_flags_of_a_newer_torchrun_are_answered(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_torchcomms_is_refused_with_a_reason() -> None:
-    with pytest.raises(BadInput, match="cannot read or free ranks in torchcomms; leave out TORCH_DIST"):
+    with pytest.raises(BadInput, match="cannot inspect or unblock ranks in torchcomms; remove TORCH"):
         asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=1")
-    with pytest.raises(BadInput, match="cannot read or free ranks in torchcomms"):
+    with pytest.raises(BadInput, match="cannot inspect or unblock ranks in torchcomms"):
         asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=false")  # torch takes it for a yes
     assert asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=0").launch.env
 

@@ -197,17 +197,17 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     assert text.count("bad batch") == 1
     assert "\n\nCell In[5], line 9\n---->    9 train()\n" in text
     assert "  … 2 frames, the last in torch/nn/modules/linear.py, forward" in text
-    assert "  ranks 0–1: finished the cell\n  rank 3: cell line 4, still running; interrupted, names are kept" in text
-    assert "  rank 5: cell line 9, waiting in all_reduce #14 for rank 2; freed, names are kept" in text
-    assert "could not be freed, so it is replaced; lost: n0, n1" in text
+    assert "  ranks 0–1: finished the cell\n  rank 3: cell line 4, still running; interrupted, variables are" in text
+    assert "  rank 5: cell line 9, waiting in all_reduce #14 for rank 2; unblocked, variables are kept" in text
+    assert "could not be unblocked, so it is replaced; lost: n0, n1" in text
     assert "n11 and 2 more" in text
     assert report.lost_words(["model", "opt"], ["np", "torch", "F"]) == (
         "lost: model, opt and 3 imports (np, torch, F)"
     )
     assert report.lost_words([], ["np"]) == "lost: 1 import (np)"
-    assert report.lost_words([], []) == "names on it are gone"
+    assert report.lost_words([], []) == "its variables are lost"
     assert "  rank 4: still running\n" in text
-    assert "call init_process_group again" in text
+    assert "Call init_process_group() again" in text
 
 
 def test_what_a_headline_leaves_out_is_under_it() -> None:
@@ -281,7 +281,7 @@ def test_equal_rows_of_a_table_are_one() -> None:
     states.insert(9, RankState(9, "finished"))
     assert report.positions_table(states) == [
         "     ranks  line         state",
-        "0–8, 10–63  cell line 4  waiting in barrier  freed, names are kept",
+        "0–8, 10–63  cell line 4  waiting in barrier  unblocked, variables are kept",
         "         9  –            finished the cell",
     ]
     assert report.positions_table(states[8:10])[0].split() == ["rank", "line", "state"]
@@ -290,9 +290,9 @@ def test_equal_rows_of_a_table_are_one() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-9, "died: killed by SIGKILL; running out of memory is the usual cause"),
+        (-9, "died: killed by SIGKILL; the usual cause is that the machine ran out of memory"),
         (-11, "died: killed by SIGSEGV"),
-        (3, "died: its process ended with exit code 3"),
+        (3, "died: its process exited with code 3"),
     ],
 )
 def test_how_a_process_ended(code: int, words: str) -> None:

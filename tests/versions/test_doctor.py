@@ -247,7 +247,7 @@ def test_doctor_in_a_notebook_tells_of_the_pool_and_imports_no_torch(four: Kerne
     shown = four.run("%ddp doctor")
     assert shown.ok, shown.error
     text = shown.displays[-1]["text/plain"]
-    names = "have all names" if RECORDS else "lack flight recorder"
+    names = "have all private APIs" if RECORDS else "lack flight recorder"
     assert text.splitlines()[2] == f"pool of 4: its workers {names}"
     assert f"torch {versions()['torch']}" in text
     assert "flight recorder" in text
@@ -261,4 +261,4 @@ def test_doctor_in_a_terminal() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Python ")
-    assert f"{len(SEAMS)} uses of internals: " in done.stdout
+    assert f"{len(SEAMS)} private APIs: " in done.stdout

@@ -32,8 +32,8 @@ from tests.versions import elsewhere, refused
 
 MEET = "%%ddp\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
 LOST = (
-    "on macOS a rank that is blocked in a collective cannot be freed: it is replaced and its names are lost; each "
-    "worker imports torch itself, which takes seconds\n"
+    "on macOS a rank that is blocked in a collective cannot be unblocked; nbddp replaces it, and its variables are "
+    "lost; each worker imports torch itself, which takes seconds\n"
 )
 
 
@@ -195,10 +195,10 @@ def test_a_failing_rank_is_named_and_the_blocked_one_is_replaced(two: Kernel) ->
     shown = two.run(f"{MEET}if dist.get_rank() == 1: raise ValueError('mine')\ndist.barrier()")
     assert shown.evalue == "rank 1 raised ValueError: mine (cell line 4)"
     waits = r"rank 0: cell line 5, (waiting|apparently waiting) in barrier #1 for rank 1"
-    found = re.search(f"{waits}; (could not be freed, so it is replaced; lost: .*kept|freed)", shown.error)
+    found = re.search(f"{waits}; (could not be unblocked, so it is replaced; lost: .*kept|unblocked)", shown.error)
     assert found, shown.error
     after = two.run("%%ddp\n'kept' in globals()")
-    if found[2] == "freed":  # Linux's gloo wakes when the failed rank's group has ended, before rank 0 is replaced
+    if found[2] == "unblocked":  # Linux's gloo wakes when the failed rank's group has ended, before rank 0 is replaced
         assert after.text() == "ranks 0–1 Out │ True\n"
     else:
         assert after.text() == "rank 0 is new and empty\nrank 0 Out │ False\nrank 1 Out │ True\n"
@@ -214,7 +214,7 @@ def test_stop_replaces_only_what_is_blocked(two: Kernel) -> None:
     two.interrupt()
     shown = two.collect(cell)
     assert shown.reply["ename"] == "RunStopped"
-    assert "interrupted, names are kept" in shown.error
+    assert "interrupted, variables are kept" in shown.error
     assert two.run("%%ddp --ranks 1\nkept").text().endswith("rank 1 Out │ 7\n")
 
 

@@ -112,7 +112,7 @@ def _others(ipython: Path) -> str:
     names = [_named(f) for f in _client_files(ipython)]
     if names:
         return f"there {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
-    return "there is none; ipcluster start -n 4 starts one"
+    return "no cluster is running; start one with ipcluster start -n 4"
 
 
 # -- how it goes on in a pool that runs ------------------------------------------------------------

@@ -346,7 +346,7 @@ class Gates:
         while True:
             chunk = self._channel.recv(65536)
             if not chunk:
-                raise OSError("the process that keeps the gate has ended")
+                raise OSError("the process that keeps the gate has exited")
             for answer in self._lines.feed(chunk):
                 if answer["store"] == message["store"]:
                     return answer

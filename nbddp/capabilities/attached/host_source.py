@@ -206,13 +206,13 @@ class ClusterEngines(HostSource):
 
     def need_reachable(self) -> None:
         if self.joined is not None and self.joined.lost:
-            raise PoolNotRunning(f"the pool has ended, because {self.joined.lost}; {self.joined.again()}")
+            raise PoolNotRunning(f"the pool has stopped, because {self.joined.lost}; {self.joined.again()}")
 
     def check(self, progress: Progress) -> None:
         self.need_reachable()
 
     def names_after(self) -> str:
-        return f"its workers are engines of cluster {self.pool.spec.cluster} again and keep their names"
+        return f"its workers are engines of cluster {self.pool.spec.cluster} again and keep their variables"
 
 
 def _refuse(spec: LaunchSpec) -> None:
@@ -220,13 +220,13 @@ def _refuse(spec: LaunchSpec) -> None:
     interface = getattr(spec, "interface", None)
     asked = f"--interface {interface}" * bool(interface) or "--sync" * bool(getattr(spec, "sync", False))
     if asked:
-        raise BadInput(f"{asked} is for other hosts; add --hosts, or leave it out")
+        raise BadInput(f"{asked} is for other hosts; add --hosts, or remove {asked}")
     if spec.fresh:
         raise BadInput(
             f"--fresh replaces processes, but nbddp cannot replace the engines of cluster {spec.cluster}; %reset -f "
-            "in a %%ddp cell clears their names, and restarting the cluster gives new engines"
+            "in a %%ddp cell deletes their variables, and restarting the cluster gives new engines"
         )
     places = {name: getattr(spec, name, None) for name in ("hosts", "slurm")}
     for option, said in {**places, "nnodes": spec.nnodes or spec.elastic}.items():
         if said:
-            raise BadInput(f"the nodes of a cluster are its engines' hosts; leave out --{option} or --cluster")
+            raise BadInput(f"the nodes of a cluster are its engines' hosts; remove --{option} or --cluster")

@@ -61,7 +61,7 @@ LEAVE_SECONDS, GIVE_BACK_SECONDS = 5.0, 2.0
 EXIT_SECONDS = 1.5  # that engines have for leaving when this process ends
 MEMORY_SECONDS = 0.5
 TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['engine_side']).{}"
-LEFT = "its engine has ended, or the cluster has lost it"
+LEFT = "its engine has exited, or the cluster has lost it"
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class AttachedCluster:
             if "No module named 'nbddp" in said:
                 raise AgentFailed(
                     f"engine {engine} of cluster {self.cluster.name} lacks this version of nbddp ({said}); install "
-                    "the kernel's nbddp where the engines run, and restart the cluster"
+                    "the nbddp of this notebook kernel where the engines run, and restart the cluster"
                 ) from None
             raise PoolError(f"engine {engine} of cluster {self.cluster.name} did not become a worker: {said}") from None
         return value
@@ -228,17 +228,19 @@ class AttachedCluster:
     def promises(self, engines: Sequence[Engine]) -> list[str]:
         """What is otherwise than with workers of our own, in words."""
         far = [e for e in engines if not e.here]
-        unseen = "a host that falls silent" if all(e.told["nanny"] for e in far) else "the end of one on another host"
+        unseen = (
+            "a host that falls silent" if all(e.told["nanny"] for e in far) else "an engine on another host that exits"
+        )
         late = f"; the hub's heartbeats detect {unseen}, by default after 30 s" if far else ""
         lines = [
-            f"nbddp did not start the engines of cluster {self.cluster.name}: it cannot replace one that ends, their "
-            "logs are with their launcher, and --fresh, --max-restarts and %ddp restart are not possible; %ddp "
-            f"stop leaves them running as engines{late}"
+            f"nbddp did not start the engines of cluster {self.cluster.name}: it cannot replace one that exits, and "
+            "their logs are with their launcher. --fresh, --max-restarts and %ddp restart are not possible; after %ddp "
+            f"stop the engines keep running{late}"
         ]
         before = [e.id for e in engines if e.told["torch"]]
         if before:
             lines.append(
-                f"{several('engine', before)} had already imported torch: environment variables that torch read then "
+                f"{several('engine', before)} had already imported torch: environment variables that torch has read "
                 "keep their effect, except OMP_NUM_THREADS"
             )
         return [*lines, *filter(None, [self.cluster.open_words(bool(far))])]
@@ -313,14 +315,14 @@ class AttachedCluster:
 
     def _lose(self, why: str) -> None:
         self.lost = why
-        ended = f"the pool ended while the cell was running, because {why}; {self.again()}"
+        ended = f"the pool stopped while the cell was running, because {why}; {self.again()}"
         for node, worker in self._living():
             node.left(worker, why, ended)
 
     def again(self) -> str:
         return (
-            f"names stay on its engines as long as they run, and %ddp start --cluster {self.cluster.name} uses them "
-            "again once it answers"
+            f"variables stay on its engines as long as they run, and %ddp start --cluster {self.cluster.name} uses "
+            "them again once it answers"
         )
 
     def signal(self, engine: str, number: int) -> None:
@@ -438,8 +440,8 @@ class AttachedNode(PoolNode):
         if isinstance(nproc, int) and nproc > len(self.engines):
             have = len(self.engines)
             raise BadInput(
-                f"--nproc {nproc} was requested, but {self.name} has {counted(have, 'engine')}; use --nproc {have}, or "
-                "start the cluster with more"
+                f"--nproc {nproc} asks for too many engines: {self.name} has {counted(have, 'engine')}. Use "
+                f"--nproc {have}, or start the cluster with more"
             )
         masks = {e.told["env"].get("CUDA_VISIBLE_DEVICES") for e in self.engines}
         if len(masks) > 1 and device != "cpu":
@@ -502,8 +504,8 @@ class AttachedNode(PoolNode):
     def _gone(self) -> ProcessExit:
         """The agent kept the ranks' store, and nothing that is on them."""
         ended = (
-            "the pool ended while the cell was running, because its node agent ended; names stay on its engines, and "
-            f"%ddp start --cluster {self.joined.cluster.name} uses them again"
+            "the pool stopped while the cell was running, because its node agent exited; variables stay on its "
+            f"engines, and %ddp start --cluster {self.joined.cluster.name} uses them again"
         )
         return ProcessExit(pool_ended=ended)
 
@@ -600,7 +602,7 @@ class Gatekeeper:
         why = answer.get("error")
         if why:
             raise AgentFailed(
-                f"{self._node.name} cannot reach the store where the ranks meet ({why}); the store is on this "
+                f"{self._node.name} cannot reach the ranks' store ({why}); the store is on this "
                 "machine, and the engines' hosts must be able to reach it"
             )
         return dict(answer)

@@ -60,7 +60,7 @@ class StartedBy:
             for hear in self._captured.moved if any(moved) else ():
                 hear()
         except OSError as e:  # there are no descriptors: whose later text is, is not known
-            self._worker.to_log(f"telling what later text belongs to: {type(e).__name__}: {e}")
+            self._worker.to_log(f"later text cannot be assigned to its cell ({type(e).__name__}: {e})")
 
     def _cut(self, stream: str, spare: Pipe, cell: int) -> bool:
         descriptor, pipe = self._captured.DESCRIPTORS[stream], self._captured.now[stream]

@@ -175,7 +175,7 @@ def reduce_name(reduce_op: Any) -> str:
 
 
 def difference(ranks: Sequence[int], found: Sequence[Sequence[str]]) -> str:
-    """`all_reduce differs between ranks: float32[4] on ranks 0, 2; float64[4] on rank 1`."""
+    """`all_reduce differs between ranks, with float32[4] on ranks 0, 2; float64[4] on rank 1`."""
     fields = [i for i in range(4) if len({f[i] for f in found}) > 1]
     same_op = 0 not in fields
     by_words: dict[str, list[int]] = {}
@@ -183,7 +183,7 @@ def difference(ranks: Sequence[int], found: Sequence[Sequence[str]]) -> str:
         words = ", ".join(f[i] or "none" for i in fields) if same_op else " ".join(w for w in f[:2] if w)
         by_words.setdefault(words, []).append(rank)
     each = "; ".join(f"{words} on {_ranks(some)}" for words, some in by_words.items())
-    return f"{found[0][0]} differs between ranks: {each}" if same_op else f"different collectives: {each}"
+    return f"{found[0][0]} differs between ranks, with {each}" if same_op else f"different collectives, with {each}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -30,11 +30,11 @@ from nbddp.capabilities.debugger.transcript import ENDS, HELPS, last_word
 from nbddp.errors import Frame
 
 HELP = """\
-w               all frames, the newest last
-u, d            a frame up or down
-l               source around the line
-p x, x + 1      a name of this frame, or an expression of the cell's names, which the rank still has
-a               all names of this frame
+w               list all frames, the newest last
+u, d            go up or down a frame
+l               show the source around the line
+p x, x + 1      print a variable of this frame, or an expression of the cell's variables
+a               print all variables of this frame
 q               leave; %%ddp --ranks {rank} runs code on the rank"""
 CELL = ("<module>", "<cell line")  # frames of a cell's own level, whose names the rank keeps
 FIRST = "h for help, q to leave"
@@ -42,10 +42,10 @@ FIRST = "h for help, q to leave"
 
 def arguments(parser: Parser) -> None:
     parser.epilog = (
-        "breakpoint() in a %%ddp cell stops the ranks there and opens a prompt for all of them: n, s, r and c step "
-        "them together, p x shows x on every rank, @1 p x on rank 1, q ends the cell, h lists the rest. If a "
-        "panel is open (%ddp panel), its Debugger page is the prompt. After a failure %ddp debug shows the frames of "
-        "the rank that failed first: w, u, d, l, p x, a, q. Where nobody can type, it prints them."
+        "In a %%ddp cell, breakpoint() stops the ranks and opens a prompt for all of them. n, s, r and c step them "
+        "together, p x shows x on every rank, and @1 p x on rank 1. q stops the cell, and h lists all commands. If a "
+        "panel is open (%ddp panel), its Debugger page is the prompt. After a failure, %ddp debug shows the frames of "
+        "the rank that failed first. Its commands are w, u, d, l, p x, a and q. Without a prompt, it prints the frames."
     )
 
 
@@ -168,7 +168,10 @@ class PostMortem:
         return "\n".join(report.frames_text([self.frame]))
 
     def _names(self) -> str:
-        return "\n".join(f"{name} = {words}" for name, words in self.frame.values) or "no names of this frame are known"
+        return (
+            "\n".join(f"{name} = {words}" for name, words in self.frame.values)
+            or "no variables of this frame are known"
+        )
 
     def _value(self, expression: str) -> str:
         held = dict(self.frame.values)

@@ -19,14 +19,14 @@ ENDS = ("q", "quit", "exit", "EOF")  # lines that end the cell, as Stop does
 CONTINUES = ("c", "cont", "continue")
 HELPS = ("h", "help", "?")
 HELP = """\
-LINE            sent to all stopped ranks; their answers are shown together
-@1 LINE         only to rank 1; @0,2-3 LINE to several
-@1              from now on lines go to rank 1; @all: to all again
-n, s, r, c      next line, step into a call, to the end of the function, continue
-w, u, d, l, a   stack, a frame up or down, source, arguments of the function
-p x, x + 1      the value of an expression; b 12 sets a breakpoint at line 12
-q               end the cell, as Stop does; the names on the ranks are kept
-h COMMAND       what pdb says of one of its commands; an empty line repeats the last one"""
+LINE            send LINE to all stopped ranks, and show their answers together
+@1 LINE         send LINE only to rank 1; @0,2-3 LINE sends it to several ranks
+@1              send the following lines to rank 1; @all sends them to all ranks again
+n, s, r, c      go to the next line, step into a call, finish the function, continue
+w, u, d, l, a   show the stack, go up or down a frame, show the source, show the arguments
+p x, x + 1      print the value of an expression; b 12 sets a breakpoint at line 12
+q               stop the cell, as Stop does; the variables on the ranks are kept
+h COMMAND       show pdb's help on a command; an empty line repeats the last command"""
 
 
 @dataclass(frozen=True)

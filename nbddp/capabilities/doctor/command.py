@@ -11,7 +11,7 @@ from nbddp.notebook.commands import Asked, CommandLine
 
 def in_notebook(asked: Asked, line: CommandLine) -> Any:
     with asked.progress() as progress:
-        progress("checking what nbddp uses of torch, ipykernel, IPython and ipyparallel")
+        progress("checking the private APIs of torch, ipykernel, IPython and ipyparallel")
         found = examine(asked.pool)
         hosts = asked.pool.checkup(progress) if hasattr(asked.pool, "checkup") else None
     return found if hosts is None else Together([hosts, found])

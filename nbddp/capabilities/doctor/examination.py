@@ -74,7 +74,7 @@ def _run(command: list[str]) -> tuple[list[Message], str]:
         return messages(e.stdout or b""), f"no answer within {PATIENCE:.0f} s"
     why = ""
     if done.returncode < 0:
-        why = f"the process was ended by {signal.Signals(-done.returncode).name}"
+        why = f"the process was killed by {signal.Signals(-done.returncode).name}"
     elif done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = last or f"the process exited with code {done.returncode}"
@@ -92,8 +92,8 @@ def _of_pool(pool: RunningWorkers) -> str:
         return "no pool is running; the checks below need none"
     missing = pool.ask(0, Question.of("seams"), timeout=5.0)
     if missing is None:
-        found = "rank 0 did not report which names it has"
+        found = "rank 0 did not report which private APIs it has"
     else:
-        found = f"its workers lack {', '.join(missing)}" if missing else "its workers have all names"
+        found = f"its workers lack {', '.join(missing)}" if missing else "its workers have all private APIs"
     on = " on simulated GPUs" * bool(pool.topology and pool.topology.simulates_gpus)
     return "; ".join([f"pool of {pool.world_size}{on}: {found}", *filter(None, [pool.troubles()])])

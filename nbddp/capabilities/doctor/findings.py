@@ -44,7 +44,7 @@ class Findings:
             verdict = self.verdicts.get(seam.key, ProbeResult(True, None))
             present = said(verdict.present if seam.key in self.verdicts else None)
             rows.append([seam.library, seam.key, present, said(verdict.works), seam.without])
-        return Table(["of", "what nbddp uses", "present", "works", "without it"], rows)
+        return Table(["library", "private API", "present", "works", "if missing"], rows)
 
     def broken(self) -> list[tuple[Seam, ProbeResult]]:
         """The seams that are missing or fail, in the table's order."""
@@ -65,7 +65,7 @@ class Findings:
         """What the table amounts to: how many work, what is untried, and what is lost."""
         broken, untried = self.broken(), self._untried()
         works = sum(v.works is True for v in self.verdicts.values())
-        lines = [f"{len(SEAMS)} uses of internals: {works} work, {len(broken)} fail, {len(untried)} not tried"]
+        lines = [f"{len(SEAMS)} private APIs: {works} work, {len(broken)} fail, {len(untried)} not tried"]
         lines += [f"{seam.key}: {why}" for seam, why in untried if why]
         for seam, verdict in broken:
             lines.append(f"{seam.library}: {seam.key}: {verdict.why}. Lost: {seam.without}")

@@ -99,7 +99,7 @@ def abort_of_groups() -> None:
 
 def abort_of_transfers() -> None:
     if not system.has_proc():
-        raise Untried(f"no rank is freed on {system.name()}")
+        raise Untried(f"no rank is unblocked on {system.name()}")
     expect(torch_compat.can_abort_transfers(), "torch's library does not export a function that aborts one")
     with alone() as (dist, one):
         work = dist.irecv(one)

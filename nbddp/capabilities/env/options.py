@@ -52,7 +52,7 @@ def setting(text: str) -> Typed:
     if name in OURS or name.startswith("TORCHELASTIC_"):
         raise argparse.ArgumentTypeError(f"the pool sets {name} for each rank; choose another name")
     if name == TORCHCOMMS and value not in NOT_TORCHCOMMS:
-        raise argparse.ArgumentTypeError(f"nbddp cannot read or free ranks in torchcomms; leave out {name}")
+        raise argparse.ArgumentTypeError(f"nbddp cannot inspect or unblock ranks in torchcomms; remove {name}")
     if "\0" in value:
         raise argparse.ArgumentTypeError(f"the value of {name} has a NUL byte, which no variable can hold")
     return name, value if equals else None
@@ -103,7 +103,7 @@ def describe(names: Sequence[str], new: Settings) -> str:
 def change_words(names: Sequence[str], new: Settings, imports: bool) -> str:
     """That workers have been replaced for these variables."""
     read = "while torch is imported, so it was imported again" if imports else "once per process"
-    return f"{describe(names, new)}: read {read}; all workers were replaced, and names on them are gone"
+    return f"{describe(names, new)}: read {read}; all workers were replaced, and their variables are lost"
 
 
 # -- interfaces ------------------------------------------------------------------------------------

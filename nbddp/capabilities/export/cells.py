@@ -71,7 +71,7 @@ def _refuse_some_ranks(spec: LaunchSpec, number: int) -> None:
     if spec.ranks is not None:
         raise BadInput(
             f"cell {number} runs on some ranks only (--ranks), but a script runs on all; "
-            'write if int(os.environ["RANK"]) in (...): in the cell, and leave out --ranks'
+            'write if int(os.environ["RANK"]) in (...): in the cell, and remove --ranks'
         )
 
 

@@ -63,11 +63,11 @@ def cells_of_file(path: Path, numbers: Collection[int] | None, tag: str) -> list
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise BadInput(f"{path} cannot be read: {e.strerror}; name the notebook's file") from None
+        raise BadInput(f"{str(path)!r} cannot be read ({e.strerror}); name the notebook's file") from None
     except ValueError:
-        raise BadInput(f"{path} is no notebook; name a file such as training.ipynb") from None
+        raise BadInput(f"{str(path)!r} is not a notebook; name a file such as training.ipynb") from None
     if not isinstance(notebook, dict) or "cells" not in notebook:
-        raise BadInput(f"{path} is not in notebook format 4; open it in Jupyter and save it")
+        raise BadInput(f"{str(path)!r} is not in notebook format 4; open it in Jupyter and save it")
     return cells_of(notebook, path.name, numbers, tag)
 
 
@@ -99,9 +99,9 @@ def write(
 
 def refuse_existing(target: Path, force: bool) -> None:
     if target.exists() and not force:
-        raise BadInput(f"{target} exists; --force replaces it")
+        raise BadInput(f"{str(target)!r} exists; add --force to replace it")
     if not target.parent.is_dir():
-        raise BadInput(f"there is no folder {target.parent}")
+        raise BadInput(f"there is no folder {str(target.parent)!r}")
 
 
 def values_file(target: Path) -> Path:
@@ -300,7 +300,7 @@ def _pickled(name: str, value: Any) -> bytes:
     try:
         data = pickle.dumps(value)
     except Exception as e:
-        raise BadInput(f"{name!r} cannot be saved for the script: {type(e).__name__}: {e}; {advice}") from None
+        raise BadInput(f"{name!r} cannot be saved for the script ({type(e).__name__}: {e}); {advice}") from None
     if any(argument in ("__main__", "__main__ ") for _, argument, _ in pickletools.genops(data)):
         raise BadInput(f"{name!r} uses a class or function of the notebook, which the script does not have; {advice}")
     return data

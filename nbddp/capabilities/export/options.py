@@ -78,8 +78,8 @@ def arguments(parser: Parser) -> None:
     add("--tag", default="", metavar="TAG", help="only cells with this tag"
         + " (needs --notebook)" * notebook)  # fmt: skip
     if notebook:
-        add("--notebook", metavar="FILE", help="take the cells from a notebook's file instead of what ran here")
-    add("--force", action="store_true", help="replace files that exist")
+        add("--notebook", metavar="FILE", help="take the cells from a notebook file instead of this session")
+    add("--force", action="store_true", help="replace existing files")
     job = parser.add_argument_group("job (--to prints its text, and writes no script)")
     add = job.add_argument
     add("--to", choices=tuple(targets.TARGETS), help="launcher or scheduler that starts the script")
@@ -90,10 +90,10 @@ def arguments(parser: Parser) -> None:
     add("--gpus-per-proc", type=_whole, metavar="K", help="GPUs of each process, 0 for CPU (default: the pool's)")
     add("--gpu", default="", metavar="TYPE", help="type of the GPUs, such as A100")
     add("--max-restarts", type=count, metavar="K", help="restarts after a failure (default 0)")
-    add("--rendezvous", choices=(C10D, STATIC, SRUN), help="how nodes meet (default c10d; srun: without "
+    add("--rendezvous", choices=(C10D, STATIC, SRUN), help="rendezvous of the nodes (default c10d; srun: without "
         "torchrun)")  # fmt: skip
-    add("--host", metavar="HOST", help="where nodes meet, for --to torchrun (default node0)")
-    add("--port", type=positive, metavar="P", help=f"port there (default {PORT})")
+    add("--host", metavar="HOST", help="host of the rendezvous, for --to torchrun (default node0)")
+    add("--port", type=positive, metavar="P", help=f"port of the rendezvous (default {PORT})")
     add("--name", metavar="NAME", help="the job's name (default ddp)")
     add("--time", metavar="T", help="time limit, hours:minutes:seconds (default 01:00:00)")
     add("--partition", default="", metavar="P", help="Slurm's partition")

@@ -25,7 +25,7 @@ from nbddp.launch.options import LaunchSpec, parse_cell
 INIT, DESTROY, DISTRIBUTED = "init_process_group", "destroy_process_group", "torch.distributed"
 RECORD = "from torch.distributed.elastic.multiprocessing.errors import record"
 EARLY = ("environ", "path", "chdir", "filterwarnings", "putenv", "use")  # what an import behind it may depend on
-INSTEAD = {"display": "write from IPython.display import display, or print,", "get_ipython": "leave it out"}
+INSTEAD = {"display": "write from IPython.display import display, or print,", "get_ipython": "remove it"}
 RANK = 'int(os.environ["RANK"])'
 MAGIC = re.compile(r"\s*(%|!|\?)|.*\?\s*$|\s*[\w.,\[\]'\" ]+=\s*[%!]")
 TRANSPARENT = AROUND - {"%%timeit"}  # cell magics whose body is the program's

@@ -90,7 +90,7 @@ def sbatch_script(launch: Launch, job: Job | None = None) -> str:
     """
     job = job or Job()
     if launch.min_nodes is not None:
-        raise BadInput(f"Slurm ends a job that loses a node; leave out min_nodes={launch.min_nodes}")
+        raise BadInput(f"Slurm stops a job that loses a node; remove min_nodes={launch.min_nodes}")
     directives = "\n".join(f"#SBATCH --{name}={_directive(name, value)}" for name, value in _asked(launch, job))
     alone = launch.nnodes == 1 and launch.rendezvous != SRUN  # torchrun --standalone finds a port itself
     meet = [] if alone else [MEET, ""]

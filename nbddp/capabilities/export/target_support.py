@@ -34,18 +34,18 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         ("torchrun", SCRIPT), "torchrun assigns no GPUs; the script selects those of its LOCAL_RANK"
     ),
     "host": {
-        "slurm": "the ranks meet on the first node that Slurm assigns",
-        "sky": "the ranks meet on SkyPilot's first node",
-        "kubeflow": "Kubeflow sets where the ranks meet",
-        "pytorchjob": "Kubeflow sets where the ranks meet",
-        "torchx": "TorchX sets where the ranks meet",
-        "ray": "Ray sets where the ranks meet",
+        "slurm": "the rendezvous is on the first node that Slurm assigns",
+        "sky": "the rendezvous is on SkyPilot's first node",
+        "kubeflow": "Kubeflow sets the rendezvous",
+        "pytorchjob": "Kubeflow sets the rendezvous",
+        "torchx": "TorchX sets the rendezvous",
+        "ray": "Ray sets the rendezvous",
     },
     "port": {
         "slurm": "the port follows from the job's number",
-        "kubeflow": "Kubeflow sets where the ranks meet",
-        "pytorchjob": "Kubeflow sets where the ranks meet",
-        "ray": "Ray sets where the ranks meet",
+        "kubeflow": "Kubeflow sets the rendezvous",
+        "pytorchjob": "Kubeflow sets the rendezvous",
+        "ray": "Ray sets the rendezvous",
     },
     "name": {"kubeflow": "Kubeflow's Trainer names the job, and the program prints that name"},
     "time": {
@@ -63,12 +63,12 @@ TABLE: Mapping[str, Mapping[str, str]] = {
     "cpus_per_proc": {"torchrun": "torchrun assigns no cores; type taskset before the line", SCRIPT: Unsupported(JOB)},
     "memory": {"torchrun": "torchrun limits no memory", SCRIPT: Unsupported(JOB)},
     "image": {
-        "torchrun": Unsupported("torchrun starts no container; leave it out, and type the line in one"),
+        "torchrun": Unsupported("torchrun starts no container; remove --image, and run the command in one"),
         "slurm": Unsupported(
-            "Slurm starts no image without a plug-in; leave it out, and add the plug-in's option to the line "
+            "Slurm starts no image without a plug-in; remove --image, and add the plug-in's option to the line "
             "of srun, such as --container-image of pyxis"
         ),
-        "ray": Unsupported("a Ray cluster is started with its image; leave it out, and set the image there"),
+        "ray": Unsupported("a Ray cluster is started with its image; remove --image, and set the image there"),
         SCRIPT: Unsupported(JOB),
     },
     "package": {
@@ -97,7 +97,7 @@ def notes(target: str, said: Mapping[str, object], launch: Launch) -> list[str]:
     """
     _check_rendezvous(target, launch, said)
     if "gpu" in said and not launch.gpus_per_proc:
-        raise BadInput(f"--gpu {said['gpu']} needs GPUs; add --gpus-per-proc 1, or leave it out")
+        raise BadInput(f"--gpu {said['gpu']} needs GPUs; add --gpus-per-proc 1, or remove --gpu")
     found = {name: _answer(target, name, launch) for name in said}
     for name, why in found.items():
         if isinstance(why, Unsupported):
@@ -124,6 +124,8 @@ def _answer(target: str, name: str, launch: Launch) -> str:
 
 def _check_rendezvous(target: str, launch: Launch, said: Mapping[str, object]) -> None:
     if launch.rendezvous == SRUN and target != "slurm":
-        raise BadInput(f"--rendezvous {SRUN}: with it Slurm starts every process; use --to slurm, or leave it out")
+        raise BadInput(
+            f"--rendezvous {SRUN}: with it Slurm starts every process; use --to slurm, or remove --rendezvous"
+        )
     if target in MEETS and said.get("rendezvous") == STATIC:
-        raise BadInput(f"--rendezvous {STATIC}: --to {target} has its own way to meet; leave it out")
+        raise BadInput(f"--rendezvous {STATIC}: --to {target} has its own rendezvous; remove --rendezvous")

@@ -160,7 +160,7 @@ def torchx(launch: Launch, job: Job, files: Files = NONE) -> str:
     words += ["--rdzv_port", str(launch.port)] if launch.port != PORT else []
     for name, value in launch.env:
         if any(c in value for c in ",;"):
-            raise BadInput(f"TorchX reads --env as a list, so no value can have a comma or semicolon; leave out {name}")
+            raise BadInput(f"TorchX reads --env as a list, so no value can have a comma or semicolon; remove {name}")
     words += ["--env", ",".join(f"{name}={value}" for name, value in launch.env)] if launch.env else []
     return shell_line([*words, *(["--", *launch.arguments] if launch.arguments else [])]) + "\n"
 
@@ -327,7 +327,7 @@ def _refuse_elastic(launch: Launch, why: str) -> None:
     if launch.min_nodes is not None:
         raise BadInput(f"{why}; use --nnodes {launch.nnodes}, or --to torchrun, torchx, pytorchjob or ray")
     if launch.rendezvous == SRUN:
-        raise BadInput(f"--rendezvous {SRUN} is Slurm's; use --to slurm, or leave it out")
+        raise BadInput(f"--rendezvous {SRUN} is Slurm's; use --to slurm, or remove --rendezvous")
 
 
 def _without_none(found: Json) -> Json:

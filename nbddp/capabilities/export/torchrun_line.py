@@ -77,7 +77,7 @@ class Launch:
         if not self.script or not self.host or self.host.split() != [self.host]:
             raise BadInput("a launch needs the path of a script, and a host name without spaces")
         if self.max_restarts and self.rendezvous == SRUN:
-            raise BadInput(f"only torchrun restarts workers; leave out max_restarts, or use rendezvous={C10D!r}")
+            raise BadInput(f"only torchrun restarts workers; remove max_restarts, or use rendezvous={C10D!r}")
         self._check_elastic()
         self._check_words()
 
@@ -95,7 +95,7 @@ class Launch:
         if not 0 < self.min_nodes <= self.nnodes:
             raise BadInput(f"min_nodes={self.min_nodes} is not possible; use 1 to {self.nnodes}")
         if self.rendezvous != C10D:
-            raise BadInput(f"only c10d lets nodes come and go; leave out min_nodes, or use rendezvous={C10D!r}")
+            raise BadInput(f"only c10d lets nodes join and leave; remove min_nodes, or use rendezvous={C10D!r}")
 
     @property
     def backend(self) -> str:

@@ -73,7 +73,7 @@ def forecast(
 def _refuse(placed: Topology, algorithm: str | None, nodes: int, ranks_per_node: int | None) -> None:
     """Raises BadInput for arguments that are impossible, and where the times are not the devices'."""
     if algorithm is not None and algorithm not in ALGORITHMS:
-        raise BadInput(f"there is no algorithm {algorithm}; use {', '.join(ALGORITHMS)}")
+        raise BadInput(f"there is no algorithm {algorithm!r}; use {', '.join(ALGORITHMS)}")
     if nodes < 1 or (ranks_per_node is not None and ranks_per_node < 1):
         raise BadInput("a forecast needs at least one node and one rank on it; use --nodes 1 and --ranks-per-node 1")
     if placed.simulates_gpus:

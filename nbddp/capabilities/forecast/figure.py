@@ -163,7 +163,8 @@ def sentences(some: Forecast) -> list[str]:
         _fitted(some),
         *(f"  {_fit(f)}" for f in some.fits),
         _choice(some),
-        f"within a node: {link(some.intra)}; between nodes: {link(some.inter)}",
+        f"link within a node: {link(some.intra)}",
+        f"link between nodes: {link(some.inter)}",
         knee(some),
         _beyond(some),
         "",
@@ -177,15 +178,15 @@ def _recorded(some: Forecast) -> str:
     off = round(100 * (some.here.step / what.measured - 1))
     error = f"{abs(off)} % {'more' if off > 0 else 'less'}" if off else "the same"
     return (
-        f"recorded on {counted(what.ranks, 'rank')}: {duration(what.measured)}; the model gives "
-        f"{duration(some.here.step)} for it, {error}"
+        f"recorded on {counted(what.ranks, 'rank')}: {duration(what.measured)}; the model predicts "
+        f"{duration(some.here.step)}, {error}"
     )
 
 
 def _fitted(some: Forecast) -> str:
     said = f"fitted to {counted(some.chosen.points, 'measured all-reduce')} on {_worlds(some.chosen.ranks)} ranks"
     if some.left_out:
-        said += f"; those on {_worlds(some.left_out)} ranks do not fit them and are left out"
+        said += f"; those on {_worlds(some.left_out)} ranks do not fit them and are ignored"
     return f"{said}:"
 
 
@@ -203,8 +204,8 @@ def _choice(some: Forecast) -> str:
     if some.decided:
         return f"forecast with {some.algorithm}, {some.why}"
     return (
-        f"forecast with {some.algorithm}; the measurements fit several algorithms: measure on another number of ranks "
-        "too, or choose one with --algorithm"
+        f"forecast with {some.algorithm}; the measurements fit several algorithms. Measure on a second number of "
+        "ranks, or choose an algorithm with --algorithm"
     )
 
 

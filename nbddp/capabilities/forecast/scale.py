@@ -13,6 +13,7 @@ from nbddp.analysis.steps import Recording, Step
 from nbddp.analysis.wait_time import typical
 from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.forecast.cost import Link, LinkFit, better, fit, hierarchical, seconds, together
+from nbddp.launch.topology import counted
 
 MOST_NODES = 1024
 
@@ -202,7 +203,7 @@ def forecast(
 def _chosen(fits: Mapping[str, LinkFit], asked: str | None) -> tuple[LinkFit, bool, str]:
     """The fit to forecast with, whether it is decided, and why this one."""
     if asked is not None:
-        return fits[asked], True, "as asked for"
+        return fits[asked], True, "as requested"
     return *better(fits), "which fits better"
 
 
@@ -232,22 +233,24 @@ class Links:
 def _assumed(what: Profile, per_node: int, inter_node: float | None, latency: float | None) -> tuple[str, ...]:
     """What the forecast takes for granted, a sentence each."""
     lines = [
-        f"A node is a machine like this one with {per_node} rank{'s' * (per_node > 1)}: computing takes as long as "
-        f"recorded on {what.ranks}, where ranks shared this machine's cores, caches and memory, and backward was "
-        "slowed by what was sent beside it.",
-        "Buckets are exchanged one after another, each when it is ready on the slowest rank, and nothing else uses "
-        "the network; no rank is slower than the slowest recorded.",
-        "An all-reduce is a reduce-scatter within nodes, an all-reduce between them over one link per node, and an "
+        f"Each node has the same hardware as this machine and runs {counted(per_node, 'rank')}. Computation takes as "
+        f"long as recorded on {what.ranks}: the ranks shared this machine's cores, caches and memory, and transfers "
+        "slowed backward.",
+        "Buckets are exchanged one after another, each when it is ready on the slowest rank. Nothing else uses the "
+        "network, and no rank is slower than the slowest recorded one.",
+        "An all-reduce is a reduce-scatter within nodes, an all-reduce between nodes over one link per node, and an "
         "all-gather within nodes.",
     ]
     alike = [name for name, given in (("bandwidth", inter_node), ("latency", latency)) if given is None]
     if alike:
         options = {"bandwidth": "--inter-node 25GB/s", "latency": "--latency 10us"}
         typed = " ".join(options[name] for name in alike)
-        lines.append(f"Between nodes {' and '.join(alike)} are those measured within this one; {typed} changes that.")
+        lines.append(
+            f"Between nodes, {' and '.join(alike)} are as measured within this node; {typed} sets other values."
+        )
     lines.append(
-        f"Weak scaling: every rank keeps its batch. Strong scaling: the batch of the recorded {what.ranks} together "
-        "stays, and can be divided as finely as needed; forward and backward shrink with a rank's share of it, the "
-        "optimizer does not."
+        "With weak scaling, every rank keeps its batch. With strong scaling, the global batch of the recorded "
+        f"{counted(what.ranks, 'rank')} stays the same and is divided evenly. Forward and backward shrink with a "
+        "rank's share of it; the optimizer does not."
     )
     return tuple(lines)

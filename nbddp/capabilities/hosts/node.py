@@ -61,7 +61,7 @@ class RemoteNode(PoolNode):
             try:
                 text = here.read_text(encoding="utf-8")
             except FileNotFoundError:  # it goes with the agent here
-                raise AgentFailed("the pool's controller ended while workers were starting") from None
+                raise AgentFailed("the pool's controller exited while workers were starting") from None
             self._putting = self.agent.post("put", name=here.name, text=text)
 
     def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> StartWorker:

@@ -17,15 +17,15 @@ ANOTHER = "another host answers there"
 LINK_LOCAL = "fe80:"
 MOST_TOLD = 3  # pairs that an error names
 ADVICE = {  # what was heard → what to do
-    SILENCE: "a firewall drops the connection: allow TCP connections between these hosts on all ports, or name "
+    SILENCE: "a firewall drops the connection. Allow TCP connections between these hosts on all ports, or select "
     "another interface with --interface",
-    "Connection refused": "a firewall rejects the connection, or the address is not that host's: allow TCP "
-    "connections between these hosts on all ports, or name another interface with --interface",
-    ANOTHER: "two machines have this address: use --interface to name an interface whose addresses differ",
+    "Connection refused": "a firewall rejects the connection, or the address is not that host's. Allow TCP "
+    "connections between these hosts on all ports, or select another interface with --interface",
+    ANOTHER: "two machines have this address. Use --interface to select an interface whose addresses differ",
 }
-NO_ROUTE = "there is no route between these addresses: name another interface with --interface"
+NO_ROUTE = "there is no route between these addresses. Select another interface with --interface"
 LOOPED = (
-    "a loopback interface connects each host to itself: leave out --interface and GLOO_SOCKET_IFNAME, or name "
+    "a loopback interface connects each host to itself. Remove --interface and GLOO_SOCKET_IFNAME, or select "
     "another interface"
 )
 

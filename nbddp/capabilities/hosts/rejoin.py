@@ -25,7 +25,7 @@ def main() -> int:
             os.write(1, b"\n" + MARK + b"\n")
             _pass_on(agent)
     except (FileNotFoundError, ConnectionRefusedError):
-        print("the agent has ended", file=sys.stderr)
+        print("the agent has exited", file=sys.stderr)
         return GONE
     return 0
 

@@ -81,7 +81,7 @@ class RemoteAgentClient(AgentClient):
                 )  # fmt: skip
         except OSError as e:
             raise AgentFailed(
-                f"{self.host} cannot be reached: {command[0]} could not be started here: {e.strerror}"
+                f"{self.host} cannot be reached: {command[0]} could not be started here ({e.strerror})"
             ) from None
 
     @property
@@ -151,7 +151,7 @@ class RemoteAgentClient(AgentClient):
         if self._silent:
             return f"{self.host} has been silent for {SILENT:.0f} s"
         why = self.way.ended(self.host, self._said())
-        return why or f"the connection to {self.host} has ended: {last_line(self._logged())}"
+        return why or f"the connection to {self.host} was lost: {last_line(self._logged())}"
 
     def ended(self) -> str:
         return self.last_words()
@@ -229,7 +229,7 @@ class RemoteAgentClient(AgentClient):
         if not self.keep_alive or self.warm is None or self.closed:
             super()._connection_ended()
         else:
-            self._lost("the connection has ended")
+            self._lost("the connection was lost")
 
     def _lost(self, why: str) -> None:
         if self._away is None:
@@ -237,7 +237,7 @@ class RemoteAgentClient(AgentClient):
             self.announce({"ev": "away", "why": why})
 
     def _try_again(self) -> None:
-        """One attempt to connect anew; after `keep_alive` seconds the agent has ended by itself."""
+        """One attempt to connect anew; after `keep_alive` seconds the agent has exited by itself."""
         assert self._away is not None
         now = time.monotonic()
         if now - self._away > self.keep_alive:
@@ -247,7 +247,7 @@ class RemoteAgentClient(AgentClient):
             self._next = now + AGAIN
             code = self._rejoin()
             if code == GONE:
-                self._why = "its agent has ended in the meantime"
+                self._why = "its agent has exited meanwhile"
                 self.gone()
 
     def _rejoin(self) -> int | None:

@@ -261,11 +261,11 @@ class RemoteNodes(HostSource):
         gone = f"{', '.join(str(agent.host) for agent in lost)} {'is' if len(lost) == 1 else 'are'} gone"
         if self.members is not None and len(self.nodes) - len(lost) >= self.members.least:
             self.reform(NullScreen())
-            self.told.append(f"{gone} ({words}); {self.describe()}; names on all workers are gone")
+            self.told.append(f"{gone} ({words}); {self.describe()}; variables on all workers are lost")
             return
         raise PoolNotRunning(
-            f"the pool has ended, because {gone} ({words}); names on its workers are gone, and %ddp start {asked} "
-            "starts another"
+            f"the pool has stopped, because {gone} ({words}); variables on its workers are lost, and %ddp start "
+            f"{asked} starts another"
         )
 
     def scale(self, nodes: int, progress: Progress) -> list[str]:
@@ -286,7 +286,7 @@ class RemoteNodes(HostSource):
                 f"there are {counted(len(self.members.places), 'host')}; name more with --hosts when you start the pool"
             ]
         same = before == self.group.placed().nnodes
-        return [self.describe() + ("" if same else "; names on all workers are gone"), *why]
+        return [self.describe() + ("" if same else "; variables on all workers are lost"), *why]
 
     def _find_places(self, progress: Progress) -> None:
         """As many as are wanted."""
@@ -415,7 +415,7 @@ def _refuse_unmet(spec: LaunchSpec, old: LaunchSpec | None) -> None:
     """Raises BadInput for options of other hosts that cannot be met any more, or where there are none."""
     asked = f"--interface {spec.interface}" * bool(spec.interface) or "--sync" * spec.sync
     if asked and not spec.on_hosts:
-        raise BadInput(f"{asked} is for other hosts; add --hosts, or leave it out")
+        raise BadInput(f"{asked} is for other hosts; add --hosts, or remove {asked}")
     if old is not None and spec.interface != old.interface:
         raise BadInput(
             f"the pool's hosts are already connected; %ddp stop, then --interface {spec.interface} tries again"

@@ -151,17 +151,17 @@ def peers(one: HostReport) -> Iterator[str]:
     if len(rows) > 3:
         yield f": {counted(len(rows) - 3, 'more pair')} of GPUs cannot either"
     if one.facts["p2p_untold"]:
-        yield f": NVML does not report which GPUs can read each other's memory: {one.facts['p2p_untold']}"
+        yield f": NVML does not report which GPUs can read each other's memory ({one.facts['p2p_untold']})"
 
 
 def shm(one: HostReport) -> Iterator[str]:
     found = one.facts["shm"]
     if found and found[1] < LEAST_SHM:
         full = found[0] >= LEAST_SHM
-        advice = "remove leftover files (ls -lt /dev/shm)" if full else "docker run --shm-size=8g, or --ipc=host"
+        advice = "Remove leftover files (ls -lt /dev/shm)" if full else "Use docker run --shm-size=8g or --ipc=host"
         yield (
-            f" has {amount(found[1])} of {amount(found[0])} free in /dev/shm; data loaders and NCCL use it and die of "
-            f"SIGBUS when it is full: {advice}"
+            f" has {amount(found[1])} of {amount(found[0])} free in /dev/shm; data loaders and NCCL use it, and are "
+            f"killed by SIGBUS when it is full. {advice}"
         )
 
 
@@ -175,14 +175,16 @@ def limits(one: HostReport) -> Iterator[str]:
             continue
         enough = most == UNLIMITED or most >= least
         how = (
-            f"--setup 'ulimit -{letter} {least}'" if enough else f"ask its administrator to raise {name} in limits.conf"
+            f"Start with --setup 'ulimit -{letter} {least}'"
+            if enough
+            else f"Ask its administrator to raise {name} in limits.conf"
         )
-        yield f" allows {now} (ulimit -{letter}); with fewer than {least} {lost}: {how}"
+        yield f" allows {now} (ulimit -{letter}); with fewer than {least} {lost}. {how}"
     locked = one.facts["limits"]["memlock"][0]
     if one.facts["infiniband"] and locked != UNLIMITED:
         yield (
-            f" has InfiniBand but allows only {amount(locked)} of locked memory (ulimit -l); NCCL needs unlimited: "
-            "ask its administrator to raise memlock in limits.conf"
+            f" has InfiniBand but allows only {amount(locked)} of locked memory (ulimit -l); NCCL needs unlimited. "
+            "Ask its administrator to raise memlock in limits.conf"
         )
 
 
@@ -191,7 +193,7 @@ def skew(one: HostReport) -> Iterator[str]:
         way = "ahead of" if one.skew > 0 else "behind"
         yield (
             f"'s clock is {abs(one.skew):.1f} s {way} the notebook's machine; times in logs and of files cannot be "
-            "compared: run chrony or systemd-timesyncd there (nbddp aligns its own timelines)"
+            "compared. Run chrony or systemd-timesyncd there (nbddp aligns its own timelines)"
         )
 
 
@@ -202,8 +204,8 @@ def own_name(one: HostReport) -> Iterator[str]:
         return
     what = f"resolves to {found[0]}, which no other host can reach" if looped else "does not resolve there"
     yield (
-        f": its own name {name} {what}. The pool's ranks meet at MASTER_ADDR and are not affected, but a program that "
-        f"gives the name to other hosts is: add {one.offer.address or 'its address'} {name} to /etc/hosts there"
+        f": its own name {name} {what}. The pool's ranks use MASTER_ADDR and are not affected, but a program that "
+        f"sends this name to other hosts is. Add {one.offer.address or 'its address'} {name} to /etc/hosts there"
     )
 
 

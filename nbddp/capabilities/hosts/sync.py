@@ -106,7 +106,7 @@ def _of_git(root: Path, below: str = "") -> list[str] | None:
         said = done.stderr.decode(errors="replace").strip()
         if NO_CHECKOUT in said:
             return None
-        raise BadInput(f"--sync: git could not list the files of {root}: {said}")
+        raise BadInput(f"--sync needs git to list the files of {root}: {said}")
     found: list[str] = []
     for name in dict.fromkeys(os.fsdecode(n) for n in done.stdout.split(b"\0") if n):
         folder = root / name

@@ -75,7 +75,7 @@ class Transport:
             )
         if code is None:
             return f"{host} did not answer; it said: {last}"
-        return f"the agent on {host} ended with exit code {code}: {cause(said) if TRACEBACK in said else last}"
+        return f"the agent on {host} exited with code {code}: {cause(said) if TRACEBACK in said else last}"
 
     def ended(self, host: Host, said: str) -> str:
         """Why a connection that stood has ended, where the words tell it; else empty."""

@@ -64,7 +64,7 @@ class Libraries:
         outside = [frame.file for frame in found.frames if f"{os.sep}torch{os.sep}" not in frame.file]
         library = frames.package(outside[-1]) if outside else ""
         return library and (
-            f"{library} uses a process group that no longer exists; if an earlier cell made it, create {library}'s "
+            f"{library} uses a process group that no longer exists. If an earlier cell created it, create {library}'s "
             "objects again, or run the cell with --fresh"
         )
 

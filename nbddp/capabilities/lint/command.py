@@ -41,10 +41,16 @@ def arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("files", nargs="*", metavar="FILE",
         help=f"scripts, notebooks or folders{cells if notebook else '; - is stdin'}")  # fmt: skip
-    add("--format", choices=(TEXT, JSON, SARIF), default=TEXT, help="how findings are printed (default text)")
+    add("--format", choices=(TEXT, JSON, SARIF), default=TEXT, help="format of the findings (default text)")
     add("--select", action="append", default=[], metavar="RULE", help="only this rule; repeatable, or with commas")
-    add("--ignore", action="append", default=[], metavar="RULE", help="without this rule; repeatable, or with commas")
-    add("--explain", metavar="RULE", help="say what a rule is about, with examples")
+    add(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="all rules except this one; repeatable, or with commas",
+    )
+    add("--explain", metavar="RULE", help="explain a rule, with examples")
     add("--list-rules", action="store_true", help="list the rules")
 
 
@@ -118,7 +124,7 @@ def _cells(asked: Asked, name: str, numbers: str) -> list[Cell]:
         ran = []
     cells = [Cell(f"In[{number}]", text) for _, number, text in ran if text.strip()]
     if not cells:
-        raise BadInput(f"{name} is no cell that ran; write it as In[3], or In[3-5] for several")
+        raise BadInput(f"{name!r} is not a cell that ran; write it as In[3], or In[3-5] for several")
     return cells
 
 
@@ -135,7 +141,7 @@ def in_terminal(line: CommandLine) -> int:
         if name == "-":
             found += sources.of_script(sys.stdin.read(), "<stdin>")
         elif CELLS.fullmatch(name):
-            raise BadInput(f"{name} is a cell of a running notebook, where %ddp lint knows it; name a file here")
+            raise BadInput(f"{name!r} is a cell of a running notebook; run %ddp lint there, or name a file here")
         else:
             _read(name, found, unread)
     outcome = _linted(args, found, unread)

@@ -66,10 +66,10 @@ class ProgramText:
         except SyntaxError as e:
             at = min(max((e.lineno or 1) - 1, 0), len(self.places) - 1) if self.places else -1
             where = described(self.places[at]) if at >= 0 else "it"
-            raise BadInput(f"{where}: Python {version} cannot read it: {e.msg}") from None
+            raise BadInput(f"{where}: Python {version} cannot read it ({e.msg})") from None
         except (ValueError, RecursionError, MemoryError) as e:
             where = self.places[0].file if self.places else "it"
-            raise BadInput(f"{where}: Python {version} cannot read it: {e}") from None
+            raise BadInput(f"{where}: Python {version} cannot read it ({e})") from None
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ def of_notebook(text: str, name: str) -> list[ProgramText]:
     try:
         notebook: Json = json.loads(text)
     except ValueError:
-        raise BadInput(f"{name} is no notebook; name a file such as training.ipynb") from None
+        raise BadInput(f"{name!r} is not a notebook; name a file such as training.ipynb") from None
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
     if not isinstance(cells, list) or not all(isinstance(one, dict) for one in cells):
-        raise BadInput(f"{name} is not in notebook format 4; open it in Jupyter and save it")
+        raise BadInput(f"{name!r} is not in notebook format 4; open it in Jupyter and save it")
     code = [
         Cell(f"cell {i}", "".join(cell.get("source", ())))
         for i, cell in enumerate(cells, 1) if cell.get("cell_type") == "code"
@@ -177,7 +177,7 @@ def files_of(name: str) -> list[Path]:
         found = [one for ending in ("*.py", "*.ipynb") for one in path.rglob(ending)]
         found = sorted(one for one in found if not SKIPPED & {*one.relative_to(path).parts})
         if not found:
-            raise BadInput(f"{name} has no .py and no .ipynb file; name a script or a notebook")
+            raise BadInput(f"{name!r} has no .py and no .ipynb file; name a script or a notebook")
         return found
     if not path.exists():
         raise BadInput(f"there is no file {name!r}; name a script, a notebook or a folder")

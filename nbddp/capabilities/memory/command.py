@@ -80,7 +80,7 @@ def allocations(ranks: IdleRanks, step: int | None = None, whole: bool = False) 
 def _why_none(found: RecordedSteps | None, newest: RecordedSteps) -> str:
     """Why a rank has nothing of the newest recording; empty if it has."""
     if found is None or found["run"] != newest["run"]:
-        return "it took no part"
+        return "it did not take part"
     return found["why"]
 
 
@@ -100,10 +100,10 @@ def arguments(parser: Parser) -> None:
         nargs="*",
         type=bindable,
         metavar="NAME",
-        help="what these names hold on each rank, in bytes: what is sharded and what is shared",
+        help="variables whose size in bytes is shown by rank, with sharded and shared parts",
     )
     parser.add_argument("--timeline", action="store_true",
-                        help="allocations over a step of the last cell that was run with %%%%ddp --memory, by rank and "
+                        help="show allocations over a step of the last cell with %%%%ddp --memory, by rank and "
                         "by line")  # fmt: skip
     parser.add_argument("--step", type=_step, metavar="K", help="with --timeline: step K instead of the one with the "
                         "highest peak; all: the whole cell")  # fmt: skip
@@ -123,12 +123,12 @@ def asked_for(line: CommandLine) -> str:
     """`parts`, `names` or `timeline`. Raises BadInput for words that do not go together."""
     args = line.args
     if args["timeline"] and args["names"]:
-        raise BadInput(f"%ddp memory --timeline takes no names; leave out {args['names'][0]} or --timeline")
+        raise BadInput(f"%ddp memory --timeline takes no variables; remove {args['names'][0]} or --timeline")
     if args["step"] is not None and not args["timeline"]:
         asked = f"--step {args['step']}"
         raise BadInput(f"%ddp memory {asked} needs --timeline; type %ddp memory --timeline {asked}")
     if args["ranks"] is not None and not args["names"]:
-        raise BadInput("%ddp memory --ranks needs names, such as %ddp memory model --ranks 0")
+        raise BadInput("%ddp memory --ranks needs variables, such as %ddp memory model --ranks 0")
     return "timeline" if args["timeline"] else "names" if args["names"] else "parts"
 
 
@@ -220,5 +220,5 @@ def _shared(one: NameSize) -> list[str]:
     if not some:
         return []
     named = [f"{name} ({'all of it' if share == one.total else size(share)})" for name, share in some[:MOST_NAMES]]
-    more = f" and {len(some) - MOST_NAMES} more names" if len(some) > MOST_NAMES else ""
+    more = f" and {len(some) - MOST_NAMES} more variables" if len(some) > MOST_NAMES else ""
     return [f"shared with {', '.join(named)}{more}"]

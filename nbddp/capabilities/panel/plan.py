@@ -113,7 +113,7 @@ def considered(plan: PanelPlan, machine: Sequence[Node], moved: str = "", place:
     possible; else the first control of which that is true.
     """
     if not machine:
-        return Considered(note="looking at this machine's devices …")
+        return Considered(note="checking this machine's devices …")
     try:
         topology = layout(plan, machine, place)
     except BadInput as e:

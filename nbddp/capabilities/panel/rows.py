@@ -119,7 +119,7 @@ def _row(
 def doing_of(rank: int, look: SeenRanks) -> tuple[str, str]:
     """A rank's state, and in words what it does."""
     if rank not in look.lives:
-        return "dead", "its process has ended"
+        return "dead", "its process has exited"
     if not look.program or rank not in look.ranks:
         return "idle", ""
     ended = (look.ended or {}).get(rank)

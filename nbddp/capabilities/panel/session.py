@@ -78,7 +78,7 @@ class Session:
         """The pool. Raises PoolError if it has been dropped."""
         pool = self._pool()
         if pool is None:
-            raise PoolError("the pool of this panel has ended; %ddp panel opens a panel for the current pool")
+            raise PoolError("the pool of this panel has stopped; %ddp panel opens a panel for the current pool")
         return pool
 
     # -- views ---------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Session:
         if not self.model.state.may_start:  # the button can always be pressed: one that is off drops the focus
             self._say(self.model.state.why_not(), LAUNCH)
         elif (run := self._current()) is not None:
-            self._say(f"{poll.named(run)} is running; press Start after it has ended, or press Stop", LAUNCH)
+            self._say(f"{poll.named(run)} is running; press Start after it has finished, or press Stop", LAUNCH)
         else:
             self.model.change(panel_state.began)
             in_main(self._start)
@@ -225,7 +225,7 @@ class Session:
             return
         blocked = [r for r, p in sorted(dict(run.positions).items()) if p.call is not None and r in run.running()]
         if blocked:
-            self._say(f"freeing {rank_words(blocked)}: the blocked call raises an error there")
+            self._say(f"unblocking {rank_words(blocked)}: the blocked call raises an error there")
             run.free()
         else:
             self._say("no rank is blocked in a collective")
@@ -255,7 +255,7 @@ class Session:
         def end() -> str:
             size = pool.world_size
             pool.stop()
-            return f"pool of {size} stopped; names on its workers are gone"
+            return f"pool of {size} stopped; variables on its workers are lost"
 
         run = self._current()
         if run is None:
@@ -293,9 +293,7 @@ class Session:
             asked = (pool, self._paces.run, number)
             threading.Thread(target=self._select, args=asked, name="nbddp-step", daemon=True).start()
         elif self._current() is not None:
-            self._say(
-                "the ranks' clocks on several hosts are compared when the cell has ended; select the step then", TIMINGS
-            )
+            self._say("the ranks' clocks on several hosts are compared after the cell; select the step then", TIMINGS)
         else:
             in_main(lambda: self._do(lambda: self._take_step(pool.timings(), number), TIMINGS))
 
@@ -367,7 +365,7 @@ class Session:
     def _not_shown(self, error: Exception) -> None:
         """A view could not show a state: print the traceback, and say so in the panel."""
         traceback.print_exception(error)
-        self._say(f"a part of the panel could not be shown: {type(error).__name__}: {error}", "")
+        self._say(f"a part of the panel could not be shown ({type(error).__name__}: {error})", "")
 
     def _say(self, words: str, page: str = RANKS) -> None:
         self.model.change(panel_state.said, words, "", page)

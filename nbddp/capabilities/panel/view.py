@@ -35,14 +35,19 @@ LABEL, CONTROL = "11em", "22em"
 LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("nproc", "workers per node", "processes on each node", int),
     ("nnodes", "nodes", "without hosts the nodes are simulated on this machine", int),
-    ("hosts", "hosts", "reached by ssh, such as nodea,nodeb; empty: this machine", str),
+    ("hosts", "hosts", "reached by ssh, such as nodea,nodeb; empty for this machine", str),
     ("gpus_per_proc", "GPUs per process", "consecutive GPUs of each worker", int),
     ("device", "device", "auto uses GPUs where there are any", ("auto", "cpu", "cuda")),
-    ("simulate_gpus", "simulated GPUs", "per node, computed on the CPU: 4, 4xA100-80GB; empty: none", str),
-    ("visible", "visible GPUs", "all: LOCAL_RANK selects, as torchrun; own: only the worker's", ("all", "own")),
-    ("oversubscribe", "share devices", "allow more workers than there are GPUs or memory for", bool),
+    ("simulate_gpus", "simulated GPUs", "simulated GPUs per node, such as 4 or 4xA100-80GB; empty for none", str),
+    (
+        "visible",
+        "visible GPUs",
+        "all (LOCAL_RANK selects, as under torchrun) or own (only the worker's)",
+        ("all", "own"),
+    ),
+    ("oversubscribe", "share devices", "start more workers than there are GPUs, or than the memory allows", bool),
     ("hang_after", "deadlock after (s)", "seconds before a cell's deadlock is reported, or never", str),
-    ("timeout", "cell timeout (s)", "seconds before a cell is ended; empty: never", str),
+    ("timeout", "cell timeout (s)", "seconds before a cell is stopped; empty for never", str),
     ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
 )
 _keys = itertools.count()
@@ -178,12 +183,12 @@ class View:
             options=[("all ranks", ALL)], layout=w.Layout(width="8em"), tooltip="which ranks Restart restarts"
         )
         buttons = [
-            self._button("Stop", "end the running cell, as the kernel's Stop does", session.stop),
-            self._button("Free", "make blocked collectives raise an error", session.free),
+            self._button("Stop", "stop the running cell, as the notebook's Stop button does", session.stop),
+            self._button("Free", "unblock ranks: the blocked collectives raise an error", session.free),
             self._button("Stacks", "show where every rank is", session.stacks),
             self.which,
             self._button("Restart", "new processes for these ranks", lambda: session.restart(self._chosen())),
-            self._button("Shut down", "end all workers", session.shut_down),
+            self._button("Shut down", "stop all workers", session.shut_down),
         ]
         buttons[0].add_class("nbddp-stop")
         row = w.Box(buttons, layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
@@ -270,7 +275,7 @@ class View:
                 ("Continue", "all ranks: continue", "continue"),
             )
         ]  # fmt: skip
-        after = self._button("Post-mortem", "what the names of the rank that failed held", session.post_mortem)
+        after = self._button("Post-mortem", "variables of the rank that failed first", session.post_mortem)
         row = w.Box([*steps, after], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
         wraps = w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible")
         sent = w.Box([self.line, self.whom, send, self._ask, self._told], layout=wraps)

@@ -48,7 +48,7 @@ class Intruder(RuntimeError):
     """Somebody else than a rank is connected to a new group. `uid` and `pid` are None where the kernel does not say."""
 
     def __init__(self, uid: int | None, pid: int | None):
-        who = "the kernel does not report who" if uid is None else f"uid {uid}, pid {'unknown' if pid is None else pid}"
+        who = "Linux does not report who" if uid is None else f"uid {uid}, pid {'unknown' if pid is None else pid}"
         super().__init__(
             f"a process outside the pool may have taken a rank's place while a process group was created ({who}). "
             "None of the program's data was sent, and the group is not used; run the cell again, and if that "

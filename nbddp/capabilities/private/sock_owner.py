@@ -42,7 +42,7 @@ ESTABLISHED = 1
 # linux/tcp.h
 TCP_MD5SIG_EXT, FLAG_PREFIX = 32, 1
 MAPPED = "::ffff:"  # an IPv4 address as an IPv6 socket has it
-UNTOLD = "the kernel does not report who owns a connection"
+UNTOLD = "Linux does not report who owns a connection"
 
 
 @dataclass(frozen=True)
@@ -284,4 +284,4 @@ def told(agent: NodeAgent) -> Message:
 
 
 def exposed(whose: str, why: str) -> str:
-    return f"any process {whose} can reach the store where the ranks meet: {why}"
+    return f"any process {whose} can reach the ranks' store: {why}"

@@ -62,7 +62,7 @@ class PoolMembersOnly:
 
     def _refusal(self, owner: SocketOwner | None, in_pool: bool) -> str:
         if owner is None or not owner.holds:
-            return "from a process that has ended"
+            return "from a process that has exited"
         if owner.uid != os.geteuid():
             return f"from uid {owner.uid}"
         return "" if in_pool else "from a process outside the pool"

@@ -55,7 +55,7 @@ def prove(
     ranks = pool.placed().world_size
     for name in (step, *args, *batch):
         if NAME.fullmatch(name) is None:
-            raise BadInput(f"{name!r} is no name of the ranks; write %ddp prove step model batch")
+            raise BadInput(f"{name!r} is not a variable on the ranks; write %ddp prove step model batch")
     if ranks < 2:
         raise BadInput("there is one rank, and N ranks are compared with one; %ddp start --nproc 2 starts two")
     if timeout <= 0:
@@ -81,14 +81,21 @@ def show(asked: Asked, line: CommandLine) -> Proof:
 def arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("step", type=_name, metavar="STEP", help="function on the ranks that does forward and backward of one step")
-    add("arguments", nargs="*", default=[], type=_name, metavar="ARG", help="names on the ranks that it is called with")
-    add("--batch", type=_names, metavar="NAMES", help="which of the values that the step uses are batches: x,y")
-    add("--timeout", type=duration, default=TIMEOUT, metavar="TIME", help="for each attempt (default 5m)")
+    add(
+        "arguments",
+        nargs="*",
+        default=[],
+        type=_name,
+        metavar="ARG",
+        help="variables on the ranks that are passed to it",
+    )
+    add("--batch", type=_names, metavar="NAMES", help="variables of the step that are batches, such as x,y")
+    add("--timeout", type=duration, default=TIMEOUT, metavar="TIME", help="time limit of each attempt (default 5m)")
 
 
 def _name(text: str) -> str:
     if NAME.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no name; assign the value on the ranks, and give its name")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name; assign the value on the ranks, and give its name")
     return text
 
 

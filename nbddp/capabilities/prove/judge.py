@@ -35,23 +35,23 @@ class KnownFactor:
 FACTORS = (
     KnownFactor(
         "1/N", lambda n: 1 / n,
-        "the loss or the gradient is divided by the number of ranks, and DDP divides already. Leave that out",
+        "the loss or the gradient is divided by the number of ranks, and DDP divides already. Remove that division",
     ),
     KnownFactor(
         "N", lambda n: float(n),
         "gradients are summed over the ranks and not averaged: a communication hook without a division, or an "
-        "all_reduce of gradients that DDP has averaged already. Divide by the number of ranks, or leave the "
-        "all_reduce out",
+        "all_reduce of gradients that DDP has averaged already. Divide by the number of ranks, or remove the "
+        "all_reduce",
     ),
     KnownFactor(
         "1/N²", lambda n: 1 / n**2,
-        "the gradient is divided by the number of ranks twice more than DDP does: a sum over the samples, and a "
-        "division by the number of ranks, or two such divisions. Leave them out",
+        "the gradient is divided by the number of ranks, two times more often than by DDP. The step has a sum over "
+        "the samples and one division, or two divisions. Remove them",
     ),
     KnownFactor(
         "N²", lambda n: float(n**2),
-        "the gradient is multiplied by the number of ranks twice: summed where DDP averages, and scaled besides. Leave "
-        "both out",
+        "the gradient is multiplied by the number of ranks twice: it is summed where DDP averages, and also "
+        "scaled. Remove both",
     ),
 )  # fmt: skip
 

@@ -125,7 +125,8 @@ def look(held: Names, *, step: str, args: Sequence[str]) -> StepFacts:
     function = value_of(held, step)
     if not callable(function):
         kind = type(function).__name__
-        return StepFacts(refused=f"{step!r} is of type {kind} and no function; name what does forward and backward")
+        why = f"{step!r} is of type {kind} and not a function; name the function that does forward and backward"
+        return StepFacts(refused=why)
     given = {name: value_of(held, name) for name in args}
     unfit = _unfit(step, function, list(given.values()))
     if unfit:

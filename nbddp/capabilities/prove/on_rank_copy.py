@@ -98,10 +98,10 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
         writes = isinstance(flags, int) and flags & WRITES
         if writes and not (isinstance(path, int) or str(path).startswith(HARMLESS)):
             raise StepActs(
-                f"it opens {os.fsdecode(path)!r} for writing, which a copy may not; leave that out of the step"
+                f"it opens {os.fsdecode(path)!r} for writing, which a copy must not do; remove that from the step"
             )
     elif event in CHANGES:
-        raise StepActs(f"it calls {event}, which a copy may not do; leave that out of the step")
+        raise StepActs(f"it calls {event}, which a copy must not do; remove that from the step")
 
 
 def _save_in_memory(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ def _save_in_memory(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(f, str | os.PathLike):
-            raise StepActs(f"it saves to {os.fspath(f)!r}, and a copy writes no files; leave that out of the step")
+            raise StepActs(f"it saves to {os.fspath(f)!r}, and a copy writes no files; remove that from the step")
         return original(obj, f, *args, **kwargs)
 
     return save

@@ -241,7 +241,7 @@ class _Reference:
             data = pipe.read()
         os.waitpid(self._pid, 0)
         if not data:
-            return OneProcess("the process has ended without a word"), {}
+            return OneProcess("the process exited without a message"), {}
         size = int.from_bytes(data[:8], "big")
         told = from_json(OneProcess, json.loads(data[8 : 8 + size]))
         tensors = torch.load(io.BytesIO(data[8 + size :]), weights_only=True)

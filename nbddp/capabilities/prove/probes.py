@@ -14,7 +14,7 @@ def copies_of_ddp_models() -> None:
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
         model(torch.ones(1, 2)).sum().backward()
         reduced = torch_compat.reduced_parameters(model)
-        expect({id(p) for p in reduced} == {id(p) for p in model.parameters()}, "the reducer tells other parameters")
+        expect({id(p) for p in reduced} == {id(p) for p in model.parameters()}, "the reducer reports other parameters")
         torch_compat.make_reducer(model, reduced, [False, False], torch_compat.comm_hooks(model))
         model.zero_grad()
         model(torch.ones(1, 2)).sum().backward()

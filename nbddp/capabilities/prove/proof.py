@@ -202,7 +202,7 @@ def _judged(
         return "not known", f"not known: {named} and one process show no gradient to compare", why
     if found.equal and not attempt.alone and attempt.moved_alone:
         text = f"{attempt.moved_alone[0].partition(' ')[2]} is moved on some ranks, and not on others"
-        return "differs", f"differs: gradients are equal, but {text}", "Not known why."
+        return "differs", f"differs: gradients are equal, but {text}", "Cause not known."
     if found.equal and not attempt.alone:
         return "proven", _proven(attempt, named), ""
     if attempt.alone or found.missing:
@@ -211,14 +211,14 @@ def _judged(
         many = f"what the optimizer makes of {found.updates.first} differs between the ranks by"
         text = f"gradients are equal, but {many} {_percent(found.updates.spread)}"
         known = (
-            "Known to give this: a learning rate, or a state of the optimizer, that is a rank's own; an earlier update "
+            "Known causes: a learning rate, or a state of the optimizer, that is a rank's own; an earlier update "
             "in the step whose gradients were not averaged."
         )
         return "differs", f"differs: {text}", known
     if found.updates is not None:
         off = f"{_percent(found.updates.off)} off"
         text = f"gradients are equal, but what the optimizer makes of {found.updates.first} is {off}"
-        return "differs", f"differs: {text}", "Not known why: something after backward differs between the ranks."
+        return "differs", f"differs: {text}", "Cause not known: something after backward differs between the ranks."
     assert found.deviation is not None
     return _deviating(attempt, tried, facts, ranks, found.deviation)
 
@@ -241,7 +241,7 @@ def _unpaired(attempt: Attempt, found: Comparison, named: str) -> tuple[Verdict,
     has = "a gradient" if kind == "gradient" else "an update"
     lacks = {"ranks": f"none on {named}", "one": "none in one process"}.get(where, "another shape in one process")
     words = has if where == "ranks" else f"{has} on {named}"
-    return "differs", f"differs: {first} has {words}, and {lacks}", "Not known why."
+    return "differs", f"differs: {first} has {words}, and {lacks}", "Cause not known."
 
 
 def _apart(headline: str, attempt: Attempt, deviation: Deviation) -> tuple[Verdict, str, str]:
@@ -249,11 +249,11 @@ def _apart(headline: str, attempt: Attempt, deviation: Deviation) -> tuple[Verdi
     apart = f"{deviation.first}'s gradients differ between the ranks by {_percent(deviation.spread)}"
     if not deviation.constant:
         return "differs", headline, (
-            f"{apart}: they were not averaged, or changed afterwards. Known to give this: a forward or loss that goes "
-            "past DDP (ddp.module), no_sync, a parameter that DDP did not know when it was made."
+            f"{apart}. They were not averaged, or changed afterwards. Known causes: a forward or loss that bypasses "
+            "DDP (ddp.module), no_sync, or a parameter that DDP did not know when it was created."
         )  # fmt: skip
     return "differs", headline if deviation.off > attempt.comparison.allowed else f"differs: {apart}", (
-        f"On rank 0 they are {deviation.factor:.3g} × those of one process. Known to give this: an edit after backward "
+        f"On rank 0 they are {deviation.factor:.3g} × those of one process. Known causes: an edit after backward "
         "by a rank's own numbers, as clipping by its own loss."
     )  # fmt: skip
 
@@ -286,21 +286,21 @@ def _untold(
         drawn = ", ".join(attempt.random)
         return (
             f"the step draws random numbers ({drawn}), on each rank and in one process others",
-            "Have it draw none, or give it them as part of the batch; dropout alone is switched off here.",
+            "Draw none in the step, or pass them as part of the batch. Only dropout is switched off here.",
         )
     ours, theirs = attempt.backwards
     if ours != theirs:
         return (
             f"the step calls backward {ours} times on a rank and {theirs} times in one process",
-            f"{_by_how_much(deviation, ranks).capitalize()}, which tells nothing here. Have the number of "
-            "micro-batches not depend on the batch: x.chunk(4), and not x.split(8).",
+            f"{_by_how_much(deviation, ranks).capitalize()}, which proves nothing here. Choose a number of "
+            "micro-batches that does not depend on the batch: x.chunk(4), and not x.split(8).",
         )
     turned = next((other for name, other in tried if name == "turned"), None)
     if turned is not None and (turned.error or not is_as_before(attempt, turned)):
         return (
             "in one process, the gradient depends on the order of the samples",
             "The step may use a fixed number of them (x[:8] of a batch that has more there), or what is in the first "
-            "ones. Have it use all samples of its batch alike.",
+            "ones. Use all samples of its batch in the same way.",
         )
     return "", ""
 
@@ -358,13 +358,13 @@ def _seen_cause(attempt: Attempt, equal_batches: bool, counts: str, deviation: D
     """Without an attempt that removes the difference alone."""
     if equal_batches and attempt.statistics and not counts and len(set(attempt.sizes)) == 1:
         return (
-            "Known to give this: batch statistics (batch_norm) are those of each rank's own samples. With one batch on "
+            "Known causes: batch statistics (batch_norm) are those of each rank's own samples. With one batch on "
             "all ranks they equal one process, and batches are of one size."
         )
     if attempt.cuts:
         called = ", ".join(attempt.cuts)
         return (
-            f"Known to give this: the step calls {called}, whose result has no gradient, so what others do with a "
+            f"Known causes: the step calls {called}, whose result has no gradient, so what others do with a "
             "rank's values gives none. Gather by torch.distributed.nn.functional.all_gather, which has one."
         )
     seen = [f"the ranks have {' and '.join(map(str, attempt.sizes))} samples"] if len(set(attempt.sizes)) > 1 else []
@@ -373,7 +373,7 @@ def _seen_cause(attempt: Attempt, equal_batches: bool, counts: str, deviation: D
     seen += [f"the hook {attempt.hooks[0]} works on the gradients, and some approximate them"] if attempt.hooks else []
     factor = f"no known meaning fits the factor {deviation.factor:.3g}" if deviation.constant else ""
     words = "; ".join([*([factor] if factor else []), *seen])
-    return f"Not known why{f' ({words})' if words else ''}."
+    return f"Cause not known{f' ({words})' if words else ''}."
 
 
 def _counts(facts: Mapping[int, StepFacts]) -> str:

@@ -21,7 +21,7 @@ def findings(ranks: IdleRanks, *, allow: Sequence[str] = (), same_input: bool = 
     was under `sanitize`, or `allow` has an unknown kind."""
     unknown = [name for name in allow if name not in KINDS]
     if unknown:
-        raise BadInput(f"{unknown[0]} is not a kind of finding; the kinds are {', '.join(KINDS)}")
+        raise BadInput(f"{unknown[0]!r} is not a kind of finding; the kinds are {', '.join(KINDS)}")
     found: dict[int, RankRecord | None] = unpacked(ranks.answers("sanitized"))
     newest = max((record.run for record in found.values() if record), default=0)
     if not newest:

@@ -123,8 +123,8 @@ def other_steps(ranks: Sequence[int], seen: Sequence[SeenOptimizer]) -> str:
     fewest, most = min(steps), max(steps)
     few, many = ([r for r, n in zip(ranks, steps, strict=True) if n == number] for number in (fewest, most))
     return (
-        f"the ranks took different numbers of optimizer steps ({rank_words(few)}: {fewest}, {rank_words(many)}: "
-        f"{most}), and DDP's replicas differ"
+        f"the ranks took different numbers of optimizer steps ({fewest} on {rank_words(few)}, {most} on "
+        f"{rank_words(many)}), and DDP's replicas differ"
     )
 
 

@@ -51,7 +51,7 @@ def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
             made_for = by_value(worlds)
             yield make(
                 "sampler-world", f"the sampler splits the data for {made_for} replicas, not for {len(replica.group)}",
-                [f"num_replicas: {made_for}; ranks of the model: {len(replica.group)}", shared],
+                [f"num_replicas is {made_for}, but the model has {len(replica.group)} ranks", shared],
                 "ranks train on the same samples, or samples are left out", place, **said,  # type: ignore[arg-type]
             )  # fmt: skip
         elif len(set(own.values())) < len(own):

@@ -57,7 +57,8 @@ def _order(replica: Replica) -> Iterator[Seen]:
         at = next((i for i, names in enumerate(zip(*rows, strict=False)) if len(set(names)) > 1), None)
         names = {} if at is None else {rank: facts.names[at] for rank, facts in replica.facts.items()}
         yield make(
-            "parameter-order", f"the ranks' {replica.title} have parameters of other names, or in another order",
+            "parameter-order",
+            f"the ranks' {replica.title} have parameters with different names or in a different order",
             [f"parameter {at}: {by_value(names)}" if at is not None else "the names differ"],
             "DDP exchanges parameters by their position, so gradients of different parameters are averaged",
             replica.any_place({r: f.place for r, f in replica.facts.items()}), about=replica.group, ranks=replica.ranks,

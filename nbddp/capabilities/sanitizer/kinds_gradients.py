@@ -89,7 +89,7 @@ def _past(replica: Replica, some: list[AlignedStep]) -> Seen:
         *_silent(replica, some),
     ]
     return make(
-        "past-ddp", f"{replica.title} is called past DDP, so its gradients are not averaged over ranks", evidence,
+        "past-ddp", f"{replica.title} bypasses DDP, so its gradients are not averaged over ranks", evidence,
         f"no exchange before {len(some)} of {len(replica.steps)} steps: {ALONE}",
         replica.place(rank, past.place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip

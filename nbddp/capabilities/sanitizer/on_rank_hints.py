@@ -104,7 +104,7 @@ class Hints:
 
     def _watch(self, optimizer: Any) -> Watched:
         if id(optimizer) in self._watched or len(self._watched) == MOST:  # another one was here
-            raise RuntimeError("a program with many optimizers, of which nothing is said")
+            raise RuntimeError("a program with too many optimizers for hints")
         watched = self._watched[id(optimizer)] = Watched(self, optimizer)
         return watched
 

@@ -105,7 +105,7 @@ class SanitizerRecorder:
     def give_up(self, error: Exception) -> None:
         """Recording has failed: what there is so far is kept, and the program goes on unwatched."""
         self.on = False
-        self.record.lost = f"recording ended with {type(error).__name__}: {error}"
+        self.record.lost = f"recording stopped because of {type(error).__name__}: {error}"
         self.worker.to_log(f"sanitizer: {''.join(traceback.format_exception(error))}")
 
     def tick(self) -> int:

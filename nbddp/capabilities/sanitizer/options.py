@@ -23,7 +23,7 @@ def kind(name: str) -> str:
     if name not in KINDS:
         near = nearest(name, KINDS)
         hint = f"did you mean {near}?" if near else "docs/findings.md lists them"
-        raise argparse.ArgumentTypeError(f"{name} is not a kind of finding; {hint}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not a kind of finding; {hint}")
     return name
 
 

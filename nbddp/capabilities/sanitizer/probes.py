@@ -20,11 +20,11 @@ def state_of_a_step() -> None:
             result = model(torch.ones(1, 2)).sum()
             result.register_hook(lambda _: seen.append(torch_compat.in_backward()))
             result.backward()
-        expect((outside, within) == (False, True), "a DDP model does not tell that it is within Join")
+        expect((outside, within) == (False, True), "a DDP model does not report that it is within Join")
         expect(torch_compat.shards_over(model) is None, "a DDP model is taken for one of FSDP2's")
         _fsdp2()
         del model
-    expect(seen == [True] and not torch_compat.in_backward(), "whether a backward runs cannot be told")
+    expect(seen == [True] and not torch_compat.in_backward(), "whether a backward runs cannot be determined")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(1))
     expect(torch_compat.scale_of(scaler) is not None, "a GradScaler keeps its scale elsewhere")
@@ -50,7 +50,7 @@ def _counted_losses() -> None:
     }
     for name, loss in losses.items():
         found = [(whole, int(count)) for _, whole, count, *_ in counted(loss.grad_fn, ())]
-        expect(found == [(3, 2)], f"the graph of {name} does not tell how many targets count: {found}")
+        expect(found == [(3, 2)], f"the graph of {name} does not show how many targets count: {found}")
 
 
 def _fsdp2() -> None:
@@ -60,4 +60,4 @@ def _fsdp2() -> None:
     if fully_shard is None or not hasattr(torch.cpu.Stream, "record_event"):
         return  # torch 2.6 has no FSDP2 on CPU
     sharded = fully_shard(torch.nn.Linear(2, 2))
-    expect(torch_compat.shards_over(sharded) is not None, "an FSDP2 model does not tell its group")
+    expect(torch_compat.shards_over(sharded) is not None, "an FSDP2 model does not report its group")

@@ -86,7 +86,7 @@ def notes(records: Mapping[int, RankRecord], missing: Sequence[int], same_input:
         found.append(f"{rank_words(list(missing))} left no record, so models of {whose} groups are not compared")
     ended = [rank for rank, record in records.items() if record.ended]
     if ended:
-        found.append(f"the program did not end well on {rank_words(ended)}: findings are those until then")
+        found.append(f"the program failed on {rank_words(ended)}; findings cover the steps before")
     found += [f"rank {rank}: {record.lost}" for rank, record in records.items() if record.lost]
     dropped = sum(sum(record.dropped.values()) for record in records.values())
     if dropped:

@@ -180,7 +180,7 @@ ROWS = (
     ),
     MistakeKind(
         "parameter-order", DRIFT, 90,
-        "the ranks' models had the same number of parameters under other names, or in another order",
+        "the ranks' models had the same number of parameters with different names, or in a different order",
         "build the model from the same code, in the same order, on all ranks",
         "layers = set(names)  # the order differs by process",
         ("gradients-differ", "replicas-differ"),
@@ -275,7 +275,7 @@ ROWS = (
     MistakeKind(
         "averaged-twice", MEANS, 86,
         "gradients of a DDP model were all-reduced by hand after DDP had exchanged them, and changed by it",
-        "leave out the all-reduce: DDP has averaged the gradients when backward returns",
+        "remove the all-reduce: DDP has averaged the gradients when backward returns",
         "for p in ddp.parameters(): dist.all_reduce(p.grad)",
     ),
     MistakeKind(
@@ -299,8 +299,8 @@ ROWS = (
     ),
     MistakeKind(
         "unequal-tokens", MEANS, 57,
-        "at half of the steps and at least 4, counts of targets were 1.2 times apart between ranks, and each rank's "
-        "targets weighed the same in all",
+        "at half of the steps (at least 4), target counts were 1.2 times apart between ranks; each rank's targets had "
+        "the same total weight",
         "divide by the count of all ranks: dist.all_reduce(n); loss = cross_entropy(..., reduction='sum') * world / n",
         "cross_entropy(logits, labels)  # labels of -100 are not counted",
         ("unequal-batches",),
@@ -354,14 +354,14 @@ ROWS = (
     MistakeKind(
         "exchanged-again", SPEED, 22,
         "gradients of a DDP model were all-reduced by hand after DDP had exchanged them, and stayed as they were",
-        "leave out the all-reduce: DDP has averaged the gradients when backward returns",
+        "remove the all-reduce: DDP has averaged the gradients when backward returns",
         "dist.all_reduce(p.grad); p.grad /= world",
     ),
     MistakeKind(
         "host-sync", SPEED, 21,
-        "at 90 % of at least 30 optimizer steps, one line of the program waited for a GPU: it read the loss, or a "
-        "number after backward, or synchronized in a function that does not ask for the time",
-        "keep loss.detach() on the GPU, and read it at each k-th step: if step % 50 == 0: print(loss.item())",
+        "at 90 % of at least 30 optimizer steps, one line of the program waited for a GPU. It read the loss or a "
+        "number after backward, or synchronized in a function that does not read the clock",
+        "keep loss.detach() on the GPU, and read it at each k-th step, as in if step % 50 == 0: print(loss.item())",
         "optimizer.step(); total += loss.item()",
     ),
     MistakeKind(

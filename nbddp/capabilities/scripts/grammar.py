@@ -16,8 +16,8 @@ from nbddp.protocol.request import SHUTDOWN
 NOTEBOOK = "%ddp run"
 HELP = {  # what options say that have other words for a cell
     "fresh": "start new worker processes first (the default without --keep)",
-    "timeout": "end the script after S seconds",
-    "shutdown_timeout": f"seconds from SIGTERM to SIGKILL when ranks have to end (default {SHUTDOWN:g})",
+    "timeout": "stop the script after S seconds",
+    "shutdown_timeout": f"seconds between SIGTERM and SIGKILL when ranks are stopped (default {SHUTDOWN:g})",
 }
 
 
@@ -25,7 +25,7 @@ def arguments(parser: Parser) -> None:
     shown = parser.prog.replace("%", "%%")
     parser.usage = f"{shown} [options] SCRIPT [arguments]\n       {shown} [options] -m MODULE [arguments]"
     parser.description = (
-        "Run a script on every rank, as torchrun does. Options go before the script; what follows it is passed to it."
+        "Run a script on every rank, as torchrun does. Options go before the script; later arguments go to it."
     )
     parser.offers = {"script": (".py",)}
     parser.add_argument("script", metavar="SCRIPT", help="path of the script, or with -m the name of the module")
@@ -43,7 +43,9 @@ def parse(command: Command, parser: Parser, words: Sequence[str]) -> CommandLine
     typed = vars(space)
     keep = typed.get("keep", False)
     if keep and typed.get("max_restarts"):
-        raise BadInput(f"{parser.prog} --max-restarts starts new processes, so --keep cannot work; leave one out")
+        raise BadInput(
+            f"{parser.prog} --max-restarts starts new processes, so --keep cannot work; remove one of the two"
+        )
     shutdown = typed.get("shutdown_timeout") or shutdown_of(os.environ)
     program = ScriptProgram(space.script, typed.get("module", False), keep)
     spec = launch_spec(

@@ -64,7 +64,7 @@ def streams(text: str) -> Which:
         return {None: _SETS[text]}
     if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
         raise argparse.ArgumentTypeError(
-            f"{text} names no streams; use 1 (stdout), 2 (stderr), 3 (both) or 0 (none), or one for each local rank, "
+            f"{text!r} names no streams; use 1 (stdout), 2 (stderr), 3 (both) or 0 (none), or one for each local rank, "
             "as 0:3,1:2"
         )
     return {int(rank): _SETS[value] for rank, _, value in (part.partition(":") for part in text.split(","))}
@@ -73,7 +73,7 @@ def streams(text: str) -> Which:
 def local_ranks(text: str) -> tuple[int, ...]:
     """`0,2`. Raises ArgumentTypeError."""
     if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of local ranks; write it as 0,2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of local ranks; write it as 0,2")
     return tuple(sorted({int(rank) for rank in text.split(",")}))
 
 

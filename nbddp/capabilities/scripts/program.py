@@ -82,12 +82,12 @@ def check_file(program: ScriptProgram, folder: str, words: Sequence[str] = ()) -
     for i in range(1, len(words) + 1):
         whole = " ".join((program.target, *words[:i]))
         if os.path.exists(os.path.join(folder, whole)):
-            raise BadInput(f"there is no file {program.target}; a path with spaces is written in quotes: '{whole}'")
+            raise BadInput(f"there is no file {program.target!r}; quote a path with spaces, as in '{whole}'")
     near = [p.name for p in Path(folder).glob("*.py")]
-    advice = f"there {'are' if len(near) > 1 else 'is'} {', '.join(sorted(near)[:6])}" if near else "it has no .py file"
+    advice = f"its .py files: {', '.join(sorted(near)[:6])}" if near else "it has no .py file"
     dotted = re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", program.target)
     module = f"; a module is run with -m {program.target}" if dotted and not program.target.endswith(".py") else ""
-    raise BadInput(f"there is no file {program.target} in {folder or 'the working directory'}; {advice}{module}")
+    raise BadInput(f"there is no file {program.target!r} in {folder or 'the working directory'}; {advice}{module}")
 
 
 def shutdown_of(env: Mapping[str, str]) -> float:
@@ -100,7 +100,7 @@ def signals_of(text: str) -> str:
     """A list of signals' names, as it goes into the environment. Raises ValueError for one that is none."""
     for name in text.split(","):
         if not name.startswith("SIG") or name not in signal.Signals.__members__:
-            raise ValueError(f"{name} is not a signal on this system; write it as SIGTERM,SIGUSR1")
+            raise ValueError(f"{name!r} is not a signal on this system; write it as SIGTERM,SIGUSR1")
     return text
 
 

@@ -37,44 +37,44 @@ NOTEBOOK = "%ddp"
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
 FILES = {"launch.py": LAUNCH, "run.py": TORCHRUN}  # in torch/distributed
 
-MEET = "the pool starts a new store for each run, where its ranks meet; %ddp start --hosts nodea,nodeb names machines"
+MEET = "the pool starts a new store for each run; %ddp start --hosts nodea,nodeb names machines"
 # flags without which the program runs all the same: why they have no meaning here, and what to use
 NOTED = {
     "rdzv_backend": MEET, "rdzv_endpoint": MEET, "rdzv_conf": MEET, "master_addr": MEET, "master_port": MEET,
     "local_addr": "the pool finds the addresses at which its hosts reach each other; %ddp start --interface selects "
     "an interface",
-    "monitor_interval": "the kernel reports an exit to the pool at once, so nothing is polled",
+    "monitor_interval": "the operating system reports an exit to the pool at once, so nothing is polled",
     "start_method": "workers are forked from a process that has imported torch; NBDDP_START_METHOD=spawn changes that",
     "event_log_handler": "torchrun's agent does not run, so it logs no events; %ddp errors and %ddp stacks show what "
     "happened",
-    "numa_binding": "a worker's cores are those of the notebook's kernel; start Jupyter under numactl to bind them",
+    "numa_binding": "a worker uses the cores of the notebook kernel; start Jupyter under numactl to bind them",
     "log_line_prefix_template": "each line is shown under its rank, so torchrun's prefix is not written",
-    "run_path": "a rank of a pool always runs the script in its own interpreter; leave it out",
+    "run_path": "a rank of a pool always runs the script in its own interpreter; remove --run-path",
 }  # fmt: skip
 # flags without which another program would run
 REFUSED = {
     "no_python": "a rank of a pool is a Python process; run other programs with !torchrun --no-python",
     "logs_specs": "torchrun's plug-ins for logs run in its agent; --log-dir, --redirects and --tee write logs here",
     "print_completion": "nbddp does not print shell completions; use !torchrun --print-completion, without a script",
-    "node_rank": "one command starts all nodes of a pool; leave out --node-rank and name the machines with "
+    "node_rank": "one command starts all nodes of a pool; remove --node-rank and name the machines with "
     "%ddp start --hosts nodea,nodeb",
 }  # fmt: skip
 HONOURED = {
-    "nnodes": "number of nodes; without --hosts they are simulated. MIN:MAX: nodes may come and go",
+    "nnodes": "number of nodes; without --hosts they are simulated. With MIN:MAX nodes may join and leave",
     "nproc_per_node": "workers per node: a number, gpu, cpu or auto (default 1)",
-    "rdzv_id": "TORCHELASTIC_RUN_ID", "standalone": "one node; a pool's ranks meet at its own store in any case",
-    "max_restarts": "on a failure start new workers and run the script again, at most so often (default 0)",
+    "rdzv_id": "TORCHELASTIC_RUN_ID", "standalone": "one node; a pool always has its own store",
+    "max_restarts": "after a failure, start new workers and run the script again, at most K times (default 0)",
     "role": "ROLE_NAME (default: default)", "module": "SCRIPT is a module, as in python -m",
     "log_dir": "folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, stderr.log and error.json",
     "redirects": "write these streams to files instead of showing them: 1 stdout, 2 stderr, 3 both, or 0:3,1:2",
     "tee": "write these streams to files and show them", "local_ranks_filter": "show these local ranks only",
     "duplicate_stdout_filters": "write lines of stdout with one of these words to filtered_stdout.log too",
-    "duplicate_stderr_filters": "the same for stderr",
+    "duplicate_stderr_filters": "write lines of stderr with one of these words to filtered_stderr.log too",
     "signals_to_handle": "signals that are passed on to the ranks, in a terminal",
-    "shutdown_timeout": "seconds from SIGTERM to SIGKILL when ranks have to end (default 30)",
-    "virtual_local_rank": "each worker sees its own GPUs alone, and LOCAL_RANK is 0",
+    "shutdown_timeout": "seconds between SIGTERM and SIGKILL when ranks are stopped (default 30)",
+    "virtual_local_rank": "let each worker see only its own GPUs; LOCAL_RANK is 0",
     "training_script": "path of the script, or with -m the name of the module",
-    "training_script_args": "the script's sys.argv[1:]", "use_env": "pass no --local-rank to the script",
+    "training_script_args": "the script's sys.argv[1:]", "use_env": "do not pass --local-rank to the script",
 }  # fmt: skip
 ENV = "set an environment variable on every rank, as does KEY=VALUE before torchrun"
 ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)  # a word before a command

@@ -51,9 +51,9 @@ class SimulatedGpusPart:
             return []
         asked = f"--simulate-gpus {spec.simulate_gpus}"
         if not self._pool.group.can_respawn:
-            raise BadInput(f"{asked} needs processes that nbddp starts, and a cluster has its own; leave out --cluster")
+            raise BadInput(f"{asked} needs processes that nbddp starts, and a cluster has its own; remove --cluster")
         if why := probe.unusable():
-            raise BadInput(f"{asked}: {why}; leave it out to run on the CPU")
+            raise BadInput(f"{asked}: {why}; remove the option to run on the CPU")
         self._refuse_other_torch(asked)
         return [_words(spec, topology) if topology.simulates_gpus else HIDDEN]
 
@@ -65,7 +65,7 @@ class SimulatedGpusPart:
             if there != here:
                 raise BadInput(
                     f"{asked}: this machine's torch {here} can simulate GPUs, but {node.name} has {there or 'none'}, "
-                    f"which has not been tried; install torch {here} there"
+                    f"which has not been tested; install torch {here} there"
                 )
 
     def _shows(self) -> bool:

@@ -60,13 +60,13 @@ def _try() -> tuple[str, bool]:
     """Why it cannot, or empty; and whether that is so of the build."""
     code, out, err = _run_child()
     if code is None:
-        return _sentence(f"a trial did not end within {SECONDS} s"), False
+        return _sentence(f"a trial did not finish within {SECONDS} s"), False
     if code == 0 and FITS in out:
         return "", True
     if code < 0:
-        return _sentence(f"a trial was ended by {signal_name(code)}"), code in CRASHES
+        return _sentence(f"a trial was killed by {signal_name(code)}"), code in CRASHES
     last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
-    return _sentence(f"a trial ended with: {last}"), UNFIT in last
+    return _sentence(f"a trial failed with {last}"), UNFIT in last
 
 
 def _run_child() -> tuple[int | None, str, str]:

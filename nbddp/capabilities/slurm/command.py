@@ -79,9 +79,9 @@ def submit_arguments(parser: Parser) -> None:
     parser.offers = {"script": (".sbatch", ".slurm", ".sh")}
     parser.add_argument("script", nargs="?", metavar="JOB.sbatch", help="batch script, as of %%ddp export --to slurm")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="arguments", help="arguments of the batch script")
-    parser.add_argument("--follow", type=positive, metavar="JOB", help="follow a job that was submitted before")
+    parser.add_argument("--follow", type=positive, metavar="JOB", help="follow a job that has been submitted")
     parser.add_argument("--detach", action="store_true", help="submit the job without following it")
-    parser.add_argument("--on-stop", choices=("cancel", "leave"), default="cancel", help="what Stop does to the job "
+    parser.add_argument("--on-stop", choices=("cancel", "leave"), default="cancel", help="action of Stop on the job "
                         "(default: cancel it)")  # fmt: skip
 
 
@@ -110,8 +110,9 @@ def submit(script: str, words: Sequence[str]) -> int:
     """Hand a batch script to Slurm; the job's number. Raises BadInput if it cannot be, with sbatch's own words."""
     if not Path(script).is_file():
         near = sorted(p.name for pattern in ("*.sbatch", "*.sh", "*.slurm") for p in Path().glob(pattern))[:6]
-        advice = f"there is {', '.join(near)}" if near else "%ddp export train.py --to slurm -o job.sbatch writes one"
-        raise BadInput(f"there is no file {script}; {advice}")
+        found = f"similar files: {', '.join(near)}"
+        advice = found if near else "%ddp export train.py --to slurm -o job.sbatch writes one"
+        raise BadInput(f"there is no file {script!r}; {advice}")
     _needs_slurm()
     try:
         said = allocation.ask("sbatch", "--parsable", script, *words)
@@ -173,14 +174,14 @@ def _look(job: int) -> JobStatus:
     try:
         return look(job, allocation.ask("scontrol", "show", "job", str(job)))
     except AgentFailed as e:
-        raise PoolError(f"{e}; sacct -j {job} shows what became of a job that Slurm has forgotten") from None
+        raise PoolError(f"{e}; sacct -j {job} shows the final state of a job that Slurm no longer lists") from None
 
 
 def _stopped(job: int, cancels: bool) -> str:
     """Stop was pressed: what was done about the job."""
     if not cancels:
         again = f"%ddp submit --follow {job} follows it, !scancel {job} cancels it"
-        return f"%ddp submit was stopped by the user; Slurm job {job} goes on; {again}"
+        return f"%ddp submit was stopped by the user; Slurm job {job} keeps running; {again}"
     try:
         allocation.ask("scancel", str(job))
     except AgentFailed as e:

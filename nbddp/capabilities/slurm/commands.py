@@ -25,7 +25,7 @@ REASONS = {  # of a job that waits → what that means
     "ReqNodeNotAvail": "the nodes that it needs are down, drained or reserved",
     "BeginTime": "its start time has not come",
     "Dependency": "it waits for another job",
-    "None": "Slurm has not looked at it yet",
+    "None": "Slurm has not considered it yet",
 }
 NEVER = {  # the same, of one that starts only if somebody changes the job or the limit
     "PartitionNodeLimit": "the partition does not have, or does not allow, that many nodes",
@@ -43,7 +43,7 @@ STATES = {  # of a job that has ended → what became of it
     "TIMEOUT": "has reached its time limit",
     "PREEMPTED": "was preempted",
     "NODE_FAIL": "has lost a node",
-    "COMPLETED": "has ended",
+    "COMPLETED": "has completed",
     "COMPLETING": "is ending",
     "FAILED": "has failed",
     "OUT_OF_MEMORY": "was ended because it used more memory than it was allowed",
@@ -181,5 +181,5 @@ def ended_words(job: int, said: str, state: str) -> str:
     if found in STATES:
         return f"Slurm job {job} {STATES[found]}"
     if " CANCELLED AT " in said:
-        return f"Slurm has ended a step of job {job}{', which runs on' if state else ''}"
+        return f"Slurm has stopped a step of job {job}{', which keeps running' if state else ''}"
     return ""

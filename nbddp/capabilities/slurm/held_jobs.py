@@ -153,7 +153,9 @@ def offers() -> list[str]:
     job, nodes = commands.job_of(os.environ), os.environ.get("SLURM_JOB_NUM_NODES", os.environ.get("SLURM_NNODES", ""))
     if job is None or not nodes.isdigit() or int(nodes) < 2:
         return []
-    return [f"this kernel is in Slurm job {job} on {nodes} nodes; %ddp start --slurm starts workers on all of them"]
+    return [
+        f"this notebook kernel is in Slurm job {job} on {nodes} nodes; %ddp start --slurm starts workers on all of them"
+    ]
 
 
 KEPT = ("nproc", "gpus_per_proc", "visible", "oversubscribe", "device", "python", "setup", "keep_alive")

@@ -37,12 +37,14 @@ def asked(typed: Mapping[str, Any]) -> Slurm | None:
     if "slurm" not in typed:
         if not said:
             return None
-        raise BadInput(f"{_flag(said)} needs --slurm; add --slurm, or leave it out")
+        raise BadInput(f"{_flag(said)} needs --slurm; add --slurm, or remove {_flag(said)}")
     hosts, number, nnodes = typed.get("hosts"), typed["slurm"], typed.get("nnodes")
     if hosts:
-        raise BadInput(f"--slurm chooses the hosts, so it cannot be combined with --hosts {hosts}; leave one out")
+        raise BadInput(
+            f"--slurm chooses the hosts, so it cannot be combined with --hosts {hosts}; remove one of the two"
+        )
     if number and said:
-        raise BadInput(f"--slurm {number} already has its nodes; leave out {_flag(said)}")
+        raise BadInput(f"--slurm {number} already has its nodes; remove {_flag(said)}")
     if nnodes and not number:
         least, most = nnodes if isinstance(nnodes, tuple) else (nnodes, nnodes)
         said.setdefault("nodes", least if least == most else f"{least}-{most}")

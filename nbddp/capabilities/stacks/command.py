@@ -63,7 +63,7 @@ class Stacks:
             RankStatus.FINISHED: "idle" if idle else "has finished the cell",
             RankStatus.FAILED: "has failed",
             RankStatus.DIED: "has died",
-            RankStatus.ABSENT: "takes no part",
+            RankStatus.ABSENT: "does not take part",
         }
         return words.get(p.state) or proof.waiting_words(p, self.positions) or "running"
 

@@ -88,7 +88,7 @@ def status(line: CommandLine) -> None:
         title = f"pool {agent.pool_id} · started in {info.get('cwd', '?')} by process {info.get('owner', '?')}"
         print(status_table(answer, title))
         if answer.get("keep"):
-            print(f"its warm process stays for {lasts(answer['keep'])} after the kernel ends (--keep-warm)")
+            print(f"its warm process stays for {lasts(answer['keep'])} after the notebook kernel exits (--keep-warm)")
         print()
 
 
@@ -108,7 +108,7 @@ def stop(line: CommandLine) -> None:
 
 def restart(line: CommandLine) -> None:
     if line.launch.asks_for_pool():
-        raise BadInput(f"{PROG} restart keeps the pool's shape; %ddp start --nproc N in the notebook changes it")
+        raise BadInput(f"{PROG} restart keeps the pool's shape; run %ddp start --nproc N in the notebook to change it")
     for agent in chosen(line):
         answer = agent.request("status")
         if "cluster" in answer["info"]:
@@ -120,8 +120,8 @@ def restart(line: CommandLine) -> None:
         picked = [c for c in workers if line.args["ranks"] is None or c["rank"] in line.args["ranks"]]
         agent.request("signal", pids=[c["pid"] for c in picked], signal=int(signal.SIGKILL))
         print(
-            f"pool {agent.pool_id}: {counted(len(picked), 'worker')} ended; the next cell starts new ones, and names "
-            "on the old ones are gone"
+            f"pool {agent.pool_id}: {counted(len(picked), 'worker')} stopped; the next cell starts new ones, and the "
+            "variables are lost"
         )
 
 
@@ -155,7 +155,7 @@ def chosen(line: CommandLine, default_all: bool = False) -> list[AgentClient]:
     if name:
         found = [h for h in found if h.name == name]
         if not found:
-            raise BadInput(f"there is no running pool {name}; {PROG} status lists the pools")
+            raise BadInput(f"there is no running pool {name!r}; {PROG} status lists the pools")
     if not found and not default_all:
         raise BadInput(f"you have no running pool; a %%ddp cell or {PROG} start starts one")
     if len(found) > 1 and not default_all:

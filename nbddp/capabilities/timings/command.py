@@ -48,7 +48,7 @@ def arguments(parser: Parser) -> None:
 
 def show(asked: Asked, line: CommandLine) -> Any:
     if line.args["collectives"] and line.args["step"] is not None:
-        raise BadInput("--step selects a DDP step, but --collectives shows no steps; leave out one of them")
+        raise BadInput("--step selects a DDP step, but --collectives shows no steps; remove one of the two")
     if line.args["collectives"]:
         return _figure_of_collectives(asked.pool)
     return figure_of_timings(asked.pool, line.args["step"])
@@ -88,5 +88,5 @@ def chosen(recording: Recording, asked: int | None) -> int:
 
 def _figure_of_collectives(pool: WorkerPool) -> Any:
     if not hasattr(pool, "collectives"):
-        raise BadInput("collectives are not recorded here; leave out --collectives")
+        raise BadInput("collectives are not recorded here; remove --collectives")
     return pool.collectives().draw()

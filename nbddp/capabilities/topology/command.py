@@ -29,7 +29,7 @@ def planned_layout(line: CommandLine) -> Topology | None:
         return None
     if line.args.get("pool"):
         raise BadInput(
-            f"topology shows a pool or a planned layout, not both; leave out {line.args['pool']} or the options"
+            f"topology shows a pool or a planned layout, not both; remove {line.args['pool']} or the options"
         )
     return planned(**asked)
 

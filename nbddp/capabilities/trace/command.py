@@ -51,7 +51,7 @@ def write(ranks: IdleRanks, file: Path, progress: Callable[[str], None]) -> tupl
     merged = trace(ranks)
     progress(f"writing {file}")
     found = written(merged, file)
-    progress("looking for what the trace shows")
+    progress("analysing the trace")
     return found, program(merged.data["traceEvents"]).draw()
 
 

@@ -22,7 +22,7 @@ FIRST, MOST = 0.001, 0.05  # seconds between two looks, the first and the longes
 USUAL = 300.0  # seconds that torch waits for a folder
 LAZY = "TORCH_GLOO_LAZY_INIT"  # gloo asks the store later then, in its own threads
 IN_MEMORY = "at a HashStore, which no other process reaches"
-TIMED_OUT, ENDED = "Wait timeout", "the wait for {} was ended with the run"
+TIMED_OUT, ENDED = "Wait timeout", "the wait for {} stopped with the run"
 
 Version = tuple[int, int] | None  # of a file: its number and its size, since a store only adds; None: there is none
 

@@ -21,14 +21,14 @@ from nbddp.deadlock.on_rank import child_waits
 AT_ONCE = timedelta(seconds=2)  # that torch tries to connect without hearing Stop
 USUAL = timedelta(minutes=5)  # torch's default
 FIRST, MOST = 0.01, 0.5  # seconds between two tries, the first and the longest
-UNKNOWN, SILENT = "a name that nobody knows", "where nobody answers"
+UNKNOWN, SILENT = "an unknown host name", "where no process answers"
 OURSELVES = "127.0.0.1"
 PARAMETERS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant",
               "master_listen_fd", "use_libuv")  # fmt: skip
 INHERITED = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun's word that the launcher serves
 ADVICE = (
-    f"{INHERITED}=True, which started processes inherit, has each of them look for a store of the launcher's at its "
-    f"MASTER_PORT: keep the launcher's MASTER_PORT, or set {INHERITED}=False in them"
+    f"{INHERITED}=True is inherited by started processes: each of them expects a store of the launcher at its "
+    f"MASTER_PORT. Keep the launcher's MASTER_PORT, or set {INHERITED}=False in them"
 )
 Given = dict[str, Any]  # arguments of a call of torch's, as a program gives them
 SERVING: list[str] = []  # addresses of servers that wait for their clients: they ask themselves, over a socket
@@ -91,7 +91,9 @@ def serve(original: Callable[..., None], store: Any, given: Given, where: str) -
     except RuntimeError as e:
         if local:
             raise
-        raise type(e)(f"a store for {where} cannot start here, and {host} is no address of this machine: {e}") from e
+        raise type(e)(
+            f"a store for {where} cannot start here, and {host} is not an address of this machine: {e}"
+        ) from e
     finally:
         SERVING.remove(where)
 

@@ -146,7 +146,7 @@ def _told(limit: float) -> Iterator[None]:
 
 @contextmanager
 def _ranks_that_end() -> Iterator[None]:
-    """Keep in mind which ranks' processes end in the run inside: names on them are gone."""
+    """Keep in mind which ranks' processes end in the run inside: their variables are lost."""
     try:
         yield
     except RunFailed as failed:

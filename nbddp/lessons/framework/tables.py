@@ -16,7 +16,7 @@ ADVICE = {  # what Python says → what to do about it
     "slice indices must be integers": "/ gives a float, // a whole number",
     "'float' object cannot be interpreted as an integer": "/ gives a float, // a whole number",
     "not float": "/ gives a float, // a whole number",
-    "EOF when reading a line": "a rank has no keyboard; the arguments contain all that is needed",
+    "EOF when reading a line": "input() does not work on a rank; the arguments contain all that is needed",
     "Default process group has not been initialized": "no communication is needed; the arguments contain everything",
     "but 2 were given": "keep the arguments as the lesson has them",
     "but 3 were given": "keep the arguments as the lesson has them",

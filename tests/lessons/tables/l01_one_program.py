@@ -26,7 +26,7 @@ SHARE_OF = Table("share_of", within("def share_of(items, rank, size):\n    ...")
     "if rank < 2: return items[rank::size]":
         "share_of(['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'], 2, 4) is None; here the function ends without a value",
     "n = len(items) / size; return items[rank * n : rank * n + n]": "; / gives a float, // a whole",
-    "return items[int(input()) :: size]": "EOF when reading a line (line 2, in share_of); a rank has no keyboard",
+    "return items[int(input()) :: size]": "EOF when reading a line (line 2, in share_of); input() does not work on a",
     "def share_of(items, rank): return items[rank::4]": "; keep the arguments as the lesson has",
     "yield from items[rank::size]": "is <generator object share_of>; return a list",
     "import random; return random.sample(items, 2)": "or on random numbers",

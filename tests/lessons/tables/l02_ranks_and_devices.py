@@ -19,7 +19,7 @@ GPUS_OF = Table("gpus_of", within(GPUS + "..."), wrong={
         "gpus_of(0, 4, 1) is [0] on rank 0 and is [1] on rank 1: the result must depend only on the arguments",
     "raise SystemExit": "every rank called sys.exit() instead of returning an answer",
     "raise SystemExit(3)": "a rank called sys.exit(3) instead of returning an answer",
-    "import os; os._exit(7)": "died: its process ended with exit code 7",
+    "import os; os._exit(7)": "died: its process exited with code 7",
     "import threading\nlock = threading.Lock()\n" + GPUS + "return lock": "cannot be sent",
     "some = []\n    for i in range(g): some = some.append(i)\n    return some":
         "gpus_of(0, 4, 1): expected [0], got None; here the function ends without a value to return",

@@ -219,7 +219,7 @@ RULES = (
         name="shuffle-beside-sampler", level=ERROR, title="shuffle=True beside a sampler",
         what="a DataLoader takes either shuffle=True or a sampler, and raises ValueError for both",
         why="The sampler decides the order. It shuffles by itself.",
-        cure="leave out shuffle=True; DistributedSampler(dataset, shuffle=True) is the default",
+        cure="remove shuffle=True; DistributedSampler(dataset, shuffle=True) is the default",
         seen="torch's documentation",
         check=shuffle_beside_sampler,
         wrong=f"{HEAD}sampler = DistributedSampler(dataset)\n"
@@ -231,7 +231,7 @@ RULES = (
         name="local-rank-as-rank", level=WARNING, title="LOCAL_RANK where the global rank belongs",
         what="{call} gets LOCAL_RANK as the rank; with several nodes, ranks of different nodes get the same number",
         why="LOCAL_RANK counts within a node. With two nodes, two samplers yield the same samples.",
-        cure='rank=int(os.environ["RANK"]), or leave rank out: the default is dist.get_rank()',
+        cure='rank=int(os.environ["RANK"]), or remove rank: the default is dist.get_rank()',
         seen="issue threads of training libraries", check=local_rank_as_rank,
         wrong=f'{HEAD}local_rank = int(os.environ["LOCAL_RANK"])\n'
         f"sampler = DistributedSampler(dataset, rank=local_rank)  # <-\n{END}",
@@ -241,7 +241,7 @@ RULES = (
         name="sampler-of-one-rank", level=ERROR, title="a sampler whose rank is a number",
         what="every rank makes the sampler of rank {rank}, so all ranks train on the same samples",
         why="Each rank needs its own part of the data. Gradients of equal batches average to that of one.",
-        cure="leave rank out: the default is dist.get_rank()", seen="pull requests of training libraries",
+        cure="remove rank: the default is dist.get_rank()", seen="pull requests of training libraries",
         check=sampler_of_one_rank,
         wrong=f"{HEAD}sampler = DistributedSampler(dataset, num_replicas=2, rank=0)  # <-\n"
         f"loader = DataLoader(dataset, batch_size=4, sampler=sampler)\nif True:\n{TRAIN}{END}",

@@ -588,7 +588,7 @@ RULES = (
         name="static-graph-with-no-sync", level=WARNING, title="no_sync with static_graph=True",
         what="the model is wrapped with static_graph=True, which does not go together with no_sync",
         why="DDP counts the first iteration's gradients. torch 2.13 fails there with an internal assertion.",
-        cure="leave out static_graph=True", seen="issue threads of torch", check=static_graph_with_no_sync,
+        cure="remove static_graph=True", seen="issue threads of torch", check=static_graph_with_no_sync,
         wrong=DATA.replace("Linear(1, 1))", "Linear(1, 1), static_graph=True)") + EARLY.replace(
             "no_sync():", "no_sync():  # <-") + END,
         right=f"{DATA}{EARLY}{END}",
@@ -596,7 +596,7 @@ RULES = (
     Rule(
         name="find-unused-with-static-graph", level=NOTE, title="find_unused_parameters with static_graph",
         what="static_graph=True finds unused parameters itself; find_unused_parameters=True has no effect beside it",
-        why="torch warns of it at each start.", cure="leave out find_unused_parameters=True", seen="torch's source",
+        why="torch warns of it at each start.", cure="remove find_unused_parameters=True", seen="torch's source",
         check=find_unused_with_static_graph,
         wrong=HEAD.replace("1))\nopt", "1), static_graph=True, find_unused_parameters=True)  # <-\nopt") + END,
         right=HEAD.replace("1))\nopt", "1), static_graph=True)\nopt") + END,
