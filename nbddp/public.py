@@ -228,8 +228,7 @@ class Pool(PublicMethods):
         - max_restarts (int): how many times a failure restarts the workers and the code (default 0).
         - argv (several str): `sys.argv[1:]`. Default: none.
         - timings (bool): record DDP's steps for `timings` (default True).
-        - memory (bool): record allocations for `allocations` (default False).
-        - trace (bool): record a profile for `trace` (default False).
+        - memory, trace (bool): record allocations for `allocations`, and a profile for `trace` (default False).
         - logs (str): folder of log files, as `%ddp run --log-dir` writes them. Default: no files.
         - check (bool): before each collective, compare it across ranks (default False).
         - sanitize (bool): look for silent mistakes, for `findings` (default False).
@@ -239,8 +238,7 @@ class Pool(PublicMethods):
 
         Example:
 
-            pool.run_cell("import os; rank = int(os.environ['RANK'])")
-            assert pool.run_cell("rank + 1", want_value=True)[1] == 2
+            assert pool.run_cell("import os; int(os.environ['RANK']) + 1", want_value=True)[1] == 2
         """
         check_arguments("run_cell", "run", options)
         return self._pool.run_cell(

@@ -13,7 +13,7 @@ import torch
 _noted: dict[str, list[Any]] = {}  # name of a group that coalesces → works
 
 
-class Together:
+class WorksTogether:
     """The works of several collectives, as one."""
 
     def __init__(self, works: list[Any]) -> None:
@@ -53,6 +53,6 @@ def install(is_nccl: Callable[[Any], bool]) -> None:
         return None
 
     def ended(self: Any, device: Any) -> Any:
-        return Together(_noted.pop(self.group_name, [])) if is_nccl(self) else end(self, device)
+        return WorksTogether(_noted.pop(self.group_name, [])) if is_nccl(self) else end(self, device)
 
     kind._start_coalescing, kind._end_coalescing = begin, ended
