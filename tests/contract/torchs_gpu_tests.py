@@ -36,7 +36,7 @@ from tests.places import ROOT
 
 DISTRIBUTED = "distributed"
 LEFT = "left"  # a group that no rank can destroy
-MEMORY = 9 << 30  # bytes of addresses a worker may have: some tests fill a GPU
+MEMORY = {"test_cuda": 9 << 30}  # bytes of addresses a worker may have: some tests fill a GPU
 Ended = tuple[str, str]  # ok, skip, fail, died or slow; and what was said
 
 
@@ -117,7 +117,7 @@ def _workers(a: argparse.Namespace, folder: str, what: str, number: int) -> list
         "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
     }
     around |= {"WORLD_SIZE": str(number), "RUN": str(time.monotonic_ns()), "PYTHONPATH": f"{ROOT}:{a.folder}"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.contract.torchs_gpu_tests", *sys.argv[1:]]
+    command = [sys.executable, "-m", "tests.contract.torchs_gpu_tests", *sys.argv[1:]]
     errors = open(Path(folder) / "errors", "w")  # noqa: SIM115  # workers write it
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE if what == "names" else errors, "stderr": errors, "text": True}
     return [
@@ -154,7 +154,8 @@ def table(files: list[Path]) -> str:
 
 def work(a: argparse.Namespace) -> None:
     faulthandler.enable()
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    if a.module in MEMORY:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY[a.module],) * 2)
     install(cards_of(a.gpus))
     folder, first = os.environ["FOLDER"], os.environ["RANK"] == "0"
     tests = _distributed(folder) if a.module == DISTRIBUTED else _of_module(a.module)

@@ -305,6 +305,12 @@ def case_graph_of_what_a_capture_resizes() -> None:
 def case_graph_misused() -> None:
     with pytest.raises(RuntimeError, match=r"^CUDA graphs must be captured on a non-default stream"):
         torch.cuda.CUDAGraph().capture_begin()
+    weight = nn.Parameter(torch.ones(1, device=CUDA))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.Adam([weight], capturable=False)
+    with pytest.raises(RuntimeError, match="^Attempting CUDA graph capture of step"):  # noqa: SIM117
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step()
     with pytest.warns(UserWarning, match=r"^The CUDA Graph is empty"):  # noqa: SIM117
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             pass

@@ -204,6 +204,20 @@ def program_coalesced() -> Any:
     return [tensor.tolist() for tensor in tensors]
 
 
+def program_coalesced_in_another_shape() -> Any:
+    """NCCL sees no shapes: what is scattered may have another first dimension. gloo ends the process over that."""
+    rank = dist.get_rank()
+    given = [torch.arange(8.0, device=device()) + n + rank for n in range(2)]
+    out = [torch.zeros(2, 2, device=device()) for _ in range(2)]
+    if ON_GPUS:
+        with dist._coalescing_manager(device=device()):
+            for one, whole in zip(out, given, strict=True):
+                dist.reduce_scatter_tensor(one, whole)
+    else:
+        out = [(2 * torch.arange(8.0) + 2 * n + 1)[4 * rank : 4 * rank + 4].view(2, 2) for n in range(2)]
+    return [one.tolist() for one in out]
+
+
 def program_detailed_debugging() -> Any:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around a group that is made."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"

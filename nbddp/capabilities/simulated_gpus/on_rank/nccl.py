@@ -34,6 +34,7 @@ from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
 TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
 ALONE = {"c10d::send", "c10d::recv_", "c10d::recv_any_source_"}  # not every rank takes part
 FLAT = {"c10d::_allgather_base_", "c10d::_reduce_scatter_base_"}  # gloo cuts along dimension 0, nccl sees no shapes
+FLAT_LISTS = {"c10d::allgather_into_tensor_coalesced_", "c10d::reduce_scatter_tensor_coalesced_"}  # else gloo aborts
 BARRIER = "c10d::barrier"
 NOT_COLLECTIVE = {"c10d::check_for_nan", "c10d::monitored_barrier_"}
 OF_BACKENDS = (  # methods of a backend that a program may call without a group
@@ -190,8 +191,7 @@ def _collective(op: Any) -> Callable[..., Any]:
         if done is not None:
             return done
         call.args[at] = shadow.boxed
-        if name in FLAT:
-            call.args[0], call.args[1] = call.args[0].view(-1), call.args[1].view(-1)
+        _flatten(name, call.args)
         out = op(*call.args, **kwargs)
         nccl_together.note(args[at], out)
         for tensor, twin in call.originals.values():  # gloo works on addresses, so the label may change under way:
@@ -231,6 +231,13 @@ def _shadow_for(backend: Any) -> Shadow:
 
 def _unwrapped(backend: Any) -> Any:
     return getattr(backend, "wrapped_pg", backend)
+
+
+def _flatten(name: str, args: list[Any]) -> None:
+    if name in FLAT:
+        args[:2] = [tensor.view(-1) for tensor in args[:2]]
+    elif name in FLAT_LISTS:
+        args[:2] = [[tensor.view(-1) for tensor in tensors] for tensors in args[:2]]
 
 
 def _without_gloo(name: str, shadow: Shadow, args: Sequence[Any]) -> Any:

@@ -102,11 +102,19 @@ class CudaStream(torch.Stream):  # type: ignore[misc]
         return f"<torch.cuda.Stream device=cuda:{self.device_index} cuda_stream={self.stream_id:#x}>"
 
 
+class AcceleratorStream(torch.Stream):  # type: ignore[misc]
+    """As `torch.accelerator.current_stream()`: torch's class, which knows of no capture here."""
+
+    def is_capturing(self) -> bool:
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
 def _is_stream(stream: Any) -> None:
     if stream is not None and not isinstance(stream, torch.Stream):
         raise RuntimeError("expected stream to be a torch.Stream or torch.cuda.Stream object")
 
 
+AcceleratorStream.__name__ = AcceleratorStream.__qualname__ = "Stream"
 CudaStream.__name__ = CudaStream.__qualname__ = "Stream"
 
 

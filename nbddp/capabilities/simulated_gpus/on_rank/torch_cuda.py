@@ -241,7 +241,7 @@ ACCELERATOR: Mapping[str, Callable[..., Any]] = {  # of torch._C, from 2.6 on; t
     "_accelerator_synchronizeDevice": synchronise,
     "_accelerator_exchangeDevice": devices.exchange,
     "_accelerator_maybeExchangeDevice": devices.exchange,
-    "_accelerator_getStream": lambda index: torch.Stream(
+    "_accelerator_getStream": lambda index: streams.AcceleratorStream(
         stream_id=streams.current(in_range(index)), device_index=index, device_type=CUDA
     ),
     "_accelerator_isAllocatorInitialized": lambda: bool(memory.everything()),
