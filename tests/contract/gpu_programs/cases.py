@@ -308,7 +308,7 @@ def case_graph_misused() -> None:
     weight = nn.Parameter(torch.ones(1, device=CUDA))
     weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.Adam([weight], capturable=False)
-    with pytest.raises(RuntimeError, match="^Attempting CUDA graph capture of step"):  # noqa: SIM117
+    with pytest.raises(RuntimeError, match=r"^Attempting CUDA graph capture of step"):  # noqa: SIM117
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             optimizer.step()
     with pytest.warns(UserWarning, match=r"^The CUDA Graph is empty"):  # noqa: SIM117
