@@ -123,8 +123,8 @@ explore.collectives()
 #
 # ## Exercise: who is missing?
 #
-# On a cluster you often have only a log of what each rank has called, in order. `log` is a dict from rank to list, such as `{0:
-# ["broadcast", "all_reduce"], 1: ["broadcast"]}`. Return the number of the first collective that not every rank has called, counted from 1.
+# On a cluster you often have only a log of what each rank has called, in order. `log` is a dict from rank to list, such as
+# `{0: ["broadcast", "all_reduce"], 1: ["broadcast"]}`. Return the number of the first collective that not every rank has called, counted from 1.
 # Return the sorted list of the ranks that have not called it, too: here `(2, [1])`. If all ranks have made the same number of calls, return
 # `None`.
 

@@ -299,7 +299,7 @@ def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> No
             pool.start()
         assert client[:].apply_sync(eval, f"{TAKEN}.holder()") == [""] * ENGINES
         last.apply_sync(exec, able)
-        with pytest.raises(nbddp.BadInput, match="has 3 engines; use --nproc 3"):
+        with pytest.raises(nbddp.BadInput, match="has 3 engines. Use --nproc 3"):
             pool.ensure(LaunchSpec(cluster="stock", nproc=4))
         pool.ensure(LaunchSpec(nproc=1))
         assert pool.running
@@ -486,7 +486,7 @@ def test_a_cluster_is_found_as_ipyparallel_names_it(tmp_path: Path) -> None:
     for name, words in refused.items():
         with pytest.raises(nbddp.BadInput, match=words):
             clusters.find(name, tmp_path)
-    with pytest.raises(nbddp.BadInput, match="ipcluster start -n 4 starts one"):
+    with pytest.raises(nbddp.BadInput, match="start one with ipcluster start -n 4"):
         clusters.find("other", tmp_path / "empty")
 
 

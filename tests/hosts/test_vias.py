@@ -107,7 +107,7 @@ def test_what_went_wrong_is_found_among_the_words_of_mpiexec(hosts: Hosts, monke
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", f"ssh -F {hosts.config}")
     for host, python, words in (
-        ("no-such-host.invalid", sys.executable, "with exit code 255: ssh: Could not resolve hostname no-such-host"),
+        ("no-such-host.invalid", sys.executable, "exited with code 255: ssh: Could not resolve hostname no-such-host"),
         ("nodea", "/no/python", "nodea has no /no/python: mpiexec was unable to launch the specified application"),
     ):
         pool = WorkerPool(nproc=1, hosts=host, via="mpiexec", python=python)

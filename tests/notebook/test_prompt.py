@@ -35,7 +35,7 @@ def test_an_answer_that_comes_as_soon_as_a_rank_has_said_that_it_stopped_is_take
     taken = list[bool]()
     debugger = Debugger(lambda said: taken.append(debugger.line("n")), lambda file: True, str)
     got = queue.SimpleQueue[str]()
-    threading.Thread(target=lambda: got.put(debugger.wait("", [])), daemon=True).start()
+    threading.Thread(target=lambda: got.put(debugger.wait("", ("program.py", 1))), daemon=True).start()
     assert (got.get(timeout=10), taken, debugger.stopped) == ("n", [True], False)
 
 
