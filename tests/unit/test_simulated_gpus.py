@@ -264,6 +264,7 @@ LACKS = {
     "Cannot find a working triton installation.": "Triton's kernels run on a GPU only",
     "0 active drivers ([]). There should only be one.": "Triton's kernels run on a GPU only",
     "CUDA error: CUDA driver version is insufficient for CUDA runtime version": "asked for NVIDIA's driver itself",
+    "aoti_torch_get_current_cuda_stream(device_index, &stream_ptr) API call failed": "asked for NVIDIA's driver itself",
     "Could not find any NVRTC library": "asked for NVIDIA's driver itself",
 }
 

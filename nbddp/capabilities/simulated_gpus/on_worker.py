@@ -38,9 +38,8 @@ NOT_THERE = {  # message → what simulated GPUs lack
     r"No module named 'triton|working triton installation|active drivers \(": (
         "Triton's kernels run on a GPU only: simulated GPUs refuse them, with Triton installed too"
     ),
-    r"CUDA driver version is insufficient|no CUDA-capable device|CUDA driver library cannot be found|NVRTC library": (
-        "a library asked for NVIDIA's driver itself, and simulated GPUs have none"
-    ),
+    r"CUDA driver version is insufficient|no CUDA-capable device|CUDA driver library cannot be found|NVRTC library"
+    r"|get_current_cuda_stream": ("a library asked for NVIDIA's driver itself, and simulated GPUs have none"),
 }
 WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 BOUND = re.compile(r"^(\s*[\w*][\w\s,*]*=)+(?!=)")  # names that a line assigns: what they held is no operand
