@@ -90,7 +90,7 @@ def test_words_and_table_are_in_the_html_and_not_twice_in_the_text() -> None:
     assert bundle["text/plain"] == shown.words == metadata["image/png"]["alt"]
     assert bundle["text/html"].count("bus bandwidth reaches") == 1
     assert bundle["text/html"].count("<table>") == 1
-    assert 'alt="all_reduce on 4 ranks"' in bundle["text/html"]
+    assert 'alt="Bus bandwidth by size of the buffer"' in bundle["text/html"]
     plain = draw_topology(planned(nnodes=2, gpus_per_node=4))
     assert "<table>" not in plain._repr_mimebundle_()[0]["text/html"]
 

@@ -100,14 +100,20 @@ def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow() -> None:
     """VS Code shows the HTML of a bundle, on a page of its own with its theme's class and colours."""
     if not browsers():
         pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    figure = draw_topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2))._repr_mimebundle_()[0]["text/html"]
+    drawn = draw_topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2))
+    live = drawn._repr_mimebundle_()[0]["text/html"]
+    assert drawn.figure, "taken by somebody, so that its picture is shown"
+    figure = drawn._repr_mimebundle_()[0]["text/html"]
     table = Table(("rank", "memory"), [(0, "73 MiB")])._repr_html_()
     parts = figure + table + bar_of(Progress("all_reduce of 64 KiB", 3, 9)) + bar_of("starting 4 workers")
-    chromium, filters = browsers()[0], []
+    chromium, filters, inks = browsers()[0], [], []
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page()
         for name, colours in VS_CODE.items():
+            page.set_content(VS_PAGE.format(*colours, name, live))
+            node = page.locator(".nbddp-svg text", has_text="node 0").first
+            inks.append(node.evaluate("e => getComputedStyle(e).fill"))
             page.set_content(VS_PAGE.format(*colours, name, parts))
             found = page.locator("body").evaluate(STRUCTURE)["texts"]
             assert len(found) == 7
@@ -118,6 +124,7 @@ def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow() -> None:
         browser.close()
     dark = "invert(1) hue-rotate(180deg)"
     assert filters == ["none", dark, dark, "none"]
+    assert inks == ["rgb(26, 26, 26)", "rgb(232, 232, 232)", "rgb(232, 232, 232)", "rgb(26, 26, 26)"]
 
 
 SVG = '<svg width="200" height="90"><title>a curve</title><style>.faint {{ fill: {0} }}</style>{1}</svg>'
