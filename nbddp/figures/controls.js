@@ -26,7 +26,7 @@
       set(group, "role", "radiogroup");
       set(group, "aria-label", text(root.querySelector(".nbddp-asks")) || label(group));
     });
-    root.querySelectorAll(".widget-toggle-buttons:not(.nbddp-tabs)").forEach((group) => {
+    root.querySelectorAll(".widget-toggle-buttons:not(.nbddp-pages)").forEach((group) => {
       set(group, "role", "group");
       set(group, "aria-label", group.title || group.querySelector("[title]")?.title || "choices");
       group.querySelectorAll("button").forEach((b) => set(b, "aria-pressed", String(b.classList.contains("mod-active"))));

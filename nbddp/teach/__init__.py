@@ -1,5 +1,5 @@
-"""For learners and teachers: `explore` shows an idea under sliders, `predict` asks a question before a result, `check`
-tests an answer on real ranks, and `grade` marks a folder of answers. Importing this package imports none of them.
+"""For learners and teachers. `explore` shows an idea under sliders, and `predict` asks a question before a result.
+`check` tests an answer on real ranks, and `grade` marks a folder of answers. Importing this package imports none of them.
 
 Example:
 

@@ -100,7 +100,7 @@ BREAKS = {  # what is changed before the child's trial → how it ends
     "a slot of the guard is the next one's": (
         "real = machine._virtual\n"
         "machine._virtual = lambda body: [n for n in real(body) if n != 'exchangeDevice']\n",
-        "ended",
+        "was killed by",
     ),
     "a slot of the hooks is missing": (
         "real = machine._virtual\n"

@@ -299,7 +299,7 @@ def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> No
             pool.start()
         assert client[:].apply_sync(eval, f"{TAKEN}.holder()") == [""] * ENGINES
         last.apply_sync(exec, able)
-        with pytest.raises(nbddp.BadInput, match="has 3 engines. Use --nproc 3"):
+        with pytest.raises(nbddp.BadInput, match=r"has 3 engines\. Use --nproc 3"):
             pool.ensure(LaunchSpec(cluster="stock", nproc=4))
         pool.ensure(LaunchSpec(nproc=1))
         assert pool.running

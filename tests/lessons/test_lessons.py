@@ -411,7 +411,7 @@ def test_an_explorers_controls_change_picture_and_words(made: Explorer) -> None:
     assert text.selected_index is None, "the words are folded"
     before = picture.value
     began = {control.name: first.value for control, first in zip(made.controls, controls, strict=True)}
-    other = next(each for each in made.settings[1:] if each != began)
+    other = next(each for each in reversed(made.settings) if each != began)
     for control, value in zip(controls, other.values(), strict=True):
         control.value = value
     assert picture.value != before

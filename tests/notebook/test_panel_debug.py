@@ -222,5 +222,5 @@ def test_a_breakpoint_that_nobody_would_hear_raises_and_says_where_it_stops(pane
     assert panel.run("panel.close()").ok
     done = panel.run("%%ddp\nbreakpoint()")
     assert not done.ok
-    assert "or in %ddp panel" in done.error
+    assert "or %ddp panel, breakpoint() opens one" in done.error
     assert panel.run("panel = nbddp.Panel()._panel\nview = panel.view").ok

@@ -128,7 +128,7 @@ def test_bars_move_on_each_rank_and_are_whole_in_the_block(four: Kernel) -> None
     assert shown.ok, shown.error
     for rank in (0, 1):
         moved = {found for text in live(shown) for found in re.findall(rf"rank {rank} │ epoch: +(\d+)%", text)}
-        assert len(moved) > 4, "it moves while it runs"
+        assert len(moved) > 2, "it moves while it runs: four updates a second"
         assert len(re.findall(WHOLE.format(rank), shown.text())) == 1
     assert shown.text().count("epoch") == 2
     assert "step" not in shown.text(), "a bar that is not left is gone"

@@ -62,7 +62,7 @@ net.a.requires_grad_(True); o = torch.optim.SGD(net.parameters(), .1)
 for n in range(6):
     o.zero_grad(); {LOSS}.backward()
     if r == 0 or n != 3: o.step()
-""", STEPS + "rank 1: 5, rank 0: 6)"),
+""", STEPS + "5 on rank 1, 6 on rank 0)"),
 }  # fmt: skip
 HEALTHY = {
     "gan": """

@@ -426,7 +426,7 @@ def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) ->
     until(lambda: "running Cell" in terminal("status", name).stdout + terminal("status").stdout)
     assert terminal("topology", name).stdout.startswith("world size 2 = 1 node × 2 processes; on CPU")
     restarted = terminal("restart", name)
-    assert "2 workers ended" in restarted.stdout, restarted.stderr
+    assert "2 workers stopped" in restarted.stdout, restarted.stderr
     shown = new_kernel.collect(cell)
     assert "died" in shown.evalue
     assert new_kernel.run("%%ddp\nprint('again')").text().endswith("ranks 0–1 │ again\n")

@@ -187,7 +187,7 @@ def test_a_kind_can_be_allowed_and_a_line_marked(ready: WorkerPool) -> None:
     assert not found
     assert "silenced: past-ddp" in str(found)
     assert "(--allow past-ddp)" in str(found)
-    with pytest.raises(nbddp.BadInput, match="no-such is not a kind"):
+    with pytest.raises(nbddp.BadInput, match="'no-such' is not a kind"):
         ready.findings(allow=["no-such"])
     define(ready, PROGRAMS["marked_ok"].body, "marked_ok")
     assert "(# nbddp: ok)" in str(found_in(ready, "marked_ok", bad=True))

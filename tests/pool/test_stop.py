@@ -220,11 +220,12 @@ def test_one_stop_is_one_interrupt_and_what_cleans_up_comes_to_its_end(
     assert list(again) == [0, 0]
     if "times_interrupted" in one:
         assert any(
-            re.search(r"rank 1 is cleaning up, cell line \d+, in write, 1 s; Stop", line) for line in screen.told
+            re.search(r"rank 1 is cleaning up, cell line \d+, in write, 1 s; press Stop again", line)
+            for line in screen.told
         )
     if "blocks" in zero:
         assert re.search(
-            r"rank 0: cell line 5, in <lambda>, .*waiting in all_reduce #\d+ for rank 1; freed", caught.value.report
+            r"rank 0: cell line 5, in <lambda>, .*waiting in all_reduce #\d+ for rank 1; unblocked", caught.value.report
         )
 
 

@@ -347,7 +347,7 @@ def test_the_notebook_plans_without_a_pool(new_kernel: Kernel) -> None:
     assert picture["text/plain"].startswith("world size 4 = 2 planned nodes × 2 processes; each owns 2 GPUs\nnode 0")
     assert "image/png" in picture
     assert "--gpus-per-proc 4" in new_kernel.run("%ddp topology --gpus-per-node 4 --gpus-per-proc 8").evalue
-    assert "there is no pool" in new_kernel.run("%ddp topology").evalue
+    assert "no workers are running" in new_kernel.run("%ddp topology").evalue
     assert "no pool" in new_kernel.run("%ddp stop").text()
 
 

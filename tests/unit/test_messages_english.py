@@ -14,7 +14,9 @@ from nbddp.notebook import commands
 from tests.english import MOST, long_sentences, wrong_terms
 
 THEIRS = "capabilities/simulated_gpus/on_rank/"  # repeats torch's, CUDA's and NCCL's own texts
-CODE = re.compile(r"(?:for|if|with) .+: |\w+\(.*\)\.|: [a-z-]+; |\w: \w+\(|: block: ")  # examples of programs, CSS
+CODE = re.compile(
+    r"(?:for|if|with) .+: |\w+\(.*\)\.|: [a-z-]+; |\w: \w+\(|: block: |[a-z]: \S+; "
+)  # examples of programs, CSS
 COLON = re.compile(r"(?<![A-Z]{3}): ")
 MOST_COLONS = 1
 VERBS = {
@@ -36,7 +38,7 @@ def sources() -> Iterator[tuple[str, str]]:
         alone = docstrings(tree)
         for node, text, _ in texts(tree):
             if id(node) not in alone and is_message(text, file):
-                for part in text.splitlines() if TABLE.search(text) else [text]:
+                for part in text.splitlines() if TABLE.search(text) or path.stem == "document" else [text]:
                     yield f"nbddp/{file}:{node.lineno}", part
 
 

@@ -93,7 +93,7 @@ def test_a_section_of_a_file_is_a_question(tmp_path: Path) -> None:
 
 def test_a_word_typed_where_a_number_is_asked_for_is_answered_and_the_question_stays_open() -> None:
     made = AskedQuestion(TYPED)
-    _, field, said = made.widget().children
+    _, _, field, _, said = made.widget().children
     field.value = "nonsense"
     assert (made.answer, field.disabled) == ("", False)
     assert "Type a number, for example 8." in said.value
@@ -103,7 +103,7 @@ def test_a_word_typed_where_a_number_is_asked_for_is_answered_and_the_question_s
     field.value = "three"
     assert "Type a number, for example 8.<br>You predicted: 3." in said.value, "the last number is kept"
     free = AskedQuestion(WORD)
-    _, field, said = free.widget().children
+    _, _, field, _, said = free.widget().children
     field.value = "nonsense"
     assert free.answer == "nonsense"
 

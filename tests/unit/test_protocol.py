@@ -46,7 +46,7 @@ COMMON = {
     "argv", "backend", "call", "cell", "channel", "channels", "children", "cpu", "debug", "env", "epoch",
     "exit_code", "failed", "group", "idle", "kind", "left", "missing", "names", "note", "op",
     "options", "past", "place", "ranks", "rendezvous", "root", "run", "segments", "sequence",
-    "stack", "stopped", "store", "token", "traceback", "user", "waits", "what", "why", "world",
+    "source", "stack", "stopped", "store", "token", "traceback", "user", "variables", "waits", "what", "why", "world",
 }  # fmt: skip
 
 

@@ -34,8 +34,8 @@ class Launch:
     - script (str): its path. arguments (tuple of str): its arguments (default: none).
     - nnodes (int): nodes (default 1). nproc (int): processes per node (default 2).
     - gpus_per_proc (int): GPUs per process (default 1); 0 for a program that runs on CPU.
-    - rendezvous (str): C10D (default: torchrun's nodes agree on their numbers), STATIC (each node gets its number on
-      its line) or SRUN (Slurm starts every process, without torchrun).
+    - rendezvous (str): C10D (default), STATIC or SRUN. With C10D, torchrun's nodes agree on their numbers. With STATIC,
+      each node gets its number on its line. With SRUN, Slurm starts every process, without torchrun.
     - host (str), port (int): where the ranks meet; in a batch script Slurm decides (defaults `node0`, 29400).
     - run_id (str): distinguishes two jobs at one host (default `ddp`).
     - max_restarts (int): how often torchrun restarts all workers after a failure (default 0); not with SRUN.

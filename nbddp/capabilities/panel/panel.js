@@ -9,7 +9,7 @@
 
   // -- pages ------------------------------------------------------------------------------------
   const key = `nbddp-${Math.random().toString(36).slice(2)}`;
-  const tabs = () => all(".nbddp-tabs button");
+  const tabs = () => all(".nbddp-pages button");
   const showTabs = () => {
     const buttons = tabs(), pages = all(".nbddp-page");
     if (!buttons.length || buttons.length !== pages.length) return;

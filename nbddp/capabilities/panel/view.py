@@ -72,7 +72,7 @@ class View:
         made = self._launch(), self._ranks(), self._output(), self._timings(), self._debugger()
         self.pages = dict(zip(PAGES, made, strict=True))
         self.tabs = w.ToggleButtons(options=list(self.pages), style={"button_width": "auto"})
-        self.tabs.add_class("nbddp-tabs")
+        self.tabs.add_class("nbddp-pages")
         self.tabs.observe(lambda change: self._turn(), "value")
         head = w.Box(
             [self._html(page.heading, flex="1 1 auto"), w.HTML(page.dock())], layout=w.Layout(grid_gap="8px")

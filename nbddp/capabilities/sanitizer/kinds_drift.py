@@ -171,7 +171,7 @@ def _started(replica: Replica) -> Iterator[Seen]:
          f"they still differed before step {step.number}; DDP(model) copies rank 0's values unless init_sync=False"],
         "equal gradients of unequal models keep them apart, and the model that is saved is rank 0's",
         replica.any_place({r: f.place for r, f in replica.facts.items()}), about=replica.group, ranks=replica.ranks,
-        cure="leave out init_sync=False, or give all ranks' models the same values first",
+        cure="remove init_sync=False, or give all ranks' models the same values first",
     )  # fmt: skip
 
 

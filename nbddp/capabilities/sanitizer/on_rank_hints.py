@@ -58,7 +58,8 @@ class Hints:
         self.world, self.found, self._watched = int(env.get("WORLD_SIZE", 1)), None, {}
         asked = spec.options.get("timings", True) and not spec.options.get("sanitize")
         self.on = bool(spec.is_program and self.world > 1 and asked)
-        self._alone, self._called = _alone(), call_log.CALLS.called()
+        self._alone = _alone()
+        self._called = call_log.CALLS.called() if "accelerate.state" in sys.modules else {}
         self.before.clear()
         if self.on:
             self.before.update({tally: (tally.forwards, tally.buckets) for tally in self.recorder.tallies()})
@@ -226,9 +227,9 @@ def part(worker: RankWorker) -> Hints:
 def _alone() -> object:
     """What accelerate has made, if it knows of one process."""
     accelerate = sys.modules.get("accelerate.state")
-    if accelerate is None or not accelerate.is_initialized():
+    if not getattr(accelerate, "is_initialized", bool)():  # or another module of this name
         return None
-    state = accelerate.PartialState()
+    state = accelerate.PartialState()  # type: ignore[union-attr]
     return state.device if state.num_processes == 1 else None
 
 

@@ -151,8 +151,9 @@ ROWS = (
     ),
     MistakeKind(
         "optimizer-differs", DRIFT, 83,
-        "the ranks' optimizers of one model had other parameters, or had them in groups with other numbers, and such a "
-        "parameter became unequal at a step, or stayed as it was on the ranks that lack it alone",
+        "the ranks' optimizers of one model had other parameters, or groups with other "
+        "numbers; at a step such a parameter became unequal, or stayed as it was on the ranks "
+        "that lack it alone",
         "give the optimizer the same parameters, in the same groups, on all ranks",
         "decay = set(names)  # whose order differs by process",
         ("optimizer-state-differs", "replicas-differ"),
@@ -366,8 +367,8 @@ ROWS = (
     ),
     MistakeKind(
         "starved-rank", SPEED, 24,
-        "three of four waits for a batch were longer than 5 ms on one rank, and than five times three of four waits of "
-        "any other",
+        "three of four waits for a batch were longer than 5 ms on one rank; three of four on "
+        "each other rank were five times shorter",
         "give its loader more workers, or spread the slow samples over all ranks",
         "",
     ),

@@ -73,8 +73,7 @@ def _computing(sheet: Sheet, mine: RankView, view: StepView, top: float, row: in
 
 
 def lost(mine: RankView, view: StepView) -> Iterator[tuple[str, Span]]:
-    """When the rank computes nothing that is known, from the begin of the step on the first rank to its end on the
-    last: why, and when."""
+    """Why and when the rank computes nothing that is known. The step begins on the first rank and ends on the last."""
     step = mine.step
     _, computed, exchanged = step.backward
     after = step.optimizer[0] if step.optimizer else exchanged

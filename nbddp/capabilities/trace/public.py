@@ -29,8 +29,8 @@ class TraceResult(Result[Merged]):
     `to_frame()` has the rows of `ranks`, and these fields of a row: `rank`, `program_s`, `compute_s`, `exposed_s`,
     `waiting_s`, `copies_s`, `idle_s`, `communication_s`, `hidden_share`. The other fields of `to_dict()`:
 
-    - `calls`: the kernels and calls that took longest, as a list of dicts of `name`, `kind` (`compute`,
-      `communication` or `copy`), `calls`, `total_s` (on all ranks), `longest_s` and `rank` (with the most).
+    - `calls`: the kernels and calls that took longest, as a list of dicts. Their keys are `name`, `kind`
+      (`compute`, `communication` or `copy`), `calls`, `total_s` (on all ranks), `longest_s`, and `rank` with the most.
     - `spans`, `joined` (int): spans in the trace, and collectives that are joined across ranks.
     - `missing`: a list of dicts of `rank` and `why`: ranks without a trace.
     - `clock_error_s`: how far the ranks' clocks may be apart.
