@@ -1,5 +1,6 @@
 """For learners and teachers. `explore` shows an idea under sliders, and `predict` asks a question before a result.
-`check` tests an answer on real ranks, and `grade` marks a folder of answers. Importing this package imports none of them.
+`check` tests an answer on real ranks, and `grade` marks a folder of answers.
+Importing this package imports none of them.
 
 Example:
 

@@ -43,10 +43,10 @@ def test_html_says_the_same() -> None:
 def test_the_verdict_comes_first_then_what_differs_and_the_rest_is_folded() -> None:
     found = Findings({"torch": "2"}, MACHINE, {**WORKING, SEAMS[3].key: ProbeResult(False, False, "gone")})
     text, html = str(found), found._repr_html_()
-    assert text.startswith(f"{len(SEAMS)} uses of internals: {len(SEAMS) - 1} work, 1 fail, 0 not tried")
-    assert text.index("gone") < text.index("without it")
+    assert text.startswith(f"{len(SEAMS)} private APIs: {len(SEAMS) - 1} work, 1 fail, 0 not tried")
+    assert text.index("gone") < text.index("Lost: ")
     shown, _, folded = html.partition("<details>")
-    assert shown.startswith(f"<div><b>{len(SEAMS)} uses of internals")
+    assert shown.startswith(f"<div><b>{len(SEAMS)} private APIs")
     assert shown.count("<tr") == 2, "the head, and the one that fails"
     assert SEAMS[3].without in shown
     assert folded.count("<tr") == 1 + len(SEAMS)

@@ -25,8 +25,8 @@ class CollectivesResult(Result[Breakdown]):
 
     - `gpus` (bool): whether the times are those of GPUs.
     - `late_rank`: the rank that the others wait for, as a dict. Its keys are `rank`, `wait_s` (mean of the other
-      ranks), `last`, `of` and `cause` (None if not known). The rank was the last at `last` of `of` collectives. None if no rank is known
-      to be late.
+      ranks), `last`, `of` and `cause` (None if not known). The rank was the last at `last` of `of` collectives.
+      None if no rank is known to be late.
     - `collectives`: a list of dicts of `collective`, `ranks`, `calls`, `last` (a list of dicts of `rank` and `calls`),
       `longest_wait_s` and `transfer_s` (medians).
     - `ranks`: a list of rows, which `to_frame()` has too.

@@ -123,9 +123,10 @@ class AllocationsResult(Result[Allocations]):
 
     - `step` (int; None: the whole cell), `steps` (list of int): those that can be shown; `model` (str).
     - `lines`: a list of rows, which `to_frame()` has too.
-    - `ranks`: a list of dicts. `kind` is `cuda`, or `heap` or `resident`, which are sampled on the CPU. The other keys are
-      `rank`, `before_bytes`, `peak_bytes`, `peak_at_s` (after the start), `phase` of the peak (or empty) and `length_s`.
-      Then come `samples` (0: every allocation is known), `complete` (bool) and `curve` (pairs of seconds and bytes).
+    - `ranks`: a list of dicts. `kind` is `cuda`, or `heap` or `resident`, which are sampled on the CPU. The other
+      keys are `rank`, `before_bytes`, `peak_bytes`, `peak_at_s` (after the start), `phase` of the peak (or empty) and
+      `length_s`. Then come `samples` (0: every allocation is known), `complete` (bool) and `curve` (pairs of seconds
+      and bytes).
     - `missing`: a list of dicts of `rank` and `why`: ranks without a recording.
 
     A row has `rank`, `line` (such as `In[3] line 4`), `code`, and `held_bytes`: at the peak; of a sampled rank, the
