@@ -220,7 +220,7 @@ def test_one_stop_is_one_interrupt_and_what_cleans_up_comes_to_its_end(
     assert list(again) == [0, 0]
     if "times_interrupted" in one:
         assert any(
-            re.search(r"rank 1 is cleaning up, cell line \d+, in write, 1 s; press Stop again", line)
+            re.search(r"rank 1 is cleaning up, cell line \d+, in write, 1 s; press Stop( again)? to kill", line)
             for line in screen.told
         )
     if "blocks" in zero:
