@@ -160,7 +160,7 @@ def test_labels_can_be_read_on_their_bars_and_lines_on_both_pages() -> None:
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_part_says_its_numbers_under_the_pointer_and_to_the_keyboard(browser: Any, name: str) -> None:
     seen = opened(browser, html(name))
-    said = re.findall(r'class="nbddp-spot" aria-hidden="true" title="([^"]*)"', html(name))
+    said = re.findall(r'class="nbddp-part" aria-hidden="true" title="([^"]*)"', html(name))
     parts = seen.locator("[data-i]")
     assert parts.count() == len(said) > 0
     names = parts.evaluate_all("all => all.map(p => p.getAttribute('aria-label'))")
@@ -318,13 +318,13 @@ def test_where_scripts_and_styles_are_removed_the_picture_shows(
     made = without(html(name), *removed)
     for theme in THEMES:
         seen = opened(browser, made, 640, theme)
-        images = seen.locator(".nbddp-sheet > img")
-        assert images.count() == html(name).count('class="nbddp-sheet"') > 0
+        images = seen.locator(".nbddp-drawing > img")
+        assert images.count() == html(name).count('class="nbddp-drawing"') > 0
         for image in images.all():
             size = image.evaluate("e => [e.naturalHeight, e.clientHeight, e.clientWidth]")
             assert size[0] == size[1] > 20, "not scaled"
             assert image.get_attribute("alt")
-        spot = seen.locator(".nbddp-spot").last  # it lies over all others
+        spot = seen.locator(".nbddp-part").last  # it lies over all others
         spot.scroll_into_view_if_needed()
         box = spot.bounding_box()
         at = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
@@ -334,14 +334,14 @@ def test_where_scripts_and_styles_are_removed_the_picture_shows(
 
 
 PLACES = """all => all.map(e => { const a = e.getBoundingClientRect(),
-  b = e.closest('.nbddp-sheet').getBoundingClientRect();
+  b = e.closest('.nbddp-drawing').getBoundingClientRect();
   return [a.left - b.left, a.top - b.top, a.width, a.height]; })"""
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_tooltips_of_a_picture_lie_where_its_parts_are_drawn(browser: Any, name: str) -> None:
     still, moving = opened(browser, without(html(name), "script"), 640), opened(browser, html(name), 640)
-    spots = still.locator(".nbddp-spot").evaluate_all(PLACES)
+    spots = still.locator(".nbddp-part").evaluate_all(PLACES)
     parts = moving.locator("[data-i] > :first-child").evaluate_all(PLACES)
     assert len(spots) == len(parts) > 0
     for spot, part in zip(spots, parts, strict=True):

@@ -36,7 +36,7 @@ from nbddp.capabilities.timings import figure as timings_figure
 from nbddp.capabilities.topology.figure import LOOKS, draw_topology
 from nbddp.figures.axes import Inside
 from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.html import PICTURE, POINTED, STYLE
+from nbddp.figures.html import PICTURE, POINTED, STYLE, picture
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, FRAME, INK, MOVES, MUTED, OPTIMIZER, PAPER, TINTS, WAITS
 from nbddp.launch.topology import planned
 from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api, until
@@ -457,6 +457,19 @@ def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
             box is None or not box["width"] for box in (spots.nth(i).bounding_box() for i in range(spots.count()))
         )
     page.close()
+
+
+def test_a_picture_beside_a_drawing_follows_the_dark_theme_as_it_does_alone(browser: Any) -> None:
+    """Rules of the one do not reach the other: all outputs of a notebook are one page."""
+    topology = draw_topology(planned(nnodes=2, gpus_per_node=4))
+    alone, drawing = picture(topology.png(), 300, "ranks"), topology._repr_mimebundle_()[0]["text/html"]
+    looks = []
+    for html in (alone, alone + drawing, drawing + alone):
+        page = browser.new_page()
+        page.set_content(f'<body data-jp-theme-light="false">{html}</body>')
+        looks.append(page.locator("img.nbddp-picture").evaluate("e => getComputedStyle(e).filter"))
+        page.close()
+    assert looks == ["invert(1) hue-rotate(180deg)"] * 3
 
 
 @pytest.mark.parametrize("width", [640, pytest.param(1200, marks=pytest.mark.looks)])

@@ -100,7 +100,7 @@ def tab(page: Any, name: str) -> Any:
 
 def seen(page: Any) -> list[str]:
     """The first words of the panes that are shown."""
-    names = page.locator(".nbddp-pane .nbddp-name")
+    names = page.locator(".nbddp-rank .nbddp-name")
     return [n.inner_text().partition(" · ")[0] for n in names.all() if n.is_visible()]
 
 
@@ -115,7 +115,7 @@ def test_each_tab_shows_its_ranks_and_their_names_stay_in_view(page: Any, tmp_pa
     body = page.locator(".nbddp-body")
     top = body.bounding_box()["y"]
     body.evaluate("e => { e.scrollTop = 700; e.scrollLeft = 300 }")
-    name = page.locator(".nbddp-pane .nbddp-name").first.bounding_box()
+    name = page.locator(".nbddp-rank .nbddp-name").first.bounding_box()
     assert abs(name["y"] - top) < 2, "sticks to the top"
     assert abs(name["x"] - body.bounding_box()["x"]) < 2, "and to the left"
     tab(page, "rank 2 · 60 lines · raised ValueError: no labels").click()
@@ -124,8 +124,8 @@ def test_each_tab_shows_its_ranks_and_their_names_stay_in_view(page: Any, tmp_pa
     assert seen(page) == []
     sync_api.expect(page.locator(".nbddp-differs pre").first).to_be_visible()
     tab(page, "ranks side by side").click()
-    assert len({round(p.bounding_box()["y"]) for p in page.locator(".nbddp-pane").all()}) == 1
-    assert len({round(p.bounding_box()["x"]) for p in page.locator(".nbddp-pane").all()}) == 4
+    assert len({round(p.bounding_box()["y"]) for p in page.locator(".nbddp-rank").all()}) == 1
+    assert len({round(p.bounding_box()["x"]) for p in page.locator(".nbddp-rank").all()}) == 4
 
 
 @pytest.mark.parametrize("ranks", [2, 64])
@@ -158,7 +158,7 @@ def test_keys_choose_tabs_scroll_and_search(page: Any, tmp_path: Path) -> None:
     page.keyboard.press("Tab")
     page.keyboard.type("STEP 4")
     sync_api.expect(page.get_by_role("status")).to_have_text("33 lines")
-    assert page.locator(".nbddp-pane mark:visible").count() == 11
+    assert page.locator(".nbddp-rank mark:visible").count() == 11
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "nbddp-body"
     page.get_by_role("searchbox").fill("")
@@ -173,10 +173,10 @@ def test_a_search_shows_text_as_it_is(page: Any, tmp_path: Path) -> None:
     page.set_content(html([out]))
     for word in ("<b> & &amp;", "&amp;", "a <"):
         page.get_by_role("searchbox").fill(word)
-        assert page.locator(".nbddp-pane pre").inner_text() == "a <b> & &amp; c"
-        assert page.locator(".nbddp-pane pre i mark").inner_text() == word
+        assert page.locator(".nbddp-rank pre").inner_text() == "a <b> & &amp; c"
+        assert page.locator(".nbddp-rank pre i mark").inner_text() == word
     page.get_by_role("searchbox").fill("")
-    assert len(page.locator(".nbddp-pane pre").inner_text().splitlines()) == 61
+    assert len(page.locator(".nbddp-rank pre").inner_text().splitlines()) == 61
 
 
 def test_pictures_and_tables_stand_side_by_side(page: Any, tmp_path: Path) -> None:
@@ -247,14 +247,14 @@ def test_a_page_that_was_loaded_after_the_view_was_sent_says_what_to_do(
     assert [g.is_visible() for g in page.locator(".nbddp-gone").all()] == [old, old]
     assert page.locator("progress").is_visible() != old, "no bar looks alive"
     assert page.locator(".nbddp-foot").is_visible() != old
-    assert page.locator(".nbddp-pane").first.is_visible()
+    assert page.locator(".nbddp-rank").first.is_visible()
 
 
 def test_on_paper_all_ranks_are_printed(page: Any, tmp_path: Path) -> None:
     page.set_content(html(outputs(tmp_path, 3, 60)))
     page.get_by_role("tab", name="rank 1").click()
     page.emulate_media(media="print")
-    assert all(pane.is_visible() for pane in page.locator(".nbddp-pane").all())
+    assert all(pane.is_visible() for pane in page.locator(".nbddp-rank").all())
     assert page.locator(ROOT).bounding_box()["height"] > 3 * 60 * 15
     assert not page.locator(".nbddp-head").is_visible()
 
@@ -401,7 +401,7 @@ def test_a_running_cell_has_the_view_that_stays_and_a_page_that_is_loaded_again_
         (folder / "go").touch()
         last = page.locator(".jp-CodeCell").nth(2)
         sync_api.expect(last.locator(ROOT)).to_be_visible()
-        sync_api.expect(last.locator(".nbddp-pane").first).to_contain_text("the end")
+        sync_api.expect(last.locator(".nbddp-rank").first).to_contain_text("the end")
         assert last.locator(ROOT).bounding_box()["height"] == height
         assert last.locator(".nbddp-gone").count() == 0
         keep(page, "attached")

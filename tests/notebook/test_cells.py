@@ -253,7 +253,7 @@ def test_long_output_stays_as_a_page_with_the_block_as_its_text(four: Kernel) ->
     (stays,) = first.displays
     assert stays["text/plain"].count("\n") == 60
     assert stays["text/plain"].startswith("rank 0 │ 0 line 0\n       │ 0 line 1\n")
-    assert stays["text/html"].count('class="nbddp-pane"') == 4
+    assert stays["text/html"].count('class="nbddp-rank"') == 4
     assert "data-sent" not in stays["text/html"]
     assert first.text() == ""
     assert second.displays == first.displays, "the same output is the same page"

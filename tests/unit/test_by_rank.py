@@ -163,7 +163,7 @@ def test_while_it_runs_each_rank_has_its_newest_lines_and_those_that_move(tmp_pa
     outs = printing(tmp_path, *[numbered(500)] * 1000)
     outs[0].take("stream", {"name": "stderr", "text": "\r40 %"})
     said = html(outs, live=True)
-    assert said.count('class="nbddp-pane"') == 1000
+    assert said.count('class="nbddp-rank"') == 1000
     panes = re.findall(r"<pre [^>]*>(.*?)</pre>", said, re.DOTALL)
     assert {len(pane.splitlines()) for pane in panes[1:]} == {max(LEAST, LIVE_LINES // 1000)}
     assert panes[0].splitlines()[-2:] == ["line 499", "<u>40 %</u>"]

@@ -206,3 +206,26 @@ def test_what_the_agent_starts_is_there() -> None:
     for target in server.TARGETS.values():
         module, _, name = target.partition(":")
         assert callable(getattr(importlib.import_module(module), name)), target
+
+
+# -- names of what stands on one page --------------------------------------------------------------
+
+NAME = re.compile(r"(?<![\w/-])nbddp-[a-z][\w-]*")
+MEANT = {  # name → why two folders have it
+    "nbddp-live": "tabs are kept apart while the page around them is live",
+    "nbddp-fresh": "tabs are kept apart while the page around them is live",
+    "nbddp-ending": "threads of a pool and of a worker, which are other processes",
+}
+OF_OTHERS = ("figures/controls.js", "figures/labextensions/nbddp/static/remoteEntry.js")  # treat what others have made
+
+
+def test_a_css_class_belongs_to_one_folder() -> None:
+    """All outputs of a notebook are one page, where rules and scripts of one feature meet the elements of another."""
+    owners: dict[str, set[str]] = {}
+    for path in sorted(each for kind in ("*.py", "*.js", "*.css") for each in ROOT.rglob(kind)):
+        if path.relative_to(ROOT).as_posix() not in OF_OTHERS:
+            for name in NAME.findall(path.read_text(encoding="utf-8")):
+                owners.setdefault(name, set()).add(path.parent.relative_to(ROOT).as_posix())
+    assert {name: found for name, found in owners.items() if len(found) > 1 and name not in MEANT} == {}
+    assert {name for name, found in owners.items() if len(found) > 1} == set(MEANT)
+    assert len(owners) > 50

@@ -9,7 +9,7 @@
     before.listens = true;
     // JupyterLab and Notebook 7 take Enter and the arrow keys, unless the element that has the focus says so
     window.addEventListener("keydown", (event) => {
-      const at = event.target instanceof Element && event.target.closest(".nbddp-strip button, .nbddp-body, .nbddp-pane");
+      const at = event.target instanceof Element && event.target.closest(".nbddp-strip button, .nbddp-body, .nbddp-rank");
       const held = event.ctrlKey || event.altKey || event.metaKey || event.shiftKey;
       const ours = /^(Arrow.*|Home|End|Page.*|Enter| )$/.test(event.key) && !held;
       if (at && at === event.target) at.toggleAttribute("data-lm-suppress-shortcuts", ours);
@@ -35,7 +35,7 @@
     root.dataset.on = "1";
     const state = inherited(root), live = "live" in root.dataset;
     const body = root.querySelector(":scope > .nbddp-body");
-    const panes = [...body.querySelectorAll(":scope > .nbddp-pane")];
+    const panes = [...body.querySelectorAll(":scope > .nbddp-rank")];
     const differs = body.querySelector(":scope > .nbddp-differs");
     for (const pane of panes) {
       const sheet = made("nbddp-wide", "div"); // as wide as the longest line, so that the name can stay in view

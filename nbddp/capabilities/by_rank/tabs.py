@@ -76,7 +76,7 @@ def _pane(pane: Pane, *, is_open: bool, short: bool) -> str:
     about = f'data-ranks="{ranks}" data-tab="{tab}"' + " data-failed" * bool(pane.mark)
     parts = [_lines([part for part in some if isinstance(part, Line)]) if is_line else "".join(map(_rich, some))
              for is_line, some in groupby(pane.parts, lambda part: isinstance(part, Line))]  # fmt: skip
-    return _fold("nbddp-pane", said, "".join(parts), about, is_open)
+    return _fold("nbddp-rank", said, "".join(parts), about, is_open)
 
 
 def _differs(panes: Sequence[Pane]) -> str:

@@ -35,16 +35,16 @@
       this.root = root;
       this.pane = pane;
       this.view = pane.querySelector(".nbddp-view");
-      this.sheet = pane.querySelector(".nbddp-sheet");
+      this.sheet = pane.querySelector(".nbddp-drawing");
       this.cards = new Map(); // part → its pinned card
       this.card = make("div", "nbddp-card");
       this.card.setAttribute("aria-hidden", "true"); // what has the focus says the same by its name
       this.zoomed = 1;
       const img = this.sheet.querySelector("img");
       const svg = picture(img);
-      this.take(svg, [...this.sheet.querySelectorAll(".nbddp-spot")].map((s) => ({ ...s.dataset, words: s.title })));
+      this.take(svg, [...this.sheet.querySelectorAll(".nbddp-part")].map((s) => ({ ...s.dataset, words: s.title })));
       img.replaceWith(svg);
-      this.sheet.querySelectorAll(".nbddp-spot").forEach((spot) => spot.remove());
+      this.sheet.querySelectorAll(".nbddp-part").forEach((spot) => spot.remove());
       this.listen();
       if (pane.dataset.zoom) this.tools();
     }

@@ -75,7 +75,7 @@ def _pane(sheet: Sheet) -> str:
     own = f"; width: {sheet.width}px" if sheet.width else ""
     return (
         f'<div class="nbddp-pane"{kind}><div class="nbddp-view" style="overflow-x: auto">'
-        f'<div class="nbddp-sheet" style="position: relative{own}">{image}{spots}</div></div></div>'
+        f'<div class="nbddp-drawing" style="position: relative{own}">{image}{spots}</div></div></div>'
     )
 
 
@@ -90,7 +90,7 @@ def _spot(mark: Mark, sheet: Sheet) -> str:
     more += f' data-cell="{mark.cell[0]}:{mark.cell[1]}"' if mark.cell else ""
     more += f' data-step="{mark.step}"' if mark.step is not None else ""
     return (
-        f'<span class="nbddp-spot" aria-hidden="true" title="{escape(mark.words)}" '
+        f'<span class="nbddp-part" aria-hidden="true" title="{escape(mark.words)}" '
         f'style="position:absolute;{place}"{more}></span>'
     )
 

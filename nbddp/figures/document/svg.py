@@ -63,7 +63,7 @@ def _by_width() -> list[tuple[str, str]]:
 
 def sheet_style() -> str:
     """The rules of widths for a drawing in the page, whose sheet is the container."""
-    return "".join(f"@container nbddp-sheet {q}{{.{CLASS} {c}{{display:none}}}}" for q, c in _by_width())
+    return "".join(f"@container nbddp-drawing {q}{{.{CLASS} {c}{{display:none}}}}" for q, c in _by_width())
 
 
 def svg(sheet: Sheet) -> str:
