@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html import unescape
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,7 @@ from nbddp.capabilities.timings.text import of_bucket, when
 from nbddp.figures.document.colours import INKS, KINDS, SERIES
 from nbddp.figures.document.page import css, live
 from nbddp.figures.figure import DescribedFigure
-from tests.browser.test_browser import FLAGS, PATIENCE, browsers, sync_api, until
+from tests.browser.test_browser import PATIENCE, until
 from tests.colours import contrast
 from tests.pool.test_timings import recording
 
@@ -73,17 +73,6 @@ DRAWN: dict[str, Callable[[], DescribedFigure]] = {
     "bench": lambda: draw_bench(benchmark()),
     "forecast": of_forecast,
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = browsers()
-    if not found:
-        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    with sync_api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found[0], args=FLAGS)
-        yield opened
-        opened.close()
 
 
 def html_of(shown: DescribedFigure) -> str:

@@ -39,7 +39,7 @@ from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.html import PICTURE, POINTED, STYLE, picture
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, FRAME, INK, MOVES, MUTED, OPTIMIZER, PAPER, TINTS, WAITS
 from nbddp.launch.topology import planned
-from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api, until
+from tests.browser.test_browser import PATIENCE, SETTINGS, jupyterlab, places, set_to, sync_api, until
 from tests.colours import contrast, in_the_dark
 from tests.lessons.answers import NOTEBOOKS
 from tests.looks.front_ends import BESIDE, EXTENSIONS, SWITCHED
@@ -249,17 +249,6 @@ def test_no_picture_of_the_gallery_contradicts_itself() -> None:
 
 
 # -- the browser -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = browsers()
-    if not found:
-        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    with sync_api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found[0], args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

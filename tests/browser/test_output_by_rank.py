@@ -22,7 +22,7 @@ from nbddp.errors import Raised, RankStatus
 from nbddp.output.buffer import RankOutput
 from nbddp.output.page import NOT_LIVE, OutputState, live
 from nbddp.protocol.outcome import Outcome, RankExit
-from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, sync_api
+from tests.browser.test_browser import PATIENCE, SETTINGS, jupyterlab, places, sync_api
 from tests.looks.front_ends import BESIDE, CONNECTED, STRUCTURE, SWITCHED, THEMES
 from tests.looks.structure import Seen
 
@@ -64,17 +64,6 @@ def pictured(folder: Path, ranks: int) -> list[RankOutput]:
         }
         out.take("display_data", {"data": data, "metadata": {}})
     return outs
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = browsers()
-    if not found:
-        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    with sync_api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found[0], args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.test_browser import FLAGS, browsers, sync_api
 from tests.places import ROOT
 
 pytestmark = pytest.mark.more
@@ -30,17 +28,6 @@ def html() -> Path:
     assert built.returncode == 0, built.stdout + built.stderr
     assert "WARNING" not in built.stderr
     return HTML
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = browsers()
-    if not found:
-        pytest.skip("there is no Chromium")
-    with sync_api.sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=found[0], args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.mark.parametrize("typed", SEARCHES)

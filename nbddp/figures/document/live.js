@@ -2,7 +2,7 @@
 // Runs once per output; what it has done is marked, so several runs do no harm.
 (() => {
   "use strict";
-  const all = (window.nbddpFigures ||= { count: 0, draw: {} });
+  const all = (window.nbddpFigures ||= { count: 0 });
   const MOST = 32; // times the width
   const STEP = 1.5; // a press of + or −
   const KEYS = /^(Arrow(Left|Right|Up|Down)|Home|End|Escape|Enter| |[-+=0])$/;
@@ -31,8 +31,7 @@
   }
 
   class Pane {
-    constructor(root, pane) {
-      this.root = root;
+    constructor(pane) {
       this.pane = pane;
       this.view = pane.querySelector(".nbddp-view");
       this.sheet = pane.querySelector(".nbddp-drawing");
@@ -56,7 +55,7 @@
       this.parts.forEach((part, i) => {
         Object.assign(part.dataset, spots[i]);
         part.setAttribute("tabindex", i ? -1 : 0);
-        part.setAttribute("role", part.dataset.step ? "button" : "img");
+        part.setAttribute("role", "img");
         part.setAttribute("aria-label", spots[i].words);
       });
     }
@@ -97,9 +96,8 @@
       if (this.shown) this.at(this.card, this.shown);
     }
 
-    // A click, or Enter: choose the step, else pin the card or take it away.
+    // A click, or Enter: pin the card, or take it away.
     act(part) {
-      if (part.dataset.step && all.draw[this.root.dataset.draw]?.(this, part)) return;
       if (this.cards.has(part)) return this.unpin(part);
       const card = make("div", "nbddp-card pinned", part.dataset.words);
       card.setAttribute("role", "note");
@@ -231,7 +229,7 @@
   for (const root of document.querySelectorAll(".nbddp-figure:not([data-live])")) {
     root.dataset.live = "1";
     try {
-      root.panes = [...root.querySelectorAll(".nbddp-pane")].map((pane) => new Pane(root, pane));
+      root.panes = [...root.querySelectorAll(".nbddp-pane")].map((pane) => new Pane(pane));
     } catch (failure) {
       console.warn("nbddp: this figure stays a picture", failure);
     }

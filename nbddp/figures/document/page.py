@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from pathlib import Path
@@ -21,14 +21,11 @@ STEPS = re.compile(r"^\s+|\s+//.*$|^//.*$", re.MULTILINE)  # of a script: what o
 @dataclass(frozen=True)
 class Document:
     """sheets: the drawings; keys: legend, pairs of a small picture and its name. said: lines of the text that no
-    drawing shows, which stay visible; the others are folded. None: all lines stay. script: what the drawings do
-    besides; data: what that reads."""
+    drawing shows, which stay visible; the others are folded. None: all lines stay."""
 
     sheets: Sequence[Sheet]
     keys: Sequence[tuple[str, str]] = ()
     said: Sequence[str] | None = None
-    script: str = ""
-    data: dict[str, str] = field(default_factory=dict)
 
 
 def page(made: Document, text: str, tables: Sequence[Table] = (), caption: Sequence[str] = ()) -> str:
@@ -38,12 +35,11 @@ def page(made: Document, text: str, tables: Sequence[Table] = (), caption: Seque
     head = f"<b>{escape(title)}</b>" + "".join(f"\n{escape(line)}" for line in said)
     keys = "".join(map(_key, made.keys))
     panes = "".join(_pane(sheet) for sheet in made.sheets)
-    data = "".join(f' data-{name}="{escape(value)}"' for name, value in made.data.items())
     return (
-        f'<style>{css()}</style><div class="nbddp-figure"{data}>{WORDS.format(head)}'
+        f'<style>{css()}</style><div class="nbddp-figure">{WORDS.format(head)}'
         f'<div class="nbddp-keys">{keys}</div><div class="nbddp-panes">{panes}</div>'
         f"{_folded(text if made.said is not None else '', tables)}</div>"
-        f"<script>{made.script}{live()}</script>"
+        f"<script>{live()}</script>"
     )
 
 
@@ -88,7 +84,6 @@ def _spot(mark: Mark, sheet: Sheet) -> str:
     place = ";".join(f"{side}:{100 * part:.2f}%" for side, part in share.items())
     more = f' data-row="{mark.row}" data-at="{50 * (mark.left + mark.right):.2f}"'
     more += f' data-cell="{mark.cell[0]}:{mark.cell[1]}"' if mark.cell else ""
-    more += f' data-step="{mark.step}"' if mark.step is not None else ""
     return (
         f'<span class="nbddp-part" aria-hidden="true" title="{escape(mark.words)}" '
         f'style="position:absolute;{place}"{more}></span>'

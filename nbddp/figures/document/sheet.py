@@ -43,7 +43,7 @@ MOST_TICKS = 240
 @dataclass(frozen=True)
 class Mark:
     """A part with words. left, right: shares of the width; top, bottom: pixels. row: for the arrow keys; cell: the n of
-    an In[n] and a line that it belongs to; step: which step a click chooses."""
+    an In[n] and a line that it belongs to."""
 
     left: float
     right: float
@@ -52,7 +52,6 @@ class Mark:
     words: str
     row: int = 0
     cell: tuple[int, int] | None = None
-    step: int | None = None
 
 
 @dataclass
@@ -155,7 +154,7 @@ def from_width(least: float) -> int:
 
 def axis(sheet: Sheet, top: float, low: float, high: float, unit: str) -> None:
     """An axis of numbers below `top`: the wider the sheet, the more of them have a name."""
-    sheet.body.append(f'<path class="frame" d="M0 {num(top)}"/>{sheet.rect(0, 1, top, 1, "rule")}')
+    sheet.body.append(sheet.rect(0, 1, top, 1, "rule"))
     for value, least in ticks(low, high):
         share = (value - low) / (high - low)
         sheet.body.append(sheet.rect(share, share, top, 5, f"tick w{least}"))
