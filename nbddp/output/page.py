@@ -17,9 +17,9 @@ from nbddp.protocol.outcome import RankExit
 LIVE, GONE, FRESH = "nbddp-live", "nbddp-gone", "nbddp-fresh"  # CSS classes
 NO_NEWS = 60  # seconds without an update after which a page says so
 NOT_LIVE = (
-    "This view is not being updated. If the page was loaded again, or the notebook was saved while the cell ran, the "
-    "cell goes on in its kernel. Run %ddp attach in another cell: when the run has ended, it shows the output and the "
-    "report."
+    "This view is not being updated. If you loaded the page again, or saved the notebook while the cell ran, the cell "
+    "continues in the notebook kernel. Run %ddp attach in another cell: it shows the output and the report when the "
+    "run has ended."
 )
 STYLE = (
     f".{LIVE}:not(.{FRESH}) progress {{display: none}} .{LIVE}.{FRESH} > .{GONE} {{display: none}} "

@@ -278,6 +278,7 @@ LONELY = {
     "accelerate on the CPU": ("state.PartialState()\n" + OWN, 1),
     "again": (OWN, 0),
     "averages by hand": ("state.PartialState()\n" + OWN + "\ndist.all_reduce(net.a.weight.grad)", 0),
+    "averages by sends": ("state.PartialState()\n" + OWN + "\ndist.send(x, 1) if r == 0 else dist.recv(x, 0)", 0),
     "meant": ("state.PartialState()\n" + OWN + "  # nbddp: ok", 0),
     "for all ranks": ("state.PartialState(2)\n" + OWN, 0),
     "no training": ("state.PartialState()", 0),

@@ -81,7 +81,7 @@ def line(found: Mapping[int, RankHints], option: str = "%%ddp --sanitize") -> st
 def alone(world: int) -> str:
     """accelerate, and Transformers' Trainer, take the environment's ranks for a group only where they see a GPU."""
     return (
-        f"accelerate has num_processes 1 on each of {world} ranks, so its models are not exchanged between ranks; "
+        f"accelerate has num_processes 1 on each of {world} ranks, so it averages no gradients across ranks; "
         "to train one model on the CPU, write Accelerator(cpu=True), or use_cpu=True in TrainingArguments"
     )
 

@@ -47,7 +47,7 @@ class Hints:
         self.world = 1
         self.found: RankHints | None = None
         self._alone: object = None  # of accelerate, as an earlier run left it
-        self._called: dict[str, int] = {}  # collectives of each group, before the run
+        self._called: dict[str, int] = {}  # before the run, as `_calls` has it
         self.before: weakref.WeakKeyDictionary[Tally, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._watched: dict[int, Watched] = {}
         keep_out_of_graphs(sys.modules[__name__])
@@ -59,7 +59,7 @@ class Hints:
         asked = spec.options.get("timings", True) and not spec.options.get("sanitize")
         self.on = bool(spec.is_program and self.world > 1 and asked)
         self._alone = _alone()
-        self._called = call_log.CALLS.called() if "accelerate.state" in sys.modules else {}
+        self._called = _calls() if "accelerate.state" in sys.modules else {}
         self.before.clear()
         if self.on:
             self.before.update({tally: (tally.forwards, tally.buckets) for tally in self.recorder.tallies()})
@@ -74,10 +74,9 @@ class Hints:
             self.found = RankHints(self.world, alone="accelerate")
 
     def _is_alone(self) -> bool:
-        """Whether accelerate was made for one process in this run, and no collective was called."""
-        called = call_log.CALLS.called()
+        """Whether accelerate was made for one process in this run, and nothing was exchanged by its groups."""
         known = (None, self._alone)
-        return _alone() not in known and all(n == self._called.get(group, 0) for group, n in called.items())
+        return _alone() not in known and all(n == self._called.get(group, 0) for group, n in _calls().items())
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
         self.on, self._watched = False, {}
@@ -288,6 +287,12 @@ def _collectives() -> int | None:
     """How many the groups of this process have counted; None where one does not count."""
     counted = list(call_log.CALLS.called().values())
     return None if not counted or min(counted) < 0 else sum(counted)
+
+
+def _calls() -> dict[str, int]:
+    """How many collectives each group has counted, and how many sends and receives."""
+    log = call_log.CALLS
+    return {**log.called(), **{f"{group} send, recv": n for group, n in log.peer_calls.items()}}
 
 
 def _names(parameters: list[Any], models: list[Any], names: dict[str, Any]) -> list[str]:
