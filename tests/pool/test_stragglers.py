@@ -219,7 +219,7 @@ def test_a_larger_batch_on_one_of_four_ranks_is_more_work_and_not_the_machine(po
     found = train(pool, "batch", each=0.03)
     assert (found.rank, found.cause.what) == (2, BATCH), (found.cause.by_part, found.cause.describe())
     assert found.cause.inputs == 4
-    assert "rank 2's inputs have 4.00 times as many elements as the others'" in found.describe()[1]
+    assert "Rank 2's inputs have 4.00 times as many elements as the others'" in found.describe()[1]
     assert all(s.inputs == (400 if r == 2 else 100) for r, some in pool.timings().steps.items() for s in some)
 
 
