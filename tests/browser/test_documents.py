@@ -111,28 +111,28 @@ TEXTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_a_figure_fits_each_width_in_both_themes_and_its_text_can_be_read(browser: Any, name: str) -> None:
+@pytest.mark.every(5, "looks")  # and so each width, each theme and each figure
+@pytest.mark.parametrize(("name", "width", "theme"), product(DRAWN, WIDTHS, THEMES))
+def test_a_figure_fits_each_width_in_both_themes_and_its_text_can_be_read(
+    browser: Any, name: str, width: int, theme: str
+) -> None:
     """Set NBDDP_LOOKS to a folder to keep the pictures."""
-    keep = os.environ.get("NBDDP_LOOKS")
-    for width, theme in product(WIDTHS, THEMES):
-        seen = opened(browser, html(name), width, theme)
-        assert seen.evaluate("document.documentElement.scrollWidth") <= width
-        texts = seen.evaluate(TEXTS)
-        assert texts
-        for text in texts:
-            where = (name, width, theme, text)
-            assert text["size"] >= 11, where
-            assert not text["on"], where
-            assert text["scrolls"] or (text["left"] >= 0 and text["right"] <= width), where
-            ink = to_hex([int(part) / 255 for part in re.findall(r"\d+", text["fill"])[:3]])
-            assert (contrast(ink, THEMES[theme][0]) >= 4.5) or ink in {k.ink.light for k in KINDS.values()} | {
-                k.ink.dark for k in KINDS.values()
-            }, where
-        if keep:
-            seen.screenshot(path=f"{keep}/{name}-{width}-{theme}.png", full_page=True)
-        assert not seen.errors
-        seen.close()
+    seen = opened(browser, html(name), width, theme)
+    assert seen.evaluate("document.documentElement.scrollWidth") <= width
+    texts = seen.evaluate(TEXTS)
+    assert texts
+    for text in texts:
+        assert text["size"] >= 11, text
+        assert not text["on"], text
+        assert text["scrolls"] or (text["left"] >= 0 and text["right"] <= width), text
+        ink = to_hex([int(part) / 255 for part in re.findall(r"\d+", text["fill"])[:3]])
+        assert (contrast(ink, THEMES[theme][0]) >= 4.5) or ink in {k.ink.light for k in KINDS.values()} | {
+            k.ink.dark for k in KINDS.values()
+        }, text
+    if keep := os.environ.get("NBDDP_LOOKS"):
+        seen.screenshot(path=f"{keep}/{name}-{width}-{theme}.png", full_page=True)
+    assert not seen.errors
+    seen.close()
 
 
 def test_labels_can_be_read_on_their_bars_and_lines_on_both_pages() -> None:
@@ -249,23 +249,23 @@ def test_time_zooms_by_keys_buttons_and_the_wheel_and_is_dragged(browser: Any) -
     seen.close()
 
 
-def test_what_nbconvert_writes_is_live_without_a_kernel_and_a_network(browser: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.looks)])
+def test_what_nbconvert_writes_is_live_without_a_kernel_and_a_network(browser: Any, tmp_path: Path, theme: str) -> None:
     saved = tmp_path / "saved.ipynb"
     data, metadata = DRAWN["timings"]()._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), saved)
-    for theme in THEMES:
-        command = [sys.executable, "-m", "nbconvert", "--to", "html", "--theme", theme, str(saved)]
-        subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
-        seen = browser.new_page(viewport={"width": 900, "height": 1000})
-        seen.route(re.compile("^http"), lambda route: route.abort())
-        seen.goto((tmp_path / "saved.html").as_uri())
-        seen.locator(".nbddp-svg").first.wait_for()
-        fill = seen.locator(".nbddp-svg .bold").first.evaluate("e => getComputedStyle(e.parentElement).fill")
-        assert fill == ("rgb(26, 26, 26)" if theme == "light" else "rgb(232, 232, 232)")
-        seen.locator("[data-i]").nth(1).hover()
-        assert "forward" in seen.locator(".nbddp-card").inner_text()
-        seen.close()
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--theme", theme, str(saved)]
+    subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
+    seen = browser.new_page(viewport={"width": 900, "height": 1000})
+    seen.route(re.compile("^http"), lambda route: route.abort())
+    seen.goto((tmp_path / "saved.html").as_uri())
+    seen.locator(".nbddp-svg").first.wait_for()
+    fill = seen.locator(".nbddp-svg .bold").first.evaluate("e => getComputedStyle(e.parentElement).fill")
+    assert fill == ("rgb(26, 26, 26)" if theme == "light" else "rgb(232, 232, 232)")
+    seen.locator("[data-i]").nth(1).hover()
+    assert "forward" in seen.locator(".nbddp-card").inner_text()
+    seen.close()
 
 
 LAB = """<div class="jp-CodeCell"><div class="jp-InputPrompt">[3]:</div><div class="jp-InputArea">
@@ -299,6 +299,7 @@ def without(made: str, *tags: str) -> str:
     return made
 
 
+@pytest.mark.every(3, "looks")
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("removed", [("script",), ("script", "style")], ids=["no script", "no style"])
 def test_where_scripts_and_styles_are_removed_the_picture_shows(
@@ -327,6 +328,7 @@ PLACES = """all => all.map(e => { const a = e.getBoundingClientRect(),
   return [a.left - b.left, a.top - b.top, a.width, a.height]; })"""
 
 
+@pytest.mark.every(3, "looks")
 @pytest.mark.parametrize("name", DRAWN)
 def test_tooltips_of_a_picture_lie_where_its_parts_are_drawn(browser: Any, name: str) -> None:
     still, moving = opened(browser, without(html(name), "script"), 640), opened(browser, html(name), 640)

@@ -30,8 +30,10 @@ def theirs(folder: Path, names: list[str]) -> dict[str, Result]:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    return theirs(tmp_path_factory.mktemp("real"), LIGHT)
+def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    cases = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    asked = {item.callspec.params["name"] for item in cases if "real" in item.fixturenames}
+    return theirs(tmp_path_factory.mktemp("real"), sorted(asked))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,7 @@ def compare(ours: Result, wanted: Result) -> None:
     assert ours.errors == wanted.errors
 
 
+@pytest.mark.every(3, "torchrun")
 @pytest.mark.parametrize("name", LIGHT)
 def test_a_script_in_the_notebook_is_what_it_is_under_torchrun(
     notebook: Kernel, real: dict[str, Result], tmp_path: Path, name: str

@@ -52,6 +52,7 @@ def checked(table: Table, handed_in: Any) -> Answer:
     return answer
 
 
+@pytest.mark.every(3, "mutants")
 @pytest.mark.parametrize(("pool", "table", "row"), WRONG, indirect=["pool"])
 def test_a_wrong_answer_gets_its_line(pool: WorkerPool, table: Table, row: str) -> None:
     answer = checked(table, defined(table.source(row), table.name))
@@ -61,6 +62,7 @@ def test_a_wrong_answer_gets_its_line(pool: WorkerPool, table: Table, row: str) 
     assert "\n" not in answer.line
 
 
+@pytest.mark.every(3, "mutants")
 @pytest.mark.parametrize(("pool", "table", "row"), RIGHT, indirect=["pool"])
 def test_a_right_answer_passes_however_it_is_written(pool: WorkerPool, table: Table, row: str) -> None:
     answer = checked(table, defined(table.source(row), table.name))

@@ -378,7 +378,7 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
 EXPLORERS = {name: getattr(explore, name) for name in explore.__all__ if name != "measured_buckets"}  # no controls
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
 def test_an_explorer_without_widgets_is_two_pictures_with_words(made: Explorer) -> None:
     bundle, metadata = made._repr_mimebundle_()
@@ -396,7 +396,7 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(made: Explorer) 
     assert 400 < metadata["image/png"]["width"] <= 900, "as wide as a notebook's column, and no wider"
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
 def test_an_explorers_controls_change_picture_and_words(made: Explorer) -> None:
     with warnings.catch_warnings():

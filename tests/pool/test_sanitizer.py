@@ -75,6 +75,7 @@ def ready(pool: WorkerPool) -> WorkerPool:
     return pool
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("program", CASES)
 def test_a_mistake_is_found_with_kind_and_line_and_its_healthy_twin_is_silent(
     ready: WorkerPool, program: Program

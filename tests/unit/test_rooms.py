@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,8 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -84,14 +85,40 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{a.name}" for a in node.names)
 
 
+@pytest.fixture(scope="module")
+def sources() -> dict[Path, list[ast.AST]]:
+    """Of each file the imports, handlers of exceptions and calls, which are read once for all tests."""
+    kinds = (ast.Import, ast.ImportFrom, ast.ExceptHandler, ast.Call)
+    return {path: [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, kinds)] for path in FILES}
+
+
+EACH_IN_A_CHILD = """
+import importlib, json, os, sys
+for room, names in json.loads(sys.argv[1]).items():
+    if not os.fork():
+        for name in names:
+            importlib.import_module(name)
+        print(json.dumps([room, [name for name in sys.argv[2:] if name in sys.modules]]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def heavy() -> dict[str, list[str]]:
+    """For each room the heavy libraries that its pure modules import."""
+    names = {}
+    for room, parts in PURE.items():
+        names[room] = [f"nbddp.{name_of(f)}" for part in parts.split() for f in (ROOT / room).glob(f"{part}.py")]
+        assert names[room]
+    command = [sys.executable, "-c", EACH_IN_A_CHILD, json.dumps(names), *HEAVY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
 @pytest.mark.parametrize("room", PURE)
-def test_pure_modules_import_nothing_heavy(room: str) -> None:
-    files = [f for part in PURE[room].split() for f in (ROOT / room).glob(f"{part}.py")]
-    assert files
-    names = ", ".join(f"nbddp.{name_of(f)}" for f in files)
-    code = f"import sys, {names}; print(*sorted({HEAVY!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+def test_pure_modules_import_nothing_heavy(heavy: dict[str, list[str]], room: str) -> None:
+    assert heavy[room] == []
 
 
 def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
@@ -107,7 +134,7 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
     assert done.stdout.split() == []
 
 
-def test_each_library_has_its_room() -> None:
+def test_each_library_has_its_room(sources: dict[Path, list[ast.AST]]) -> None:
     rooms = {
         "torch": r"worker\.|compat\.|agent\.store_host|.*\.(on_rank|on_worker|engine_side|probe)"
         r"|protocol\.(pickling|code_objects)|capabilities\.(private|debugger|memory)\.|lessons\.framework\.",
@@ -115,14 +142,14 @@ def test_each_library_has_its_room() -> None:
         "ipyparallel": r"(compat|deadlock\.on_rank|worker|pool|agent)\."
         r"|capabilities\.(attached|doctor|hosts|widgets)\.",
     }
-    for path in FILES:
-        for library in {m.split(".")[0] for m in imports(path)} & set(rooms):
+    for path, nodes in sources.items():
+        for library in {m.split(".")[0] for m in imports(nodes)} & set(rooms):
             assert re.match(rooms[library], name_of(path)), f"{name_of(path)} imports {library}"
 
 
-def test_nothing_is_swallowed() -> None:
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+def test_nothing_is_swallowed(sources: dict[Path, list[ast.AST]]) -> None:
+    for path, nodes in sources.items():
+        for node in nodes:
             if isinstance(node, ast.ExceptHandler) and all(isinstance(s, ast.Pass) for s in node.body):
                 broad = node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException")
                 assert not broad, f"{name_of(path)} line {node.lineno}"
@@ -193,9 +220,9 @@ def test_what_is_asked_for_has_a_row(how: str) -> None:
     assert found <= set(rows).union(*more)
 
 
-def test_nobody_is_called_by_a_name_that_is_put_together() -> None:
+def test_nobody_is_called_by_a_name_that_is_put_together(sources: dict[Path, list[ast.AST]]) -> None:
     for path in [p for p in FILES if name_of(p) != "compat.ipyparallel"]:  # ipyparallel's streams have such names
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in sources[path]:
             called = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"
             assert not (called and isinstance(node.args[1], ast.JoinedStr)), f"{name_of(path)} line {node.lineno}"
 
