@@ -283,6 +283,7 @@ ROWS = (
     ),
     Capability(
         name="stale_modules",
+        part=PoolPart(target="nbddp.capabilities.stale_modules.part:StaleModulesPart", when=("run",)),
         rank=(RankPart(name="stale_modules", target="nbddp.capabilities.stale_modules.on_rank:StaleModules"),),
     ),
     Capability(

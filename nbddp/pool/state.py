@@ -27,12 +27,11 @@ from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
 from nbddp.output.screens import NullScreen
 from nbddp.pool import host_source
-from nbddp.pool.change import EnvChange
+from nbddp.pool.change import EnvChange, PoolSnapshot
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import PoolNode
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
-from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows, told_to_ranks
 from nbddp.protocol.jsonl import Message

@@ -41,12 +41,11 @@ from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, Question, Reply, RunS
 from nbddp.protocol.surrogates import shown
 from nbddp.worker import exit_info, failure, gpus, questions, requests
 from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
-from nbddp.worker.cell_text import CellText
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
-from nbddp.worker.program import CellFiles
+from nbddp.worker.program import CellFiles, CellText
 from nbddp.worker.release import Release, Reserve
 
 NO_KEYBOARD = (

@@ -50,6 +50,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/simulated_gpus": "advice cards options part",
     "capabilities/slurm": "command commands options",
     "capabilities/spool": "copies on_agent part",
+    "capabilities/stale_modules": "part",
     "capabilities/timings": "analysis command document text",
     "capabilities/topology": "boxes command document",
     "capabilities/trace": "command merge options",
