@@ -39,7 +39,7 @@ from nbddp.protocol.messages import JupyterHeader, JupyterMessage
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, Question, Reply, RunSpec
 from nbddp.protocol.surrogates import shown
-from nbddp.worker import exit_info, failure, gpus, questions, requests
+from nbddp.worker import exit_info, failure, gpus, requests
 from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
@@ -138,7 +138,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
         self.printed: PrintedOutput  # from `engine.hook` on
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
-        self.told: dict[int, questions.Sent] = {}  # run → its outcome
+        self.told: dict[int, requests.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
         self._has_run = False
         packages = (IPython, ipykernel, ipyparallel)
@@ -153,7 +153,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.exits = Exits(lambda: self.spec is not None)
         self.parts = WorkerParts(self, self.to_log)
         self.groups.tell = self.parts.tell
-        self.requests, self.questions = requests.known(), questions.known()
+        self.requests, self.questions = requests.known_requests(), requests.known_questions()
         self._set_up_shell()
 
     def _set_up_shell(self) -> None:
@@ -377,7 +377,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.known = None
         broken = gpus.broken_context(error)
         if broken:
-            outcome.lost_context = LostContext(broken, *map(tuple, questions.user_names(self.shell)))
+            outcome.lost_context = LostContext(broken, *map(tuple, requests.user_names(self.shell)))
         called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("plain")
         if called and outcome.left != INTERRUPT:
             self._error_bytes = pickling.pack_or_words(error)

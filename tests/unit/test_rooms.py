@@ -148,8 +148,8 @@ TABLES = {  # what may be asked for, and the file that has a row for each
     FAR: "capabilities/hosts/remote_agent.py",
     "capabilities:ROWS": "capabilities/__init__.py",
     "grading.sandbox.forkserver:ForkServer.ORDERS": "grading/sandbox/forkserver.py",
-    "worker.requests:known": "worker/requests.py",
-    "worker.questions:known": "worker/questions.py",
+    "worker.requests:known_requests": "worker/requests.py",
+    "worker.requests:known_questions": "worker/requests.py",
     "capabilities.attached.engine_side:ASKED": "capabilities/attached/engine_side.py",
     "capabilities.attached.engine_side:QUESTIONS": "capabilities/attached/engine_side.py",
     "capabilities.attached.engine_side:REQUESTS": "capabilities/attached/engine_side.py",
@@ -159,8 +159,8 @@ ASKED = {  # how it is asked for, and where that has its row
     r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': FAR,
     r'\bask_all\(\[.*\], "(\w+)"': FAR,
     r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': FAR,
-    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\b(?:Request|RunSpec)\("(\w+)"': "worker.requests:known",
-    r'\bQuestion\.of\(\s*"(\w+)"': "worker.questions:known",
+    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\b(?:Request|RunSpec)\("(\w+)"': "worker.requests:known_requests",
+    r'\bQuestion\.of\(\s*"(\w+)"': "worker.requests:known_questions",
 }
 
 
