@@ -140,13 +140,14 @@ def call(
     args: Sequence[Any],
     kwargs: Mapping[str, object] | None,
     ranks: Sequence[int],
-    plain: bool,
+    writes: str,
     **limits: Any,
 ) -> Request:
-    """The request of a call on ranks. Raises BadInput if something cannot be sent."""
+    """The request of a call on ranks. writes: the module that writes what comes back, else it is pickled. Raises
+    BadInput if something cannot be sent."""
     name = getattr(function, "__name__", "the function")
     data = packed((function, tuple(args), dict(kwargs or {})), name)
-    return Request(CALL, {"plain": plain, "argv": list(sys.argv)}, [data], f"running {name}", ranks=ranks, **limits)
+    return Request(CALL, {"writes": writes, "argv": list(sys.argv)}, [data], f"running {name}", ranks=ranks, **limits)
 
 
 def answered(ended: Mapping[int, RankExit], read: Callable[[bytes], Any] = pickling.unpack) -> RankValues[Any]:

@@ -25,8 +25,8 @@ from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import shell
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
-from nbddp.protocol import json_values, pickling
-from nbddp.protocol.capability import given, pool_methods, with_options
+from nbddp.protocol import pickling
+from nbddp.protocol.capability import Target, given, load, pool_methods, with_options
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
@@ -59,9 +59,7 @@ class WorkerPool(PoolMethods):
 
     holding = PoolState
     connection = RankChannel
-    plain = (
-        False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.grading.examiner`)
-    )
+    writes: Target = ""  # the module by which answers of `call` are written and read, where pickles are not trusted
 
     @with_options("pool")
     def __init__(
@@ -284,9 +282,9 @@ class WorkerPool(PoolMethods):
         chosen = check_ranks(ranks, self.world_size, "ranks")
         limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
         said = given("call", "run", options)
-        request = values.call(function, args, kwargs, chosen, self.plain, **limits, **said)
+        request = values.call(function, args, kwargs, chosen, self.writes, **limits, **said)
         run = self.runs.run(request, screen)
-        return values.answered(run.ended, json_values.read if self.plain else pickling.unpack)
+        return values.answered(run.ended, load(self.writes).read if self.writes else pickling.unpack)
 
     def push(self, names: Mapping[str, object], ranks: Sequence[int] | None = None) -> None:
         """Copy values to names on the ranks. Raises BadInput if one cannot be pickled; then none is set."""

@@ -378,7 +378,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         broken = gpus.broken_context(error)
         if broken:
             outcome.lost_context = LostContext(broken, *map(tuple, requests.user_names(self.shell)))
-        called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("plain")
+        called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("writes")
         if called and outcome.left != INTERRUPT:
             self._error_bytes = pickling.pack_or_words(error)
         gpus.let_go_of_memory(error)

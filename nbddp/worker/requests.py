@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from nbddp.deadlock.on_rank import flight, position
-from nbddp.protocol import json_values, pickling
+from nbddp.protocol import pickling
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.messages import JupyterMessage
@@ -24,9 +24,9 @@ from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.parts import RankWorker
 
 
-def _call(worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], plain: bool = False) -> list[bytes]:
-    """Call a pickled function; its value, or the exception, goes back pickled, or as JSON and without the exception
-    where the client trusts no rank (`plain`)."""
+def _call(worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], writes: str = "") -> list[bytes]:
+    """Call a pickled function; its value, or the exception, goes back pickled. Where the client trusts no rank, the
+    module `writes` writes the value, and no exception goes back."""
     import cloudpickle
 
     sys.argv = list(argv)
@@ -37,7 +37,7 @@ def _call(worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], pl
         worker.parts.ended(e)
         raise
     worker.parts.ended(None)
-    return [json_values.write(value) if plain else pickling.pack_or_words(value)]
+    return [load(writes).write(value) if writes else pickling.pack_or_words(value)]
 
 
 def _push(worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
