@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO, ClassVar, TypedDict
 
-from nbddp.agent import children, rlimits
+from nbddp.agent import children
 from nbddp.agent.client import AgentClient
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
 from nbddp.grading import json_values
 from nbddp.grading.definitions import Handed, absent, kind
 from nbddp.grading.sandbox import agent as sandbox_agent
+from nbddp.grading.sandbox import rlimits
 from nbddp.grading.submissions import Cell
 from nbddp.launch.options import LaunchSpec
 from nbddp.lessons.framework import folders, run_check
