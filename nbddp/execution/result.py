@@ -297,6 +297,7 @@ class RunResult:
 
 
 # -- the rank that is blamed ------------------------------------------------------------------------
+
 # Which rank a failed run is blamed on: a pure function of how its ranks ended.
 # A lost connection is a consequence. The cause is, in this order: the earliest rank that failed by itself; a rank that
 # left the collective its peers were in (it destroyed the process group, or its process ended); and only where neither

@@ -163,6 +163,7 @@ def group_is_broken(ends: dict[int, RankStatus], groups: Mapping[int, GroupFacts
 
 
 # -- the queue of events ----------------------------------------------------------------------------
+
 # The events of a run, on one queue. Any thread and a signal's handler may put; one thread takes.
 # Where something else is to be heard while that thread waits, it sleeps in an `ExtraPoller`, and a byte on a pipe wakes
 # it.

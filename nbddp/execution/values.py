@@ -132,6 +132,7 @@ def check_ranks(asked: Sequence[int] | None, world_size: int, option: str) -> tu
 
 
 # -- values on their way ----------------------------------------------------------------------------
+
 # Data that travels between notebook and ranks: functions, values, and returned exceptions.
 
 

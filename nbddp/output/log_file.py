@@ -102,6 +102,7 @@ class LogFile:
 
 
 # -- texts that are too long for a notebook ---------------------------------------------------------
+
 # Texts that are too long for a notebook: their two ends are shown, and the whole is in a file.
 # A line of a report, a message, a result or a figure may have any size; a notebook that holds them all cannot be
 # opened. The file is bounded too (`output.log_file`).

@@ -206,6 +206,7 @@ class Rows:
 
 
 # -- stamps of log lines ----------------------------------------------------------------------------
+
 # The stamps of log lines: time, process and rank, in which the same warning differs from rank to rank.
 # torch's C++ code writes `[rank3]:[W1123 06:05:58.123456789 ProcessGroupNCCL.cpp:1250] Warning: …`, and glog and
 # torch's Python logs `W1123 06:05:58.123456 4711 torch/distributed/run.py:792] …`. Pure.

@@ -106,6 +106,7 @@ def _notes(living: Mapping[int, bool], died: set[int], moved: set[int], changed:
 
 
 # -- after a command that was stopped ---------------------------------------------------------------
+
 # The state in which a stopped command has left the pool, as text. Pure: compares two snapshots.
 
 NEXT = "the next %ddp start or %%ddp cell"

@@ -27,7 +27,6 @@ from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import pickling
 from nbddp.protocol.capability import Target, given, load, pool_methods, with_options
-from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
 from nbddp.protocol.run_spec import ARGV0, Question
@@ -338,9 +337,3 @@ class WorkerPool(PoolMethods):
         """Whether GPUs are simulated, and what is said under what the command `name` shows."""
         said = tuple(filter(None, [say(name) for say in self.parts.figure_notes]))
         return self.placed().simulates_gpus, said
-
-    # -- what is shown -------------------------------------------------------------------------
-
-    def status(self) -> Message:
-        """The agent's answer to `status`: the pool's description and its processes."""
-        return self.life.status()

@@ -87,6 +87,7 @@ def _finding(getfile: Callable[[Any], str], files: CellFiles) -> Callable[[Any],
 
 
 # -- the text of a cell -----------------------------------------------------------------------------
+
 # A cell's text on its way to Python: each thing that is found out about it is found out once.
 # What IPython's own syntax becomes is the same on all ranks, so the client says it with the cell
 # (`execution.cell_text.as_python`). ipykernel asks for it, and IPython once more; both ask, too, whether the cell

@@ -87,6 +87,7 @@ def known_requests() -> dict[str, Callable[..., list[bytes]]]:
 
 
 # -- questions --------------------------------------------------------------------------------------
+
 # Questions to a worker while its main thread works, over the control channel: a row of a table for each.
 # The control channel's own thread answers them, so they only look. They change three things: a worker's debugger, its
 # release from a blocked call, and its interrupt.

@@ -24,7 +24,7 @@ INSIDE = "capabilities/simulated_gpus/on_rank/"
 FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS) and INSIDE not in str(f)]
 
 ACCELERATE = ("_shared_state", "_reset_state")  # transformers uses them too
-OURS = {"_found": "output/result.py", "_pool": "public.py"}  # what classes of ours share, and users are not offered
+OURS = {"_found": "figures/result.py", "_pool": "public.py"}  # what classes of ours share, and users are not offered
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -28,9 +28,9 @@ from nbddp.capabilities.compare.replicas import (
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
 from nbddp.execution.values import check_ranks
+from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.output.table import Table
 from nbddp.protocol import pickling
 
 PIECE = 1 << 24  # bytes; a multiple of every dtype's size

@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 
 from nbddp.analysis.quantities import size
 from nbddp.compat.probes import SEAMS, ProbeResult, Seam, said
+from nbddp.figures.table import Table
 from nbddp.launch.topology import counted
-from nbddp.output.table import Table
 
 WIDTH = 118
 ALL_SEAMS = "all {} uses of internals"

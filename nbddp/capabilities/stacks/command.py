@@ -22,9 +22,9 @@ from nbddp.deadlock import proof
 from nbddp.deadlock.positions import GONE, Position, facts_of, position_of
 from nbddp.errors import BadInput, PoolError, RankStatus
 from nbddp.execution import report
+from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.output.table import Table
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.position import StackRow, Whereabouts
 from nbddp.protocol.run_spec import Question
