@@ -21,7 +21,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = {  # folder → its modules that import nothing of that
     "": "errors export",
-    "agent": "last_error stop versions warning_filters",
+    "agent": "child_logs stop versions warning_filters",
     "analysis": "*",
     "capabilities": "__init__",
     "capabilities/attached": "clusters",
@@ -111,7 +111,7 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
 def test_each_library_has_its_room() -> None:
     rooms = {
         "torch": r"worker\.|compat\.|agent\.store_host|.*\.(on_rank|on_worker|engine_side|probe)"
-        r"|protocol\.(pickling|code_objects)|capabilities\.(private|debugger|memory)\.|lessons\.framework\.",
+        r"|protocol\.pickling|capabilities\.(private|debugger|memory)\.|lessons\.framework\.",
         "matplotlib": r"figures\.|.*\.figure|capabilities\.topology\.",
         "ipyparallel": r"(compat|deadlock\.on_rank|worker|pool|agent)\."
         r"|capabilities\.(attached|doctor|hosts|widgets)\.",

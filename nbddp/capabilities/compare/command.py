@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Protocol
 
+from nbddp.analysis.answers import IdleRanks
 from nbddp.capabilities.compare.replicas import (
     Compared,
     Difference,
@@ -26,7 +27,6 @@ from nbddp.capabilities.compare.replicas import (
     shown_words,
 )
 from nbddp.errors import BadInput
-from nbddp.execution.protocols import IdleRanks
 from nbddp.execution.values import check_ranks
 from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
