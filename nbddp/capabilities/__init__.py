@@ -160,6 +160,7 @@ ROWS = (
         methods={"status": "nbddp.capabilities.status.command:status"},
         public={"status": "nbddp.capabilities.status.public:status"},
     ),
+    Capability(name="gpus", on_agent=OnAgent(gpus="nbddp.capabilities.gpus.on_agent:told")),
     Capability(
         name="widgets",
         part=PoolPart(

@@ -104,18 +104,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def __init__(self, **kwargs: Any) -> None:
         with ipykernel_compat.unlisted_modules():
             super().__init__(**kwargs)
-        self._begin_work()
+        self.begin_work()
 
-    @classmethod
-    def made_of(cls, kernel: IPythonParallelKernel) -> WorkerKernel:
-        """An engine's kernel that becomes a worker's; once."""
-        kernel.__class__ = cls
-        kernel._begin_work()
-        kernel.shell_handlers[messages.RUN] = kernel.nbddp_run
-        kernel.control_handlers[messages.QUESTION] = kernel.nbddp_request
-        return kernel  # type: ignore[no-any-return]
-
-    def _begin_work(self) -> None:
+    def begin_work(self) -> None:
         """What a worker's kernel has beyond an engine's."""
         if getattr(self, "shell_channel_thread", False) is None:
             _NoShellThread.parent_thread = threading.main_thread()
