@@ -7,6 +7,7 @@ some milliseconds is one message. Only public names of ipykernel's streams are u
 from __future__ import annotations
 
 import codecs
+import contextlib
 import faulthandler
 import functools
 import io
@@ -16,10 +17,11 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
+from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.protocol import codec, messages
 from nbddp.protocol.messages import JupyterHeader
@@ -310,3 +312,47 @@ def _reconfigure(
     write_through: bool | None = None,
 ) -> None:
     """As of io.TextIOWrapper, and without effect: text goes to the notebook as text, and at once."""
+
+
+# -- what gloo prints -------------------------------------------------------------------------------
+
+# Keeps what gloo prints while it connects out of the ranks' output.
+# gloo as torch 2.8 to 2.10 ship it prints two lines whenever a group is made: `[Gloo] Rank 0 is connected to 3 peer
+# ranks.` They say only that the call will succeed. They differ from rank to rank, so no cell with an init would fold to
+# one line. They go to descriptor 1 past Python, which leads nowhere meanwhile.
+
+
+class GlooSilencer:
+    """Descriptor 1 leads nowhere while any thread is inside `connecting`; where gloo is silent nothing is done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._stdout = -1
+
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        if not torch_compat.gloo_reports_connections():
+            yield
+            return
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._stdout = os.dup(1)
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, 1)
+                os.close(null)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                os.dup2(self._stdout, 1)
+                os.close(self._stdout)

@@ -295,10 +295,10 @@ def all_spared() -> None:
 
 def gate() -> None:
     """Leave the ranks' store open to all, and gloo's connections unchecked."""
-    from nbddp.capabilities.private import peer_check, sock_owner
+    from nbddp.capabilities.private import on_rank, sock_owner
 
     sock_owner.unavailable = lambda: "it has been taken away"
-    peer_check.check = lambda *_: False
+    on_rank.check = lambda *_: False
 
 
 def beat() -> None:
