@@ -203,7 +203,7 @@ class Capability:
       what `nbddp.Pool` has in the place of such a method, or besides.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
     - guard: who may reach what ranks meet by; one row has it.
-    - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
+    - probes: seam of `%ddp doctor` -> () -> None, tried by `%ddp doctor`; raises if it fails.
     - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
       pool for which the option is said. Of several the last row's is taken.
     - advice: what else the report of a failed run says in its last line.

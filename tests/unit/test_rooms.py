@@ -33,7 +33,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/compare": "command replicas",
     "capabilities/completion": "lines",
     "capabilities/debugger": "command messages prompt sender stdin transcript",
-    "capabilities/doctor": "command examination findings",
+    "capabilities/doctor": "command examination findings seams",
     "capabilities/env": "options part",
     "capabilities/export": "cells command names options program sbatch target_support targets "
     "torchrun_line",

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, TypedDict
 
 from nbddp.analysis.quantities import size
-from nbddp.compat.probes import SEAMS, ProbeResult, Seam, said
+from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult, Seam, said
 from nbddp.figures.table import Table
 from nbddp.launch.topology import counted
 
