@@ -38,7 +38,7 @@ from nbddp.protocol.codec import Json, from_json, to_json
 from nbddp.protocol.messages import JupyterHeader, JupyterMessage
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, Question, Reply, RunSpec
-from nbddp.protocol.surrogates import shown
+from nbddp.protocol.text import shown
 from nbddp.worker import exit_info, failure, gpus, requests
 from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.interrupts import WorkerInterrupts

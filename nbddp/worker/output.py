@@ -25,7 +25,7 @@ from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.protocol import codec, messages
 from nbddp.protocol.messages import JupyterHeader
-from nbddp.protocol.surrogates import plain
+from nbddp.protocol.text import plain
 from nbddp.worker.fd_capture import CapturedFds, Pipe, flush_c
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late

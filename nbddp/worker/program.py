@@ -20,7 +20,7 @@ from typing import Any
 import IPython
 from IPython.core.inputtransformer2 import TransformerManager
 
-from nbddp.protocol.cell_lines import first_word, program_rows
+from nbddp.protocol.text import first_word, program_rows
 
 
 class CellFiles:

@@ -66,7 +66,7 @@ PURE = {  # folder → its modules that import nothing of that
     "notebook": "commands history pool_commands",
     "output": "*",
     "pool": "change",
-    "protocol": "capability cell_lines jsonl outcome program request stack_limit surrogates",
+    "protocol": "capability jsonl outcome request stack_limit text",
     "teach": "__init__",
     "lessons": "*/simulation l07_batch_norm/norms",
 }  # fmt: skip
