@@ -13,9 +13,9 @@ import nbddp
 from docs import messages
 from docs.assembly import ROOT
 from nbddp import errors
+from nbddp.figures.result import Result
 from nbddp.launch.options import cell_parser
 from nbddp.notebook.commands import command_parser, known
-from nbddp.output.result import Result
 
 TERMINAL = "python -m nbddp"
 OPTIONS = "options.md"

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from nbddp.errors import BadInput
 from nbddp.execution.values import RankValues
 from nbddp.launch.options import fields_of, known, nearest
-from nbddp.notebook.status import StatusResult
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import load, public_methods, with_options
 from nbddp.protocol.deprecation import warn_deprecated
-from nbddp.protocol.pool_parts import lines
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN
 
 if TYPE_CHECKING:
@@ -245,17 +243,6 @@ class Pool(PublicMethods):
             code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, shutdown_timeout=shutdown_timeout,
             max_restarts=max_restarts, argv=argv, want_value=want_value, **options,
         )  # fmt: skip
-
-    def status(self) -> StatusResult:
-        """The state, device, process id and memory of each rank. Raises PoolNotRunning.
-
-        Example:
-
-            assert pool.status().to_dict()["workers"][0]["state"] == "idle"
-        """
-        answer = self._pool.status()
-        simulated, _ = self._pool.marks("status")
-        return StatusResult(answer, simulated, tuple(lines(self._pool.parts.holds)))
 
     def push(self, names: Mapping[str, object], ranks: Sequence[int] | None = None) -> None:
         """Copy values to variables on the ranks.

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from nbddp.agent import rlimits, warning_filters
+from nbddp.agent import warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 
@@ -87,8 +87,8 @@ def _end_after(parent: ProcessId, number: int) -> None:
 def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = ()) -> int:
     """Start `target` ("module:function") with `request` in a new process; returns its pid.
 
-    request: JSON data; `log` (path), `env` (whole environment), `cwd`, `path` (sys.path) and, where there are some,
-        `limits` (`agent.rlimits`) are applied before the function is called.
+    request: JSON data; `log` (path), `env` (whole environment), `cwd` and `path` (sys.path) are applied before the
+        function is called. `enters`: a function that is called between, with the request.
     close: the agent's own descriptors, not to be held by a forked child.
     keep: descriptors that a spawned child inherits.
     """
@@ -142,9 +142,12 @@ def _spawn(target: str, request: dict[str, Any], keep: Iterable[int]) -> int:
 
 def _run(target: str, request: dict[str, Any]) -> int:
     _enter(request)
+    return int(_call(target, request) or 0)
+
+
+def _call(target: str, request: dict[str, Any]) -> Any:
     module, name = target.split(":")
-    result = getattr(importlib.import_module(module), name)(request)
-    return int(result or 0)
+    return getattr(importlib.import_module(module), name)(request)
 
 
 def _enter(request: dict[str, Any]) -> None:
@@ -162,8 +165,8 @@ def _enter(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     sys.path[:] = request["path"]
     _own_copies()
-    if "limits" in request:
-        rlimits.apply(request["limits"])
+    if "enters" in request:
+        _call(request["enters"], request)
 
 
 def _own_copies() -> None:

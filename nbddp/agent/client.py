@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from nbddp.agent import runtime_dir, stop
-from nbddp.agent.last_error import cause
+from nbddp.agent.child_logs import cause
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import working_dir
 from nbddp.errors import AgentFailed

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, TypeVar
 
 import psutil
 
-from nbddp.agent import child_logs, children, devices, hardware, keeper, runtime_dir, warning_filters
+from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir, warning_filters
 from nbddp.agent.process_id import ProcessId, is_zombie
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
@@ -175,7 +175,7 @@ class NodeAgent:
         gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
         missing = import_all(self.modules) if not children.why_not_fork() else ""
         reason = children.why_not_fork()
-        found = devices.gpus(os.environ) if _torch_has_cuda() else devices.node_facts([])
+        found: Message = next((load(row.gpus)(os.environ) for row in added() if row.gpus), {})
         cores = hardware.allowed_cores()
         more = {name: value for row in added() if row.warm for name, value in load(row.warm)(self).items()}
         self.is_warm = True
@@ -533,15 +533,6 @@ def import_all(names: tuple[str, ...]) -> str:
             if name not in SPARED:
                 return f"{name}: {e}"
     return ""
-
-
-def _torch_has_cuda() -> bool:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        import importlib.util
-
-        return importlib.util.find_spec("torch") is not None
-    return bool(torch.backends.cuda.is_built())
 
 
 def main() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from nbddp.analysis.clocks import ClockOffset, Ping, clock
-from nbddp.execution.protocols import IdleRanks
+from nbddp.launch.topology import Topology
 from nbddp.protocol import pickling
+from nbddp.protocol.run_spec import Question
 
 
 def unpacked(answers: Mapping[int, Sequence[Any]]) -> dict[int, Any]:
@@ -21,3 +22,25 @@ def clocks(ranks: IdleRanks) -> dict[int, ClockOffset]:
         return {}
     pings = unpacked(ranks.answers("clocks"))[0]
     return {0: ClockOffset(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
+
+
+class IdleRanks(Protocol):
+    """Ranks that no cell occupies."""
+
+    def answers(
+        self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
+    ) -> dict[int, list[Any]]:
+        """Have ranks (all, if None) carry out what `worker.requests` knows; rank → the buffers it answered with."""
+        ...
+
+    def ask(self, rank: int, question: Question) -> Any:
+        """A question to one rank's control thread; None without an answer."""
+        ...
+
+    def placed(self) -> Topology:
+        """Who is where."""
+        ...
+
+    def newest(self) -> tuple[int, int] | None:
+        """The number of the last cell's run, and the n of its In[n]; None if no cell has run."""
+        ...

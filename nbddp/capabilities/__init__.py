@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
     import nbddp.capabilities.scripts.command
     import nbddp.capabilities.scripts.public
     import nbddp.capabilities.slurm.command
+    import nbddp.capabilities.status.command
+    import nbddp.capabilities.status.public
     import nbddp.capabilities.timings.command
     import nbddp.capabilities.timings.public
     import nbddp.capabilities.topology.public
@@ -61,6 +63,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         run_script = nbddp.capabilities.scripts.command.run_script
         scale = nbddp.capabilities.hosts.command.scale
         sizes = nbddp.capabilities.memory.command.sizes
+        status = nbddp.capabilities.status.command.status
         sync = nbddp.capabilities.hosts.command.sync
         timings = nbddp.capabilities.timings.command.timings
         trace = nbddp.capabilities.trace.command.trace
@@ -79,6 +82,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         run_script = Method(nbddp.capabilities.scripts.public.run_script)
         scale = Method(nbddp.capabilities.hosts.command.scale)
         sizes = Method(nbddp.capabilities.memory.public.sizes)
+        status = Method(nbddp.capabilities.status.public.status)
         sync = Method(nbddp.capabilities.hosts.command.sync)
         topology = Method(nbddp.capabilities.topology.public.topology)
         timings = Method(nbddp.capabilities.timings.public.timings)
@@ -143,6 +147,20 @@ SANITIZED = ("cell", "script", "terminal", "torchrun")  # lines that take --sani
 
 # fmt: off
 ROWS = (
+    Capability(
+        name="status",
+        commands=(
+            Command(
+                name="status", of_pool=True,
+                help="show each worker's rank, node, local rank, device, pid, state and memory",
+                notebook="nbddp.capabilities.status.command:in_notebook",
+                terminal="nbddp.capabilities.status.command:in_terminal",
+            ),
+        ),
+        methods={"status": "nbddp.capabilities.status.command:status"},
+        public={"status": "nbddp.capabilities.status.public:status"},
+    ),
+    Capability(name="gpus", on_agent=OnAgent(gpus="nbddp.capabilities.gpus.on_agent:told")),
     Capability(
         name="widgets",
         part=PoolPart(
@@ -283,6 +301,7 @@ ROWS = (
     ),
     Capability(
         name="stale_modules",
+        part=PoolPart(target="nbddp.capabilities.stale_modules.part:StaleModulesPart", when=("run",)),
         rank=(RankPart(name="stale_modules", target="nbddp.capabilities.stale_modules.on_rank:StaleModules"),),
     ),
     Capability(
@@ -692,7 +711,7 @@ ROWS = (
         name="terminal",
         main="nbddp.capabilities.terminal.main:main",
         terminal={
-            "status": "nbddp.capabilities.terminal.main:status", "start": "nbddp.capabilities.terminal.main:start",
+            "start": "nbddp.capabilities.terminal.main:start",
             "stop": "nbddp.capabilities.terminal.main:stop", "restart": "nbddp.capabilities.terminal.main:restart",
         },
     ),

@@ -40,7 +40,7 @@ READS_LEVEL, KEEPS_LEVEL = "_ZN3c1011initLoggingEv", "FLAGS_caffe2_log_level"
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
 
 
-# What a seam of `nbddp.compat.probes` needs, as module:attribute; the others are tried alone
+# What a seam of `%ddp doctor` needs, as module:attribute; the others are tried alone
 NAMES = {
     "flight recorder": (f"{BINDINGS}:_dump_fr_trace_json",),
     "tables of groups": (f"{C10D}:_world",),

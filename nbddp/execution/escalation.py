@@ -17,8 +17,8 @@ from nbddp.deadlock.proof import Deadlock
 from nbddp.deadlock.watch import RankQuestions, RankWatcher
 from nbddp.errors import RankStatus
 from nbddp.execution import supervise
-from nbddp.execution.events import Events
 from nbddp.execution.result import RunResult
+from nbddp.execution.supervise import Events
 from nbddp.launch.topology import rank_words
 from nbddp.output.run_output import RunOutput
 from nbddp.protocol import outcome

@@ -23,8 +23,8 @@ from nbddp.deadlock.watch import EARLIEST, RankWatcher
 from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
 from nbddp.execution.escalation import Escalation, RankControl
-from nbddp.execution.events import Events
 from nbddp.execution.result import RankPlaces, RunResult, StuckRank
+from nbddp.execution.supervise import Events
 from nbddp.output.buffer import COMMS
 from nbddp.output.log_file import LIMIT
 from nbddp.output.run_output import PRINTED, RunOutput

@@ -11,7 +11,6 @@ from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunF
 from nbddp.execution.text_style import PLAIN, PlainStyle
 from nbddp.launch.machine import spans
 from nbddp.launch.topology import rank_words
-from nbddp.protocol import stack_limit
 from nbddp.protocol.position import CalledFrom, inside, place
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
@@ -202,7 +201,7 @@ def frames_text(frames: Iterable[Frame], paint: PlainStyle = PLAIN) -> list[str]
         if not frame.user:
             folded.append(frame)
             if frame.left_out:
-                lines += [*_folded(folded, paint), *map(paint.quiet, _omitted(frame.of, frame.left_out))]
+                lines += [*_folded(folded, paint), *map(paint.quiet, omitted_words(frame.of, frame.left_out))]
                 folded = []
             continue
         lines += _folded(folded, paint)
@@ -212,11 +211,11 @@ def frames_text(frames: Iterable[Frame], paint: PlainStyle = PLAIN) -> list[str]
         for (number, _), text in zip(frame.context, code, strict=True):
             head = paint.mark(f"----> {number:>4}") if number == frame.line else f"      {number:>4}"
             lines.append(f"{head} {text}")
-        lines += map(paint.quiet, _omitted(frame.of, frame.left_out))
+        lines += map(paint.quiet, omitted_words(frame.of, frame.left_out))
     return lines + _folded(folded, paint)
 
 
-def _omitted(of: Sequence[str], count: int = 0) -> list[str]:
+def omitted_words(of: Sequence[str], count: int = 0) -> list[str]:
     """That frames are not shown: those of a recursion. of: their functions."""
     count = count or len(of)
     return [f"  … {count:,} frame{'s' if count > 1 else ''} omitted, of {_some([*dict.fromkeys(of)])}"] if count else []
@@ -228,35 +227,12 @@ def note(error: WorkerFailed) -> str:
     return f"raised on rank {error.rank} of {len(error.states)}" + (f" ({place})" if place else "")
 
 
-def post_mortem(error: RunFailed) -> str:
-    """What `%debug` shows of a run that failed: the first failing rank's frames, and what its names held there."""
-    cause = getattr(error, "cause", None)
-    if cause is None or not cause.chain:
-        return f"{error}\nNo rank raised an exception; %ddp stacks shows where the ranks were."
-    lines = [str(error), ""]
-    for frame in (f for raised in with_parts(cause.chain) for f in raised.frames if f.user):
-        lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
-    more = f"%%ddp --ranks {cause.rank} runs code on that rank, which keeps its variables"
-    return "\n".join([*lines, f"{more}; %ddp stacks shows every rank."])
-
-
 def with_parts(chain: Sequence[Raised]) -> Iterator[Raised]:
     """Exceptions of a chain, and those in groups behind their group."""
     for raised in chain:
         yield raised
         for part in raised.group:
             yield from with_parts(part)
-
-
-def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
-    """One line per frame, outermost first: `  Cell In[3], line 9, in train`."""
-    rows, lines = [tuple(row) for row in frames], []
-    for i, end in stack_limit.kept_frames(rows):
-        file, line, name, _ = rows[i]
-        short = str(file).replace("\\", "/").split("site-packages/")[-1]
-        lines.append(f"  {short}, line {line}{inside(str(name))}")
-        lines += _omitted([str(row[2]) for row in rows[i + 1 : end]])
-    return lines
 
 
 def _folded(frames: list[Frame], paint: PlainStyle) -> list[str]:

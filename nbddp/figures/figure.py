@@ -22,7 +22,7 @@ from nbddp.figures.document.page import Document
 from nbddp.figures.document.page import page as document_page
 from nbddp.figures.html import Spot, page
 from nbddp.figures.palette import MUTED, PAPER, RC
-from nbddp.output.table import Table
+from nbddp.figures.table import Table
 from nbddp.protocol.messages import Metadata, MimeBundle
 
 DPI = 192  # two pixels of a picture to one of the page's: sharp on every screen, and 9 points are 9 points

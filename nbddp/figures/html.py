@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from nbddp.output.table import Table
+from nbddp.figures.table import Table
 
 PICTURE, SHEET, SPOT = "nbddp-picture", "nbddp-sheet", "nbddp-spot"  # CSS classes: a picture, what it lies on, a part
 DARK = (

@@ -18,6 +18,7 @@ from typing import Any
 from nbddp.grading import gradebook
 from nbddp.grading.definitions import missing
 from nbddp.grading.sandbox.client import ForkedProcess, Gone, Server, bounds
+from nbddp.grading.sandbox.rlimits import bounded
 from nbddp.grading.submissions import Cell
 
 SUFFIXES = (".ipynb", ".py")
@@ -65,7 +66,7 @@ def read(server: Server, paths: Sequence[Path], folder: Path, names: Sequence[st
     for path, (text, why, _) in zip(paths, texts, strict=True):
         outline: dict[str, Any] = {"cells": [], "defines": [], "unread": why}
         if not why:
-            reader = reader or server.start("nbddp.grading.reader:main", {"limits": bounds(MEMORY, int(SECONDS))})
+            reader = reader or server.start("nbddp.grading.reader:main", bounded(bounds(MEMORY, int(SECONDS))))
             try:
                 asked = {"name": path.name, "suffix": path.suffix, "text": text, "names": list(names)}
                 outline = reader.ask(asked, SECONDS)

@@ -2,7 +2,7 @@
 
 It is forked from the grader's warm process and forks an agent of its own (`grading.sandbox.agent`), which forks the
 ranks. The learner's cells go to the ranks as text and run there alone. The ranks answer in JSON
-(`protocol.json_values`). This process refuses to load any class from a pickle, whoever sends it. So nothing of the
+(`grading.json_values`). This process refuses to load any class from a pickle, whoever sends it. So nothing of the
 learner's can run here. It answers the grader in lines of JSON, one exercise at a time, and is killed, with all below
 it, when the learner is through.
 """
@@ -18,12 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO, ClassVar, TypedDict
 
-from nbddp.agent import children, rlimits
+from nbddp.agent import children
 from nbddp.agent.client import AgentClient
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
+from nbddp.grading import json_values
 from nbddp.grading.definitions import Handed, absent, kind
 from nbddp.grading.sandbox import agent as sandbox_agent
+from nbddp.grading.sandbox import rlimits
 from nbddp.grading.submissions import Cell
 from nbddp.launch.options import LaunchSpec
 from nbddp.lessons.framework import folders, run_check
@@ -32,7 +34,6 @@ from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.state import PoolState
-from nbddp.protocol import json_values
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.messages import OUTCOME, JupyterMessage
 from nbddp.protocol.pool_parts import PoolParts
@@ -92,7 +93,7 @@ class _StrangersLife(PoolState):
 class StrangersPool(WorkerPool):
     """Ranks on which a learner's code runs: only JSON is taken from them."""
 
-    holding, connection, plain = _StrangersLife, StrangersRanks, True
+    holding, connection, writes = _StrangersLife, StrangersRanks, "nbddp.grading.json_values"
 
     def __init__(self, nproc: int, agent: AgentClient):
         super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)

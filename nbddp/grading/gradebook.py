@@ -3,7 +3,7 @@
 What learners wrote comes in here as text alone. It is made harmless for its reader. Control characters of terminals go,
 and a cell that a spreadsheet would take for a formula gets an apostrophe in front. `Book` is a CSV file that is written
 row by row through one open file; what another process makes of the file meanwhile is seen, and undone. Pure but for the
-files: imports only the standard library, `nbddp.errors`, `nbddp.output.table` and `nbddp.lessons.framework.rubric`.
+files: imports only the standard library, `nbddp.errors`, `nbddp.figures.table` and `nbddp.lessons.framework.rubric`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import replace as replaced
 from pathlib import Path
 
 from nbddp.errors import BadInput
+from nbddp.figures.table import Table
 from nbddp.lessons.framework.rubric import lines_of
-from nbddp.output.table import Table
 
 LONGEST = 2400  # characters of what is said of an answer; a rubric has several lines
 NAME = 200  # bytes of a file's name; systems have 255, and some is put behind it

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import BadInput
+from nbddp.figures.table import Table
 from nbddp.grading import collect, examiner, gradebook
 from nbddp.grading.collect import Submission
 from nbddp.grading.definitions import missing
@@ -28,7 +29,6 @@ from nbddp.grading.sandbox.agent import Guard
 from nbddp.grading.sandbox.client import ForkedProcess, Gone, Server, bounds
 from nbddp.lessons.framework.answer import OK, Answer
 from nbddp.lessons.framework.run_check import DEADLINE
-from nbddp.output.table import Table
 from nbddp.protocol.codec import to_json
 
 COLUMNS = gradebook.SHOWN

@@ -1,6 +1,6 @@
 """The parts of a machine, as data and text: GPUs, the links between them, NUMA nodes, the network.
 
-Facts come from `agent/devices.py` and `agent/hardware.py`. A fact that could not be told is left
+Facts come from `OnAgent.gpus` and `agent/hardware.py`. A fact that could not be told is left
 empty, never guessed, and a sentence in `Node.untold` says so. Pure: imports only the standard library.
 """
 

@@ -40,11 +40,6 @@ HELP = ("help", "-h", "--help")
 # fmt: off
 OWN = (
     Command(
-        name="status", of_pool=True,
-        help="show each worker's rank, node, local rank, device, pid, state and memory",
-        notebook="nbddp.notebook.pool_commands:status",
-    ),
-    Command(
         name="start",
         help="start the pool without running a cell",
         grammar="nbddp.launch.options:pool_options", parse="nbddp.notebook.commands:parse_pool_options",
@@ -114,6 +109,10 @@ class Asked(Protocol):
 
     def start_workers(self, change: Callable[[Callable[[str], None]], Iterable[str]]) -> None:
         """Start workers by `change`, which gets the place for progress and returns what to say."""
+        ...
+
+    def tell_shortcomings(self) -> None:
+        """Print what does not work here, unless that was said."""
         ...
 
     def run(self, spec: LaunchSpec) -> None:

@@ -31,7 +31,7 @@ from nbddp.notebook.history import CellHistory, Ran
 from nbddp.notebook.interrupts import NotebookInterrupts
 from nbddp.notebook.pool_commands import RESTARTED, start_pool
 from nbddp.output.screens import Screen, for_shell
-from nbddp.pool import snapshot
+from nbddp.pool.change import changed
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import Option
 from nbddp.protocol.capability import load as load_target
@@ -102,7 +102,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             run = e
         except KeyboardInterrupt:
             pass
-        became = snapshot.changed(before, self.pool.snapshot())
+        became = changed(before, self.pool.snapshot())
         if command == "push" and run is not None:
             done = [s.rank for s in run.states if s.status == RankStatus.FINISHED]
             became = f"the variables are set on {rank_words(done) if done else 'no rank'}"
@@ -119,7 +119,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         except KeyboardInterrupt:
             pass
         when = "before it ran on any rank" if self.pool.last_run is last else "after it had ended on the ranks"
-        became = snapshot.changed(before, self.pool.snapshot())
+        became = changed(before, self.pool.snapshot())
         raise RunStopped(f"the cell was stopped by the user {when}; {became}") from None
 
     @contextmanager

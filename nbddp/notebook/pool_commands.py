@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.errors import BadInput
 from nbddp.launch import options
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
-from nbddp.launch.units import lasts
 from nbddp.notebook.commands import CommandLine, overview
 from nbddp.notebook.history import Ran
 from nbddp.protocol.capability import load, rows
@@ -59,19 +58,6 @@ def restart(magics: DDPMagics, line: CommandLine) -> None:
         return
     for note in magics.pool.restart(line.args["ranks"]):
         print(note)
-
-
-def status(magics: DDPMagics, line: CommandLine) -> Any:
-    from nbddp.notebook.status import status_table
-
-    pool = magics.pool
-    answer = pool.status()
-    for words in lines(pool.parts.holds):
-        print(words)
-    if answer["keep"]:
-        print(f"the warm process stays for {lasts(answer['keep'])} after this notebook kernel exits (--keep-warm)")
-    magics.tell_shortcomings()
-    return status_table(answer)
 
 
 def push(magics: DDPMagics, line: CommandLine) -> None:

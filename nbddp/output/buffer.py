@@ -20,10 +20,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.output.log_file import LIMIT, LogFile
-from nbddp.output.overflow import Wholes, sizes
-from nbddp.output.terminal_line import MOST_ROWS, Rows, TerminalLine, cut_sequence, has_controls, moves_rows, rows_up
-from nbddp.output.timestamps import unstamped
+from nbddp.output.log_file import LIMIT, LogFile, Wholes, sizes
+from nbddp.output.terminal_line import (
+    MOST_ROWS,
+    Rows,
+    TerminalLine,
+    cut_sequence,
+    has_controls,
+    moves_rows,
+    rows_up,
+    unstamped,
+)
 from nbddp.protocol import messages
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.messages import Metadata, MimeBundle

@@ -25,8 +25,7 @@ from nbddp.compat import ipykernel
 from nbddp.output import page
 from nbddp.output.buffer import LIVE_WIDTH, Display, RankOutput, Text
 from nbddp.output.layout import BAR, Piece, Print, block, flat
-from nbddp.output.live_region import Region
-from nbddp.output.progress import Progress
+from nbddp.output.progress import Progress, Region
 
 LIVE_LINES = 20
 LIVE_EVERY = 0.25  # seconds between two updates of the live view, of which each is a new page

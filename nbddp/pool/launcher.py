@@ -18,8 +18,8 @@ from ipyparallel.cluster.launcher import BaseLauncher, ControllerLauncher, Engin
 from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
+from nbddp.agent.child_logs import last_line
 from nbddp.agent.client import AgentClient
-from nbddp.agent.last_error import last_line
 from nbddp.compat.system import LOOPBACK
 from nbddp.errors import AgentFailed, PoolError, RankStatus
 from nbddp.launch.topology import Topology

@@ -12,23 +12,21 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.agent.client import AgentClient
 from nbddp.errors import WorkerFailed
-from nbddp.execution import report
+from nbddp.execution import report, values
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import RankValues, check_ranks
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.output.screens import NullScreen, Screen, for_shell
-from nbddp.pool import payloads
+from nbddp.pool.change import PoolSnapshot
 from nbddp.pool.node import WorkerProcess
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import shell
-from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup
-from nbddp.protocol import json_values, pickling
-from nbddp.protocol.capability import given, pool_methods, with_options
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol import pickling
+from nbddp.protocol.capability import Target, given, load, pool_methods, with_options
 from nbddp.protocol.pool_parts import PoolParts, call_all
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
 from nbddp.protocol.run_spec import ARGV0, Question
@@ -60,9 +58,7 @@ class WorkerPool(PoolMethods):
 
     holding = PoolState
     connection = RankChannel
-    plain = (
-        False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.grading.examiner`)
-    )
+    writes: Target = ""  # the module by which answers of `call` are written and read, where pickles are not trusted
 
     @with_options("pool")
     def __init__(
@@ -236,7 +232,7 @@ class WorkerPool(PoolMethods):
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues[Any]:
         """`run_cell` for one `Request`."""
         run = self.runs.carry_out(request, screen or for_shell(shell()))
-        return payloads.answered(run.ended) if request.want_value else RankValues({})
+        return values.answered(run.ended) if request.want_value else RankValues({})
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> RankValues[T]:
         """Call `function(*args, **kwargs)` on every rank. Returns every rank's value. `call` also takes options.
@@ -249,7 +245,7 @@ class WorkerPool(PoolMethods):
             return self.call(function, args, kwargs)
         except WorkerFailed as failed:
             assert self.last_run is not None
-            error = payloads.carried(failed, self.last_run.ended)
+            error = values.carried(failed, self.last_run.ended)
             if error is None:
                 raise
             if hasattr(error, "add_note"):  # since Python 3.11
@@ -285,15 +281,15 @@ class WorkerPool(PoolMethods):
         chosen = check_ranks(ranks, self.world_size, "ranks")
         limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
         said = given("call", "run", options)
-        request = payloads.call(function, args, kwargs, chosen, self.plain, **limits, **said)
+        request = values.call(function, args, kwargs, chosen, self.writes, **limits, **said)
         run = self.runs.run(request, screen)
-        return payloads.answered(run.ended, json_values.read if self.plain else pickling.unpack)
+        return values.answered(run.ended, load(self.writes).read if self.writes else pickling.unpack)
 
     def push(self, names: Mapping[str, object], ranks: Sequence[int] | None = None) -> None:
         """Copy values to names on the ranks. Raises BadInput if one cannot be pickled; then none is set."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
-        buffers = [payloads.packed(value, name) for name, value in names.items()]
+        buffers = [values.packed(value, name) for name, value in names.items()]
         self.answers("push", chosen, buffers, names=list(names))
 
     def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues[Any]]:
@@ -301,7 +297,7 @@ class WorkerPool(PoolMethods):
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         wanted = [names] if isinstance(names, str) else list(names)
-        return payloads.pulled(wanted, self.answers("pull", chosen, names=wanted))
+        return values.pulled(wanted, self.answers("pull", chosen, names=wanted))
 
     def answers(
         self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
@@ -341,9 +337,3 @@ class WorkerPool(PoolMethods):
         """Whether GPUs are simulated, and what is said under what the command `name` shows."""
         said = tuple(filter(None, [say(name) for say in self.parts.figure_notes]))
         return self.placed().simulates_gpus, said
-
-    # -- what is shown -------------------------------------------------------------------------
-
-    def status(self) -> Message:
-        """The agent's answer to `status`: the pool's description and its processes."""
-        return self.life.status()

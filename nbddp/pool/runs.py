@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import uuid as uuids
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -16,18 +16,20 @@ from nbddp.agent import stop
 from nbddp.agent.hardware import loopback_name
 from nbddp.agent.stop import uninterrupted
 from nbddp.errors import PoolError, RankStatus, RunFailed, RunHung, WorkerFailed
-from nbddp.execution import exit_notes, report
+from nbddp.execution import report
 from nbddp.execution.cell_text import as_python
 from nbddp.execution.execution import Execution
 from nbddp.execution.result import UNSAID, StuckRank
 from nbddp.execution.values import check_ranks
 from nbddp.launch import torchrun_env
+from nbddp.launch.topology import rank_words
 from nbddp.output import log_file
 from nbddp.output.screens import LazyScreen, NullScreen, Screen, for_shell
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol import outcome
 from nbddp.protocol.codec import Json
+from nbddp.protocol.outcome import ENDED, RankExit
 from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import CELL, END_GROUP, Rendezvous, RunSpec
@@ -97,7 +99,7 @@ class Runs:
         self._say_notes(run, screen)
         run.raise_if_bad()
         ended = [] if run.plain else [e for _, e in sorted(run.ended.items())]
-        if ended and not request.one_shot and (note := exit_notes.ended_note(ended)):
+        if ended and not request.one_shot and (note := ended_note(ended)):
             screen.say(note)
         return run
 
@@ -259,7 +261,7 @@ class Runs:
     def _say_notes(self, run: Execution, screen: Screen) -> None:
         """What is said of a run however it has ended."""
         remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
-        for note in filter(None, (run.display.unwritten(run.ended), *(exit_notes.notes(remarks) if remarks else ()))):
+        for note in filter(None, (run.display.unwritten(run.ended), *(notes(remarks, self.parts) if remarks else ()))):
             screen.say(note)
 
     # -- the pool's own runs --------------------------------------------------------------------------
@@ -324,3 +326,43 @@ def shell() -> Any:
     """The running IPython shell, without importing IPython into a plain program."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
+
+
+# -- notes on how ranks ended -----------------------------------------------------------------------
+def notes(ended: Sequence[RankExit], parts: PoolParts) -> list[str]:
+    """What a user should know of the ranks' processes, however the run has ended. Pure but for the parts."""
+    said = [e.outcome for e in ended if e.outcome is not None]
+    handling = {outcome.nccl_handling for outcome in said if outcome.nccl_handling}
+    told = [note for remarks in parts.remarks for note in remarks(said)]
+    return [note for note in (*told, handling_note(handling), *parts_notes(ended)) if note]
+
+
+def parts_notes(ended: Sequence[RankExit]) -> list[str]:
+    """Which parts of capabilities have failed, on which ranks."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for e in ended:
+        for failed in e.outcome.part_errors if e.outcome is not None else ():
+            ranks.setdefault(failed, []).append(e.rank)
+    return [
+        f"{name} failed on {rank_words(some)} ({error}); the program itself is not affected"
+        for (name, error), some in ranks.items()
+    ]
+
+
+def handling_note(found: Collection[str]) -> str:
+    """That a program has had NCCL end its process when a collective fails; empty if none has."""
+    if not found:
+        return ""
+    return (
+        f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {' and '.join(sorted(found))} in this program: NCCL then aborts "
+        "a rank whose collective fails, and its variables are lost; with 2, the setting of %%ddp, the rank survives"
+    )
+
+
+def ended_note(ended: Sequence[RankExit]) -> str:
+    """What a user should know of ranks whose processes ended well; empty if none did."""
+    ranks = [e.rank for e in ended if e.status == ENDED]
+    if not ranks:
+        return ""
+    its, new = ("its", "a new process") if len(ranks) == 1 else ("their", "new processes")
+    return f"{rank_words(ranks)} exited with code 0; {its} variables are lost, and the next cell starts {new}"

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from nbddp.agent.client import AgentClient, ask
-from nbddp.agent.gather import AgentRequests
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat import system
 from nbddp.compat.working_dir import known
@@ -27,12 +26,11 @@ from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
 from nbddp.output.screens import NullScreen
 from nbddp.pool import host_source
-from nbddp.pool.change import EnvChange
+from nbddp.pool.change import EnvChange, PoolSnapshot
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import PoolNode
 from nbddp.pool.rank_channel import RankChannel
 from nbddp.pool.runs import Runs
-from nbddp.pool.snapshot import PoolSnapshot
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows, told_to_ranks
 from nbddp.protocol.jsonl import Message
@@ -281,17 +279,6 @@ class PoolState:
             hear(event)
 
     # -- in words -------------------------------------------------------------------------------------
-
-    def status(self) -> Message:
-        """The agent's answer to `status`, with the processes of all nodes."""
-        group = self.group
-        group.need_running()
-        asked = AgentRequests()
-        told = [node.children(asked) for node in group.nodes]
-        first, *others = asked.take()
-        answers = iter([first, *others])
-        children = [child for own in told for child in (next(answers)["children"] if own is None else own)]
-        return {**first, "children": children, "info": {**first["info"], "asked_all": True}}
 
     def snapshot(self) -> PoolSnapshot:
         """What there is now, to say later what has changed."""

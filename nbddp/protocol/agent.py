@@ -39,7 +39,7 @@ class Hello:
 class Warm:
     """What an agent says once workers can be started: what its host has, and how it starts them.
 
-    cores: that its processes may use. devices, links, untold: of `agent.devices`. numa, interfaces: of
+    cores: that its processes may use. devices, links, untold: of `OnAgent.gpus`. numa, interfaces: of
     `agent.hardware`. missing: what a worker needs and is not installed. spawn: why workers are not forked. more: what
     capabilities add.
     """

@@ -132,7 +132,7 @@ class OnAgent:
 
     - ops: what an agent may be asked for → (NodeAgent, Peer, Message) -> Message | None.
     - starts: kind of a process that it may start → (request) -> exit status.
-    - warm: (NodeAgent) -> what else its event `warm` says.
+    - warm: (NodeAgent) -> what else its event `warm` says. gpus: (environment) -> its `devices`, `links` and `untold`.
     - begins: (NodeAgent) -> None, before the process of an agent beside its owner imports torch.
     - succeeds: (NodeAgent) -> the agent that its process becomes once this one has ended, or None.
 
@@ -142,6 +142,7 @@ class OnAgent:
     ops: Mapping[str, Target] = field(default_factory=dict)
     starts: Mapping[str, Target] = field(default_factory=dict)
     warm: Target = ""
+    gpus: Target = ""
     begins: Target = ""
     succeeds: Target = ""
 
@@ -202,7 +203,7 @@ class Capability:
       what `nbddp.Pool` has in the place of such a method, or besides.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
     - guard: who may reach what ranks meet by; one row has it.
-    - probes: seam of `nbddp.compat.probes` -> () -> None, tried by `%ddp doctor`; raises if it fails.
+    - probes: seam of `%ddp doctor` -> () -> None, tried by `%ddp doctor`; raises if it fails.
     - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
       pool for which the option is said. Of several the last row's is taken.
     - advice: what else the report of a failed run says in its last line.

@@ -167,7 +167,7 @@ class Outcome:
 
     @property
     def remarks(self) -> bool:
-        """Whether it says what a user should know however the run has ended (`execution.exit_notes`)."""
+        """Whether it says what a user should know however the run has ended (`pool.runs.notes`)."""
         return bool(self.parts or self.part_errors or self.nccl_handling)
 
 

@@ -17,16 +17,16 @@ import io
 import pickletools
 import sys
 import weakref
+from collections import ChainMap
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
 
-from nbddp.protocol import code_objects
-from nbddp.protocol.surrogates import plain
+from nbddp.protocol.text import plain
 
 REPR_LIMIT = 2000  # characters of a repr that stands for a value
 Reduced = tuple[Any, ...]
@@ -55,8 +55,34 @@ class NotSent:
         return f"{self.text}  (not sent: {self.why})"
 
 
+# -- code objects -----------------------------------------------------------------------------------
+
+# Code objects on their way keep the name of their file. An error names its place by it, and a report knows the user's
+# frames by it. cloudpickle leaves it out from 3.1.3 on.
+
+
+def table() -> ChainMap[type, Any]:
+    """The dispatch table of such a pickler. It is of its class: one in C reads the table once, when it is made."""
+    return ChainMap({CodeType: reduced}, cloudpickle.Pickler.dispatch_table)
+
+
+def reduced(code: CodeType) -> tuple[Any, ...]:
+    """What cloudpickle makes of it, and its file."""
+    found: tuple[Any, ...] = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    make, made_of = found[:2]
+    return found if code.co_filename in made_of else (placed, (code.co_filename, make, made_of))
+
+
+def placed(file: str, make: Callable[..., CodeType], made_of: tuple[Any, ...]) -> CodeType:
+    """Where it arrives: the code, with its file."""
+    return make(*made_of).replace(co_filename=file)
+
+
+# -- pickles ---------------------------------------------------------------------------------------
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    dispatch_table = code_objects.table()
+    dispatch_table = table()
 
     causes = True  # whether an exception travels with those that led to it
 

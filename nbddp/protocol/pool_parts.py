@@ -48,6 +48,7 @@ class Hooks:
         self.ranks_gone: list[Callable[[Any, list[int]], None]] = []  # processes have ended; output may be added
         self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
         self.run_failed: list[Callable[[Any], None]] = []  # before that, where not every rank has finished
+        self.remarks: list[Callable[[Sequence[Any]], list[str]]] = []  # `Outcome`s with something to say; notes on them
         self.printed_late: list[Callable[[Any, int, str, Json], None]] = []  # by a rank since the last run
         self.log_text: list[Callable[[Any, int, str], str]] = []  # run, rank, its log → what `%ddp log` prints
         # what is displayed, and may change by messages of its own

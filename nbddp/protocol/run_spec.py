@@ -58,7 +58,7 @@ class RunSpec:
 @dataclass(frozen=True)
 class Question:
     """A question that the control thread of a worker answers, also while the main thread works. op: one that
-    `worker.questions` knows, whose function has `fields` as keyword arguments. answers: whether an answer is wanted."""
+    `worker.requests` knows, whose function has `fields` as keyword arguments. answers: whether an answer is wanted."""
 
     op: str
     fields: Mapping[str, Any] = field(default_factory=dict)

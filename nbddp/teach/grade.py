@@ -47,7 +47,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbddp.agent import children, rlimits
+from nbddp.agent import children
 from nbddp.agent.stop import uninterrupted
 from nbddp.errors import BadInput
 from nbddp.grading import gradebook
@@ -65,6 +65,7 @@ from nbddp.grading.grader import (
     graded,
     ranks,
 )
+from nbddp.grading.sandbox import rlimits
 from nbddp.grading.sandbox.client import Gone
 from nbddp.lessons.framework.answer import Answer
 from nbddp.lessons.framework.run_check import DEADLINE

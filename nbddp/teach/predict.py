@@ -12,10 +12,10 @@ Example:
 
 from __future__ import annotations
 
+from nbddp.figures.table import Table
 from nbddp.lessons.framework import folders
 from nbddp.lessons.framework.prompt import Asks, Prediction
 from nbddp.lessons.framework.question import questions
-from nbddp.output.table import Table
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for folder in folders.lessons() for q in questions(folder / "predictions.ini")}

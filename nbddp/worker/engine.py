@@ -29,7 +29,7 @@ from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
 from nbddp.deadlock.on_rank import child_waits, flight, position
-from nbddp.worker import std_streams
+from nbddp.worker import output
 from nbddp.worker.kernel import WorkerKernel
 from nbddp.worker.output import PrintedOutput
 
@@ -94,8 +94,8 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.streams = (sys.stdout, sys.stderr)
     kernel.printed = PrintedOutput(kernel.streams, kernel.running)
     own_clock(kernel)
-    std_streams.complete(kernel.streams)
-    std_streams.free_dumps()
+    output.complete(kernel.streams)
+    output.free_dumps()
     kernel.interrupts.install()
     kernel.leavings.install(kernel.interrupts)
     kernel.exits.install()

@@ -18,7 +18,7 @@ from typing import Any
 from nbddp.deadlock.on_rank.frames import is_user
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import stack_limit
-from nbddp.protocol.surrogates import plain
+from nbddp.protocol.text import plain
 from nbddp.worker import interrupts
 
 CONTEXT = 2  # lines of source on each side of the failing one

@@ -38,15 +38,14 @@ from nbddp.protocol.codec import Json, from_json, to_json
 from nbddp.protocol.messages import JupyterHeader, JupyterMessage
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, Question, Reply, RunSpec
-from nbddp.protocol.surrogates import shown
-from nbddp.worker import exit_info, failure, gpus, questions, requests
+from nbddp.protocol.text import shown
+from nbddp.worker import exit_info, failure, gpus, requests
 from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
-from nbddp.worker.cell_text import CellText
 from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
-from nbddp.worker.program import CellFiles
+from nbddp.worker.program import CellFiles, CellText
 from nbddp.worker.release import Release, Reserve
 
 NO_KEYBOARD = (
@@ -105,18 +104,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def __init__(self, **kwargs: Any) -> None:
         with ipykernel_compat.unlisted_modules():
             super().__init__(**kwargs)
-        self._begin_work()
+        self.begin_work()
 
-    @classmethod
-    def made_of(cls, kernel: IPythonParallelKernel) -> WorkerKernel:
-        """An engine's kernel that becomes a worker's; once."""
-        kernel.__class__ = cls
-        kernel._begin_work()
-        kernel.shell_handlers[messages.RUN] = kernel.nbddp_run
-        kernel.control_handlers[messages.QUESTION] = kernel.nbddp_request
-        return kernel  # type: ignore[no-any-return]
-
-    def _begin_work(self) -> None:
+    def begin_work(self) -> None:
         """What a worker's kernel has beyond an engine's."""
         if getattr(self, "shell_channel_thread", False) is None:
             _NoShellThread.parent_thread = threading.main_thread()
@@ -139,7 +129,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
         self.printed: PrintedOutput  # from `engine.hook` on
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
-        self.told: dict[int, questions.Sent] = {}  # run → its outcome
+        self.told: dict[int, requests.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
         self._has_run = False
         packages = (IPython, ipykernel, ipyparallel)
@@ -154,7 +144,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.exits = Exits(lambda: self.spec is not None)
         self.parts = WorkerParts(self, self.to_log)
         self.groups.tell = self.parts.tell
-        self.requests, self.questions = requests.known(), questions.known()
+        self.requests, self.questions = requests.known_requests(), requests.known_questions()
         self._set_up_shell()
 
     def _set_up_shell(self) -> None:
@@ -378,8 +368,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.known = None
         broken = gpus.broken_context(error)
         if broken:
-            outcome.lost_context = LostContext(broken, *map(tuple, questions.user_names(self.shell)))
-        called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("plain")
+            outcome.lost_context = LostContext(broken, *map(tuple, requests.user_names(self.shell)))
+        called = self.spec is not None and self.spec.op == CALL and not self.spec.fields.get("writes")
         if called and outcome.left != INTERRUPT:
             self._error_bytes = pickling.pack_or_words(error)
         gpus.let_go_of_memory(error)

@@ -41,7 +41,7 @@ from nbddp.deadlock.on_rank.store_client import Given
 from nbddp.protocol.outcome import GroupFacts
 from nbddp.protocol.run_spec import Rendezvous
 from nbddp.worker import gpus, rank_guard
-from nbddp.worker.gloo_log import GlooSilencer
+from nbddp.worker.output import GlooSilencer
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"

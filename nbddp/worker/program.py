@@ -17,6 +17,11 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import IPython
+from IPython.core.inputtransformer2 import TransformerManager
+
+from nbddp.protocol.text import first_word, program_rows
+
 
 class CellFiles:
     """The names of a worker's cells as files; `shown` holds what reports call them: `Cell In[3]`."""
@@ -79,3 +84,94 @@ def _finding(getfile: Callable[[Any], str], files: CellFiles) -> Callable[[Any],
         return found
 
     return in_cells
+
+
+# -- the text of a cell -----------------------------------------------------------------------------
+
+# A cell's text on its way to Python: each thing that is found out about it is found out once.
+# What IPython's own syntax becomes is the same on all ranks, so the client says it with the cell
+# (`execution.cell_text.as_python`). ipykernel asks for it, and IPython once more; both ask, too, whether the cell
+# awaits something, which compiles it.
+
+Given = tuple[str, str]  # the version of IPython that has transformed it, and the text after
+
+
+class CellText:
+    """Of a worker's shell."""
+
+    def __init__(self) -> None:
+        self._given: tuple[str, str] | None = None
+        self._found: tuple[str, str] | None = None
+
+    def install(self, shell: Any) -> None:
+        """Once, when the worker starts."""
+        manager = shell.input_transformer_manager
+        manager.transform_cell = self._as_given(manager, manager.transform_cell)
+        self._shell = shell
+        shell.transform_cell = self._once(shell.transform_cell)
+        shell.should_run_async = _asked_once(shell, shell.should_run_async)
+
+    def begin(self, code: str, given: Given | None) -> None:
+        """A run begins. given: what the client has found out about its code."""
+        self._given = self._found = None
+        if given is not None and given[0] == IPython.__version__:
+            self._given = code, given[1]
+
+    def _as_given(self, manager: Any, transform: Callable[[str], str]) -> Callable[[str], str]:
+        """For a shell in which nobody has changed what is transformed, and how."""
+        usual = _parts(TransformerManager())
+
+        @functools.wraps(transform)
+        def transform_cell(cell: str) -> str:
+            if self._given is not None and cell == self._given[0] and _parts(manager) == usual:
+                return self._given[1]
+            return transform(cell)
+
+        return transform_cell
+
+    def _once(self, transform: Callable[[str], str]) -> Callable[[str], str]:
+        """The second call for a cell gets what the first has got."""
+
+        @functools.wraps(transform)
+        def transform_cell(raw_cell: str) -> str:
+            known, self._found = self._found, None
+            if known is not None and known[0] == raw_cell:
+                return known[1]
+            found = self._expanded(transform(raw_cell))
+            self._found = raw_cell, found
+            return found
+
+        return transform_cell
+
+    def _expanded(self, text: str) -> str:
+        """IPython takes the first word of a cell of one row for a magic or an alias (`ls`, `pwd`) if it is no name. It
+        does not see that this is one: above the row is the magic line."""
+        rows, of_program = text.splitlines(keepends=True), program_rows(text)
+        if len(of_program) != 1 or len(rows) == 1 or not self._shell.automagic:
+            return text
+        at = of_program[0]
+        if self._shell.find_line_magic(first_word(rows[at])) is None:
+            return text
+        with self._shell.builtin_trap:
+            rows[at] = self._shell.prefilter_manager.prefilter_lines(rows[at]) + "\n"
+        return "".join(rows)
+
+
+def _parts(manager: TransformerManager) -> tuple[list[Any], ...]:
+    return manager.cleanup_transforms, manager.line_transforms, manager.token_transformers
+
+
+def _asked_once(shell: Any, ask: Callable[..., bool]) -> Callable[..., bool]:
+    """`should_run_async`, which answers for the last cell from memory."""
+    last: list[Any] = [None, False]
+
+    @functools.wraps(ask)
+    def should_run_async(raw_cell: str, **options: Any) -> bool:
+        about = (shell.autoawait, options.get("transformed_cell"))
+        if about[1] is None or options.get("preprocessing_exc_tuple") is not None:
+            return ask(raw_cell, **options)
+        if last[0] != about:
+            last[:] = [about, ask(raw_cell, **options)]
+        return bool(last[1])
+
+    return should_run_async

@@ -29,8 +29,8 @@ from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.forecast.cost import LinkFit, better, fit, seconds
 from nbddp.capabilities.forecast.figure import link
 from nbddp.capabilities.forecast.scale import Predicted, Profile, predict
+from nbddp.figures.table import Table
 from nbddp.output.screens import NullScreen
-from nbddp.output.table import Table
 from nbddp.pool.pool import WorkerPool
 
 MUST = 0.25  # of the measured step, on a quiet machine

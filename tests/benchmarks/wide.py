@@ -30,7 +30,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.agent.client import AgentClient
-from nbddp.notebook.status import status_table
+from nbddp.capabilities.status.table import status_table
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
 

@@ -15,10 +15,10 @@ import pytest
 
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
+from nbddp.figures.table import Table
 from nbddp.launch.topology import planned
 from nbddp.output.progress import Progress
 from nbddp.output.screens import bar_of
-from nbddp.output.table import Table
 from tests.browser.test_browser import FLAGS, browsers, sync_api
 from tests.colours import contrast, in_the_dark
 from tests.looks.__main__ import DOCS, FRONT_ENDS, GALLERY, Keeper, look_at

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.agent import devices
+from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.agent import devices
+from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.codec import from_json

@@ -26,9 +26,9 @@ import nbddp
 from nbddp.capabilities.attached import clusters, nodes
 from nbddp.capabilities.attached.nodes import AttachedCluster, AttachedNode, Engine
 from nbddp.capabilities.stacks import command
+from nbddp.capabilities.status.table import status_table
 from nbddp.errors import PoolError, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
-from nbddp.notebook.status import status_table
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.run_spec import Question

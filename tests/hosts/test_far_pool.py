@@ -24,9 +24,9 @@ from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.private import store_guard
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.capabilities.scripts.part import failures_of
+from nbddp.capabilities.status.table import status_table
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.launch.options import LaunchSpec
-from nbddp.notebook.status import status_table
 from nbddp.output.progress import StageText
 from nbddp.output.screens import NullScreen
 from nbddp.pool.node import ClusterFiles

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent.last_error import last_line
+from nbddp.agent.child_logs import last_line
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.via import filled, via_of
 from nbddp.errors import AgentFailed

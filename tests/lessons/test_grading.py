@@ -24,12 +24,11 @@ import psutil
 import pytest
 
 from nbddp.errors import BadInput
-from nbddp.grading import gradebook
+from nbddp.grading import gradebook, json_values
 from nbddp.grading.definitions import take
 from nbddp.grading.sandbox.client import Server
 from nbddp.grading.submissions import cells_of, defined
 from nbddp.lessons.framework.answer import Wrong
-from nbddp.protocol import json_values
 from nbddp.teach import check, grade
 from tests import places
 from tests.lessons.answers import NOTEBOOKS
@@ -364,7 +363,7 @@ class Evil:
 FORGES = (
     EVIL
     + """
-import nbddp.protocol.json_values as answers
+import nbddp.grading.json_values as answers
 class Patched:
     answers.write = lambda value: pickle.dumps(Evil())
 """

@@ -23,8 +23,8 @@ from nbddp.figures.html import PICTURE
 from nbddp.lessons.framework import run_check
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
 from nbddp.lessons.framework.on_rank import tabulate
+from nbddp.lessons.framework.plain_values import Strange, plain
 from nbddp.output.screens import NullScreen
-from nbddp.protocol.plain_values import Strange, plain
 from nbddp.teach import explore, predict
 from tests.kernels import Kernel
 from tests.lessons.answers import NOTEBOOKS, SOURCES, defined, is_ok, pool_of, text_of

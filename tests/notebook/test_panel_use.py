@@ -14,8 +14,8 @@ import psutil
 import pynvml
 import pytest
 
-from nbddp.agent import devices
 from nbddp.agent.process_id import ProcessId
+from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.capabilities.panel import on_agent, page, poll
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.on_agent import Gpus

@@ -17,7 +17,7 @@ from jupyter_client.session import Session
 
 from nbddp.capabilities.panel.pump import Pump
 from nbddp.compat import ipykernel
-from nbddp.execution.events import Events
+from nbddp.execution.supervise import Events
 from tests.kernels import Kernel, loaded
 from tests.notebook.test_panel import asked, until
 

@@ -20,7 +20,7 @@ import pytest
 
 from nbddp.errors import RunTimedOut
 from nbddp.output import screens
-from nbddp.output.live_region import Region, fit
+from nbddp.output.progress import Region, fit
 from nbddp.output.screens import can_draw, size_of
 from nbddp.pool.pool import WorkerPool
 from tests import warm

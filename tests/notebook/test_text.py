@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.execution.cell_text import as_python
 from nbddp.notebook.magics import TRANSFORMS
-from nbddp.worker.cell_text import CellText
+from nbddp.worker.program import CellText
 from tests.kernels import Kernel
 
 CELL = "# %%ddp\nx = 7 % 4\nfound = !echo $x\n%time y = x\nfound, y"

@@ -40,10 +40,9 @@ sizes = torch.ones(1)
 dist.all_reduce(sizes)
 print(f"rank {os.environ['RANK']} sees {sizes.item()}")
 """)
-run("%ddp status")
-for options in ("--keep-warm 10m", "--nnodes 1:2", "--env A=1", "--simulate-gpus 4"):
+for line in ("status", *(f"start {o}" for o in ("--keep-warm 10m", "--nnodes 1:2", "--env A=1", "--simulate-gpus 4"))):
     try:
-        run(f"%ddp start {options}")
+        run(f"%ddp {line}")
     except nbddp.BadInput as e:
         print(e)
 run("%ddp stop")
@@ -125,6 +124,8 @@ def test_a_cell_runs_without_them(copy: Path) -> None:
     assert sorted(line for line in said if "sees" in line) == [f"rank {r} │ rank {r} sees 2.0" for r in range(2)]
     assert "--keep-warm 10m: nothing here keeps a process; remove --keep-warm" in said
     assert "--nnodes 1:2: nodes cannot join or leave here; set one number" in said
+    is_core = not (copy / "nbddp" / "capabilities").exists()
+    assert any("%ddp has no subcommand 'status'" in line for line in said) == is_core
     for option in ("--env", "--simulate-gpus"):
         assert any(line.startswith(f"%ddp start has no option {option}") for line in said)
 

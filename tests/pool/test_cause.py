@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.agent.child_logs import cause
 from nbddp.agent.client import AgentClient
-from nbddp.agent.last_error import cause
 from nbddp.errors import AgentFailed
 from tests import places
 

@@ -11,14 +11,15 @@ import pytest
 
 import nbddp
 from nbddp.capabilities.trace.on_rank import Tracer
-from nbddp.execution import exit_notes
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
 from nbddp.output.screens import NullScreen
+from nbddp.pool import runs
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.outcome import Outcome, RankExit
+from nbddp.protocol.pool_parts import PoolParts
 from nbddp.worker import gpus
 from tests.gpu import conftest as gpu_conftest
 from tests.gpu import test_one_gpu, test_two_ranks
@@ -142,7 +143,7 @@ def test_a_program_that_has_nccl_end_its_process_is_told(pool: WorkerPool, value
 
 
 def test_nothing_is_said_of_groups_without_nccl() -> None:
-    assert exit_notes.notes([RankExit(0, "finished", 0.0, Outcome(1, "end"))]) == []
+    assert runs.notes([RankExit(0, "finished", 0.0, Outcome(1, "end"))], PoolParts()) == []
 
 
 # -- GPUs and how a program finds its own ------------------------------------------------------------

@@ -22,7 +22,7 @@ import pytest
 import nbddp
 from nbddp.agent import store_host
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.private import peer_check, sock_owner, store_guard, store_proxy
+from nbddp.capabilities.private import on_rank, sock_owner, store_guard, store_proxy
 from nbddp.deadlock.on_rank import store_client
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
@@ -366,12 +366,12 @@ def test_who_takes_the_place_of_a_rank_that_never_comes_is_found(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(no_process_of_the_pool(monkeypatch))
-        monkeypatch.setattr(peer_check, "PATIENCE", 0.1)
+        monkeypatch.setattr(on_rank, "PATIENCE", 0.1)
         door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         assert intruder.attacks("takes_a_place", door.getsockname()[1])["came"]
         far = stack.enter_context(door.accept()[0])
-        with pytest.raises(peer_check.Intruder) as found:
-            peer_check.check([door.fileno(), far.fileno()], dist.HashStore(), 0, 2)
+        with pytest.raises(on_rank.Intruder) as found:
+            on_rank.check([door.fileno(), far.fileno()], dist.HashStore(), 0, 2)
         assert intruder.attacks("hears", 0)["came"] == 0
     assert found.value.uid == intruder.uid
 
@@ -393,8 +393,8 @@ def test_who_only_knocks_does_no_harm_while_a_busy_rank_has_not_accepted_this_on
     """The kernel then says that nobody holds its other end."""
     import torch.distributed as dist
 
-    monkeypatch.setattr(peer_check, "SLICE", timedelta(seconds=0.05))
-    monkeypatch.setattr(peer_check, "PATIENCE", 0.1)
+    monkeypatch.setattr(on_rank, "SLICE", timedelta(seconds=0.05))
+    monkeypatch.setattr(on_rank, "PATIENCE", 0.1)
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.3))
     with contextlib.ExitStack() as stack:
@@ -407,14 +407,14 @@ def test_who_only_knocks_does_no_harm_while_a_busy_rank_has_not_accepted_this_on
         came = [stack.enter_context(door.accept()[0]) for _ in range(4)]
         descriptors = [s.fileno() for s in (door, near, *came)]
         if meeting == "at a file":
-            assert not peer_check.check(descriptors, None, 0, 2)
+            assert not on_rank.check(descriptors, None, 0, 2)
         else:
             with pytest.raises(dist.DistStoreError, match=r"its ranks 1 have not connected"):
-                peer_check.check(descriptors, store, 0, 2)
+                on_rank.check(descriptors, store, 0, 2)
         gloo.unregister(near.fileno())
         if meeting != "at a file" or intruder.uid != os.geteuid():
-            with pytest.raises(peer_check.Intruder):
-                peer_check.check(descriptors, None if meeting == "at a file" else store, 0, 2)
+            with pytest.raises(on_rank.Intruder):
+                on_rank.check(descriptors, None if meeting == "at a file" else store, 0, 2)
         intruder.attacks("hears", 0)
 
 
@@ -453,10 +453,10 @@ def test_only_what_a_rank_of_this_machine_has_not_accepted_yet_counts_as_its(mon
         no_process_of_the_pool(monkeypatch),
         socket.create_server(("127.0.0.1", 0)) as busy,
         socket.create_connection(busy.getsockname()) as near,
-        peer_check._Kernel() as kernel,
+        on_rank._Kernel() as kernel,
     ):
-        made = peer_check.ends([near.fileno()])
-        far = peer_check.Endpoints(frozenset(), {(next(iter(made.pairs))[0], ("198.51.100.1", 443)): near.fileno()})
+        made = on_rank.ends([near.fileno()])
+        far = on_rank.Endpoints(frozenset(), {(next(iter(made.pairs))[0], ("198.51.100.1", 443)): near.fileno()})
         assert kernel._ranks(made) == [*made.pairs]
         assert kernel._ranks(far) == []
         with busy.accept()[0]:
@@ -522,16 +522,16 @@ def test_ranks_that_do_not_connect_in_time_are_named(monkeypatch: pytest.MonkeyP
     """Within the time that the program has given to init_process_group."""
     import torch.distributed as dist
 
-    monkeypatch.setattr(peer_check, "SLICE", timedelta(seconds=0.05))
+    monkeypatch.setattr(on_rank, "SLICE", timedelta(seconds=0.05))
     store = dist.PrefixStore("group", dist.HashStore())
     store.set_timeout(timedelta(seconds=0.2))
-    store.set(f"{peer_check.KEY}/2", "")
+    store.set(f"{on_rank.KEY}/2", "")
     with (
         socket.create_server(("127.0.0.1", 0)) as door,
         socket.create_connection(door.getsockname()) as near,
         pytest.raises(dist.DistStoreError, match=r"its ranks 0, 3 have not connected to all others after 0\.2 s"),
     ):
-        peer_check.check([near.fileno()], store, 1, 4)
+        on_rank.check([near.fileno()], store, 1, 4)
 
 
 def test_group_of_torchs_own_store_is_looked_at_too(pool: WorkerPool) -> None:
@@ -563,8 +563,8 @@ COMPARED = {
 @pytest.mark.parametrize("case", COMPARED)
 def test_connections_are_compared_from_both_ends(case: str) -> None:
     my_doors, my_pairs, their_doors, their_pairs, strange = COMPARED[case]
-    mine = peer_check.Endpoints(frozenset(my_doors), dict.fromkeys(my_pairs, 0))
-    theirs = peer_check.Endpoints(frozenset(their_doors), dict.fromkeys(their_pairs, 0))
+    mine = on_rank.Endpoints(frozenset(my_doors), dict.fromkeys(my_pairs, 0))
+    theirs = on_rank.Endpoints(frozenset(their_doors), dict.fromkeys(their_pairs, 0))
     matched = [pair for pair in my_pairs if pair[::-1] in their_pairs]
     assert mine.compared([b"", theirs.said()]) == (matched, strange)
 

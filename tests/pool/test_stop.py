@@ -23,8 +23,8 @@ from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool import start_requests
+from nbddp.pool.change import PoolSnapshot, changed
 from nbddp.pool.pool import WorkerPool
-from nbddp.pool.snapshot import PoolSnapshot, changed
 from nbddp.protocol.agent import StartWorker
 from nbddp.protocol.messages import OUTCOME
 from nbddp.protocol.outcome import Outcome

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from nbddp.agent import devices, hardware
+from nbddp.agent import hardware
+from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.capabilities.topology.boxes import Box, layout_boxes
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.errors import BadInput

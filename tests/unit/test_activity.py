@@ -17,7 +17,7 @@ from nbddp.capabilities.collectives.figure import draw_program
 from nbddp.capabilities.collectives.instances import kinds, meetings
 from nbddp.capabilities.collectives.program import Breakdown, longest, program, shortened
 from nbddp.capabilities.trace.merge import Merged
-from nbddp.output.table import Table
+from nbddp.figures.table import Table
 from tests.handmade import ENGINE, GLOO, NCCL_STREAM, Made, merged
 from tests.unit.test_trace import SPANS, points
 

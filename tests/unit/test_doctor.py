@@ -8,7 +8,7 @@ from nbddp.capabilities.completion.lines import complete_command
 from nbddp.capabilities.doctor import probe_runner
 from nbddp.capabilities.doctor.examination import examine
 from nbddp.capabilities.doctor.findings import Findings
-from nbddp.compat.probes import SEAMS, ProbeResult
+from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult
 from nbddp.notebook.commands import overview
 
 WORKING = {seam.key: ProbeResult(True, True) for seam in SEAMS}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.figures.table import Table
 from nbddp.lessons.framework import folders, run_check
 from nbddp.lessons.framework.answer import Exercise, Wrong, mismatch
 from nbddp.lessons.framework.on_rank import tabulate
 from nbddp.lessons.framework.tables import TableExercise
-from nbddp.output.table import Table
 from tests.lessons.answers import builder, script
 
 build, minutes = builder(), script("minutes")

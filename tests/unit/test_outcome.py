@@ -11,9 +11,8 @@ import pytest
 
 from nbddp.errors import Cause, Frame, Left, Raised, RunStopped, Waiting, WorkerFailed
 from nbddp.execution import report
-from nbddp.execution.blame import blame, leaver, lost_connection
-from nbddp.execution.exit_notes import ended_note
-from nbddp.execution.result import RunResult
+from nbddp.execution.result import RunResult, blame, leaver, lost_connection
+from nbddp.pool.runs import ended_note
 from nbddp.protocol.outcome import (
     FAILED,
     FINISHED,

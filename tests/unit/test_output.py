@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from nbddp.output.buffer import LONGEST, WIDE_HEAD, WIDE_TAIL, RankOutput, Text
 from nbddp.output.layout import Print, Show, block, fold
 from nbddp.output.screens import NullScreen
-from nbddp.output.terminal_line import TerminalLine
-from nbddp.output.timestamps import unstamped
+from nbddp.output.terminal_line import TerminalLine, unstamped
 
 
 @given(st.lists(st.sampled_from(["ab\n", "c", "\n\n", "d" * 30, "\r"]), max_size=30))

@@ -9,9 +9,9 @@ import pytest
 
 import nbddp
 from docs import assembly, messages, reference
+from nbddp.figures.result import Result
 from nbddp.launch.options import cell_parser, parse_cell
 from nbddp.notebook.commands import known, parse_command
-from nbddp.output.result import Result
 from tests.places import ROOT
 from tests.unit.test_front import anchors, links
 

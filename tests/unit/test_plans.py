@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.agent import devices
 from nbddp.agent.hardware import own_threads
 from nbddp.capabilities.capacity import on_agent
 from nbddp.capabilities.capacity.part import Limit, crowded, refuse_crowd
 from nbddp.capabilities.completion.lines import complete_cell, complete_command
+from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.capabilities.sanitizer.options import Sanitize
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.capabilities.scripts.program import ScriptProgram

@@ -22,7 +22,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = {  # folder → its modules that import nothing of that
     "": "errors export",
-    "agent": "last_error stop versions warning_filters",
+    "agent": "child_logs stop versions warning_filters",
     "analysis": "*",
     "capabilities": "__init__",
     "capabilities/attached": "clusters",
@@ -34,7 +34,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/compare": "command replicas",
     "capabilities/completion": "lines",
     "capabilities/debugger": "command messages prompt sender stdin transcript",
-    "capabilities/doctor": "command examination findings",
+    "capabilities/doctor": "command examination findings seams",
     "capabilities/env": "options part",
     "capabilities/export": "cells command names options program sbatch target_support targets "
     "torchrun_line",
@@ -51,6 +51,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/simulated_gpus": "advice cards options part",
     "capabilities/slurm": "command commands options",
     "capabilities/spool": "copies on_agent part",
+    "capabilities/stale_modules": "part",
     "capabilities/timings": "analysis command document text",
     "capabilities/topology": "boxes command document",
     "capabilities/trace": "command merge options",
@@ -58,7 +59,7 @@ PURE = {  # folder → its modules that import nothing of that
     "compat": "clock probes system working_dir",
     "deadlock": "*",
     "execution": "*",
-    "figures": "html",
+    "figures": "html result table",
     "figures/document": "*",
     "grading": "definitions gradebook reader submissions",
     "launch": "*",
@@ -66,7 +67,7 @@ PURE = {  # folder → its modules that import nothing of that
     "notebook": "commands history pool_commands",
     "output": "*",
     "pool": "change",
-    "protocol": "capability cell_lines jsonl outcome program request stack_limit surrogates",
+    "protocol": "capability jsonl outcome request stack_limit text",
     "teach": "__init__",
     "lessons": "*/simulation l07_batch_norm/norms",
 }  # fmt: skip
@@ -137,7 +138,7 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
 def test_each_library_has_its_room(sources: dict[Path, list[ast.AST]]) -> None:
     rooms = {
         "torch": r"worker\.|compat\.|agent\.store_host|.*\.(on_rank|on_worker|engine_side|probe)"
-        r"|protocol\.(pickling|code_objects)|capabilities\.(private|debugger|memory)\.|lessons\.framework\.",
+        r"|protocol\.pickling|capabilities\.(private|debugger|memory)\.|lessons\.framework\.",
         "matplotlib": r"figures\.|.*\.figure|capabilities\.topology\.",
         "ipyparallel": r"(compat|deadlock\.on_rank|worker|pool|agent)\."
         r"|capabilities\.(attached|doctor|hosts|widgets)\.",
@@ -174,8 +175,8 @@ TABLES = {  # what may be asked for, and the file that has a row for each
     FAR: "capabilities/hosts/remote_agent.py",
     "capabilities:ROWS": "capabilities/__init__.py",
     "grading.sandbox.forkserver:ForkServer.ORDERS": "grading/sandbox/forkserver.py",
-    "worker.requests:known": "worker/requests.py",
-    "worker.questions:known": "worker/questions.py",
+    "worker.requests:known_requests": "worker/requests.py",
+    "worker.requests:known_questions": "worker/requests.py",
     "capabilities.attached.engine_side:ASKED": "capabilities/attached/engine_side.py",
     "capabilities.attached.engine_side:QUESTIONS": "capabilities/attached/engine_side.py",
     "capabilities.attached.engine_side:REQUESTS": "capabilities/attached/engine_side.py",
@@ -185,8 +186,8 @@ ASKED = {  # how it is asked for, and where that has its row
     r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': FAR,
     r'\bask_all\(\[.*\], "(\w+)"': FAR,
     r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': FAR,
-    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\b(?:Request|RunSpec)\("(\w+)"': "worker.requests:known",
-    r'\bQuestion\.of\(\s*"(\w+)"': "worker.questions:known",
+    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\b(?:Request|RunSpec)\("(\w+)"': "worker.requests:known_requests",
+    r'\bQuestion\.of\(\s*"(\w+)"': "worker.requests:known_questions",
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import nbddp
 from nbddp.capabilities.panel import rows
+from nbddp.capabilities.status.table import state_words
 from nbddp.errors import Cause, Frame, Raised, RankState, RankStatus
 from nbddp.execution import cell_text, report
 from nbddp.execution.supervise import (
@@ -31,10 +32,9 @@ from nbddp.execution.supervise import (
 from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED
 from nbddp.execution.values import RankValues
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER
-from nbddp.notebook.status import state_words
+from nbddp.figures.table import Table, is_numeric
 from nbddp.output.buffer import HEAD, TAIL, RankOutput, Text
 from nbddp.output.layout import Print, Show, block
-from nbddp.output.table import Table, is_numeric
 from nbddp.protocol import outcome, pickling
 from nbddp.protocol.outcome import GroupFacts
 from tests.colours import contrast

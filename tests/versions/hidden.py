@@ -261,7 +261,7 @@ def take_away(key: str) -> None:
 
 def spared() -> list[str]:
     """Seams that workers can lack all at once."""
-    from nbddp.compat.probes import SEAMS
+    from nbddp.capabilities.doctor.seams import SEAMS
 
     return [s.key for s in SEAMS if s.library != "ipyparallel" and s.key not in KEPT]
 
@@ -295,10 +295,10 @@ def all_spared() -> None:
 
 def gate() -> None:
     """Leave the ranks' store open to all, and gloo's connections unchecked."""
-    from nbddp.capabilities.private import peer_check, sock_owner
+    from nbddp.capabilities.private import on_rank, sock_owner
 
     sock_owner.unavailable = lambda: "it has been taken away"
-    peer_check.check = lambda *_: False
+    on_rank.check = lambda *_: False
 
 
 def beat() -> None:
@@ -312,7 +312,7 @@ def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
     from nbddp.agent.server import WARM
     from nbddp.capabilities.doctor import probe_runner
-    from nbddp.compat.probes import SEAMS
+    from nbddp.capabilities.doctor.seams import SEAMS
 
     for name in (*WARM, probe_runner.__name__):  # once, for all children; nothing has run yet that starts a thread
         importlib.import_module(name)

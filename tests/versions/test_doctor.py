@@ -19,8 +19,8 @@ from nbddp.agent import server
 from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.examination import examine, findings, messages, versions
 from nbddp.capabilities.doctor.findings import Findings
+from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult, Seam
 from nbddp.compat import system, torch
-from nbddp.compat.probes import SEAMS, ProbeResult, Seam
 from nbddp.errors import AgentFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
@@ -159,7 +159,8 @@ def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch
 
 
 def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dies = "import sys\nif sys.argv[:1] == ['-m']:\n    import nbddp.compat.probes as seams, os\n    seams.SEAMS = ()\n"
+    dies = "import sys\nif sys.argv[:1] == ['-m']:\n    import os\n    from nbddp.capabilities.doctor import seams\n"
+    dies += "    seams.SEAMS = ()\n"
     dies += "    import nbddp.capabilities.doctor.probe_runner as trials\n    trials.machine = os.abort\n"
     (tmp_path / "sitecustomize.py").write_text(dies)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))

@@ -21,9 +21,9 @@ import pytest
 
 from nbddp.agent import hardware, runtime_dir
 from nbddp.agent.process_id import ProcessId
+from nbddp.capabilities.status import table
 from nbddp.compat import system
 from nbddp.deadlock.positions import Position, position_of
-from nbddp.notebook import status
 from tests.kernels import Kernel, loaded
 from tests.notebook.test_orphans import AGENT, until
 from tests.processes import still_running
@@ -134,7 +134,7 @@ def test_memory_of_others_is_what_is_resident(darwin: None, monkeypatch: pytest.
 
     monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
     me = ProcessId.of(os.getpid())
-    assert status.megabytes({"pid": me.pid, "started": me.started}).endswith(" MiB")
+    assert table.megabytes({"pid": me.pid, "started": me.started}).endswith(" MiB")
 
 
 def test_a_pid_of_somebody_else_who_may_not_be_asked_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.capabilities.doctor import seams
 from nbddp.capabilities.doctor.probe_runner import NAMES
 from nbddp.capabilities.stale_modules.on_rank import Modules
-from nbddp.compat import ipykernel, ipyparallel, probes, torch
+from nbddp.compat import ipykernel, ipyparallel, torch
 from tests import places
 from tests.unit.test_seams import PRIVATE, defined, private_names
 
@@ -24,7 +25,7 @@ INSIDE = "capabilities/simulated_gpus/on_rank/"
 FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS) and INSIDE not in str(f)]
 
 ACCELERATE = ("_shared_state", "_reset_state")  # transformers uses them too
-OURS = {"_found": "output/result.py", "_pool": "public.py"}  # what classes of ours share, and users are not offered
+OURS = {"_found": "figures/result.py", "_pool": "public.py"}  # what classes of ours share, and users are not offered
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -44,7 +45,7 @@ def test_private_names_that_modules_share_are_of_ours(name: str) -> None:
     assert name in defined(tree) | fields
 
 
-# private name without an entry in NAMES → the row of `nbddp.compat.probes` whose trial tries it
+# private name without an entry in NAMES → the row of `nbddp.capabilities.doctor.seams` whose trial tries it
 TRIED = {
     "_dynamo": "import of the compiler", "_functional_collectives": "methods of collectives",
     "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
@@ -77,7 +78,7 @@ TRIED = {
 
 @pytest.mark.parametrize("path", SEAMS)
 def test_every_private_name_is_tried_and_its_loss_is_told(path: str) -> None:
-    rows = {seam.key for seam in probes.SEAMS}
+    rows = {seam.key for seam in seams.SEAMS}
     named = {name.rpartition(":")[2].rpartition(".")[2]: key for key, names in NAMES.items() for name in names}
     tried = {**TRIED, **named}
     used = {

@@ -15,8 +15,8 @@ from nbddp.agent import store_host
 from nbddp.capabilities.private import store_guard
 from nbddp.compat import torch
 from nbddp.protocol.run_spec import Rendezvous
-from nbddp.worker import gloo_log
-from nbddp.worker.gloo_log import GlooSilencer
+from nbddp.worker import output
+from nbddp.worker.output import GlooSilencer
 from nbddp.worker.process_groups import Groups
 from tests.kernels import Kernel
 
@@ -147,7 +147,7 @@ def test_making_groups_prints_nothing(new_kernel: Kernel) -> None:
 def test_what_gloo_prints_while_it_connects_goes_nowhere(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     own = GlooSilencer()
     for reports, heard in ((True, "before after"), (False, "before within after")):
-        monkeypatch.setattr(gloo_log.torch_compat, "gloo_reports_connections", lambda reports=reports: reports)
+        monkeypatch.setattr(output.torch_compat, "gloo_reports_connections", lambda reports=reports: reports)
         os.write(1, b"before ")
         with own.connecting(), own.connecting():
             os.write(1, b"within ")

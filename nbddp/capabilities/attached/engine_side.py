@@ -24,10 +24,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from nbddp.agent import devices, hardware, runtime_dir
+from nbddp.agent import hardware, runtime_dir
 from nbddp.agent.hardware import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.versions import versions
+from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.compat import system
 from nbddp.compat.clock import clock
 from nbddp.compat.working_dir import known
@@ -37,6 +38,9 @@ from nbddp.protocol.jsonl import LineBuffer, Message, encode
 from nbddp.worker import rank_guard
 
 if TYPE_CHECKING:  # it imports torch
+    from ipyparallel.engine.kernel import IPythonParallelKernel
+
+    from nbddp.worker.kernel import WorkerKernel
     from nbddp.worker.parts import RankWorker
 
 PATIENCE = 20.0  # seconds
@@ -207,6 +211,18 @@ def _shell() -> Any:
     return get_ipython()
 
 
+def _made_worker(kernel: IPythonParallelKernel) -> WorkerKernel:
+    """An engine's kernel becomes a worker's; once."""
+    from nbddp.protocol import messages
+    from nbddp.worker.kernel import WorkerKernel
+
+    kernel.__class__ = WorkerKernel
+    kernel.begin_work()
+    kernel.shell_handlers[messages.RUN] = kernel.nbddp_run
+    kernel.control_handlers[messages.QUESTION] = kernel.nbddp_request
+    return kernel  # type: ignore[no-any-return]
+
+
 def _work() -> None:
     """Have the process do a worker's work: torch is imported here, if it was not."""
     global _kernel
@@ -219,7 +235,7 @@ def _work() -> None:
     if _kernel is not None:
         return
     WorkerKernel.log_file = os.dup(led_before([sys.stderr]).get("stderr", 2))
-    kernel = WorkerKernel.made_of(ipykernel.kernel_of_engine())
+    kernel = _made_worker(ipykernel.kernel_of_engine())
     kernel.requests.update(REQUESTS)
     kernel.questions.update(ASKED)
     engine.hook(kernel)

@@ -16,8 +16,8 @@ from nbddp.figures.axes import WIDTH, powers_of_two
 from nbddp.figures.document.page import Document
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, MUTED, RC
+from nbddp.figures.table import Table
 from nbddp.launch.topology import counted
-from nbddp.output.table import Table
 
 LINES = ("-", "--", ":", "-.")
 MARKS = "osD^vP*Xh"

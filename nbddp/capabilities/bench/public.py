@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nbddp.capabilities.bench import command
 from nbddp.capabilities.bench.command import REPEAT, WARMUP
 from nbddp.capabilities.bench.result import Measured
-from nbddp.output.result import Result, Row
+from nbddp.figures.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.figures.figure import DescribedFigure

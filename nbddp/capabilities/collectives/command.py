@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbddp.analysis.activity import Activity, CollectivePart
-from nbddp.analysis.answers import clocks, unpacked
+from nbddp.analysis.answers import IdleRanks, clocks, unpacked
 from nbddp.analysis.cause import INPUT, OPTIMIZER, steady
 from nbddp.analysis.clocks import ClockOffset
 from nbddp.analysis.overlap import common, length, minus, union
@@ -22,7 +22,6 @@ from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.instances import CollectiveInstance, kinds, latest, meetings, stretches, waits
 from nbddp.capabilities.collectives.program import Breakdown
 from nbddp.errors import BadInput
-from nbddp.execution.protocols import IdleRanks
 from nbddp.launch.topology import rank_words
 
 UNSEEN = (

@@ -30,8 +30,8 @@ from nbddp.capabilities.collectives.instances import (
     stretches,
     waits,
 )
+from nbddp.figures.table import Table
 from nbddp.launch.topology import counted, rank_words
-from nbddp.output.table import Table
 
 if TYPE_CHECKING:  # it imports matplotlib
     from nbddp.figures.figure import DescribedFigure

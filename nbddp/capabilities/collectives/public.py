@@ -10,7 +10,7 @@ from nbddp.capabilities.collectives import command
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.instances import Kind
 from nbddp.capabilities.collectives.program import Breakdown
-from nbddp.output.result import Result, Row
+from nbddp.figures.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.figures.figure import DescribedFigure

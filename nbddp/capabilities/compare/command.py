@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Protocol
 
+from nbddp.analysis.answers import IdleRanks
 from nbddp.capabilities.compare.replicas import (
     Compared,
     Difference,
@@ -26,11 +27,10 @@ from nbddp.capabilities.compare.replicas import (
     shown_words,
 )
 from nbddp.errors import BadInput
-from nbddp.execution.protocols import IdleRanks
 from nbddp.execution.values import check_ranks
+from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.output.table import Table
 from nbddp.protocol import pickling
 
 PIECE = 1 << 24  # bytes; a multiple of every dtype's size

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbddp.capabilities.compare import command
-from nbddp.output.result import Result, Row
-from nbddp.output.table import Table
+from nbddp.figures.result import Result, Row
+from nbddp.figures.table import Table
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import WorkerPool

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.debugger import stdin
 from nbddp.capabilities.debugger.prompt import STOPS, Keyboard
+from nbddp.capabilities.debugger.transcript import post_mortem
 from nbddp.errors import BadInput, Cause, NbddpError, RunFailed
 from nbddp.execution import report
 from nbddp.launch.options import Parser
@@ -86,11 +87,11 @@ class Debug:
     def _show(self, error: RunFailed) -> None:
         cause, typed = getattr(error, "cause", None), stdin.for_ranks(self._shell)
         if typed is None or not isinstance(cause, Cause):
-            print(report.post_mortem(error))
+            print(post_mortem(error))
             return
         dead = PostMortem(cause, lambda text: self._value(cause.rank, text))
         if not dead.frames:
-            print(report.post_mortem(error))
+            print(post_mortem(error))
             return
         print(error, dead.answer("l"), FIRST, sep="\n", flush=True)
         _converse(dead, typed)

@@ -31,7 +31,7 @@ from nbddp.deadlock.on_rank import frames
 from nbddp.protocol.codec import to_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import Place, Whereabouts
-from nbddp.protocol.surrogates import plain
+from nbddp.protocol.text import plain
 from nbddp.worker.parts import RankWorker
 
 WORD = re.compile(r"[^\W\d][\w.]*\Z")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.capabilities.debugger.messages import Stopped
-from nbddp.errors import BadInput
+from nbddp.errors import BadInput, RunFailed
+from nbddp.execution import report
 from nbddp.launch.options import rank_set
 from nbddp.launch.topology import rank_words
 from nbddp.protocol.position import place
@@ -151,3 +152,15 @@ class Transcripts:
     def refused(self, rank: int, line: str) -> None:
         """The rank no longer stood in its debugger when the line came: it was not read."""
         self._said(self.talks[rank], (f"rank {rank} continued before it read {line!r}",))
+
+
+def post_mortem(error: RunFailed) -> str:
+    """What `%debug` shows of a run that failed: the first failing rank's frames, and what its names held there."""
+    cause = getattr(error, "cause", None)
+    if cause is None or not cause.chain:
+        return f"{error}\nNo rank raised an exception; %ddp stacks shows where the ranks were."
+    lines = [str(error), ""]
+    for frame in (f for raised in report.with_parts(cause.chain) for f in raised.frames if f.user):
+        lines += [*report.frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
+    more = f"%%ddp --ranks {cause.rank} runs code on that rank, which keeps its variables"
+    return "\n".join([*lines, f"{more}; %ddp stacks shows every rank."])

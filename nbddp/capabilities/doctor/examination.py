@@ -14,8 +14,8 @@ from importlib import metadata
 from typing import Any, Protocol
 
 from nbddp.capabilities.doctor.findings import Findings
+from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult
 from nbddp.compat import system
-from nbddp.compat.probes import SEAMS, ProbeResult
 from nbddp.launch.topology import Topology
 from nbddp.protocol.jsonl import Message, parsed
 from nbddp.protocol.run_spec import Question

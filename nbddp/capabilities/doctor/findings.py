@@ -10,9 +10,9 @@ from html import escape
 from typing import Any, TypedDict
 
 from nbddp.analysis.quantities import size
-from nbddp.compat.probes import SEAMS, ProbeResult, Seam, said
+from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult, Seam, said
+from nbddp.figures.table import Table
 from nbddp.launch.topology import counted
-from nbddp.output.table import Table
 
 WIDTH = 118
 ALL_SEAMS = "all {} uses of internals"

@@ -1,4 +1,4 @@
-"""Tries every private API of `nbddp.compat.probes` in a temporary process, and reports the results.
+"""Tries every private API of `capabilities.doctor.seams` in a temporary process, and reports the results.
 
 `python -m nbddp.capabilities.doctor.probe_runner` writes one line of JSON per seam as soon as it is tried. So a trial
 that ends the process loses no other result. A pool has a copy of its warm process do it (`in_copy`), into a file.
@@ -18,9 +18,10 @@ from typing import IO, Any
 from nbddp.agent import hardware
 from nbddp.capabilities.doctor import probes_torch
 from nbddp.capabilities.doctor.findings import Machine
+from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult, Seam
 from nbddp.compat import ipykernel, ipyparallel
 from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import SEAMS, Failed, ProbeResult, Seam, Untried, absent, expect
+from nbddp.compat.probes import Failed, Untried, absent, expect
 from nbddp.deadlock.on_rank import flight
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.jsonl import Message

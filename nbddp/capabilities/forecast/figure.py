@@ -20,8 +20,8 @@ from nbddp.capabilities.forecast.scale import Forecast, Predicted
 from nbddp.figures.axes import WIDTH, key, powers_of_two
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MOVES, MUTED, PAPER, RC
+from nbddp.figures.table import Table
 from nbddp.launch.topology import counted
-from nbddp.output.table import Table
 
 COMPUTE = "#c9dccd"
 WEAK, STRONG = FILLS[0], FILLS[1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.capabilities.forecast import command
 from nbddp.capabilities.forecast.scale import MOST_NODES, Forecast, Predicted
-from nbddp.output.result import Result, Row
+from nbddp.figures.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.figures.figure import DescribedFigure

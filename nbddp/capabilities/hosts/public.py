@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.capabilities.hosts import command
 from nbddp.capabilities.hosts.report import UNLIMITED, HostReport, HostsReport
-from nbddp.output.result import Result, Row
+from nbddp.figures.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import WorkerPool

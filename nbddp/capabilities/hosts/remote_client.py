@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nbddp.agent.child_logs import last_line
 from nbddp.agent.client import START_TIMEOUT, AgentClient, without_stop
-from nbddp.agent.last_error import last_line
 from nbddp.agent.versions import otherwise
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.names import Host

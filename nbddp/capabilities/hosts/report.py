@@ -9,8 +9,8 @@ from typing import Any
 
 from nbddp.agent.versions import CUDA, DRIVER, NONE, differing
 from nbddp.capabilities.hosts.reachability import ADVICE, NO_ROUTE, Endpoint, Tried, joined
+from nbddp.figures.table import Table
 from nbddp.launch.machine import counted
-from nbddp.output.table import Table
 
 LEAST_SHM = 1 << 30  # bytes; a container has 64 MiB unless it is told otherwise
 LEAST_FILES, LEAST_TASKS = 4096, 4096

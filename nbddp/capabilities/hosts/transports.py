@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from nbddp.agent.last_error import TRACEBACK, cause, last_line
+from nbddp.agent.child_logs import TRACEBACK, cause, last_line
 from nbddp.capabilities.hosts import via
 from nbddp.capabilities.hosts.names import Host
 

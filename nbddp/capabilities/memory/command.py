@@ -8,19 +8,18 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
-from nbddp.analysis.answers import unpacked
+from nbddp.analysis.answers import IdleRanks, unpacked
 from nbddp.analysis.quantities import size
 from nbddp.analysis.steps import origin
 from nbddp.capabilities.memory.history import RankAllocations, RecordedSteps
 from nbddp.capabilities.memory.parts import MemoryAnswer, NameSize, RankMemory
 from nbddp.capabilities.memory.timeline import Allocations
 from nbddp.errors import BadInput
-from nbddp.execution.protocols import IdleRanks
 from nbddp.execution.values import check_ranks
+from nbddp.figures.table import Table
 from nbddp.launch.options import Parser, bindable, one_rank
 from nbddp.launch.topology import counted, rank_words
 from nbddp.notebook.commands import Asked, CommandLine, ranks_option
-from nbddp.output.table import Table
 
 MOST_NAMES = 3  # that share memory are named
 

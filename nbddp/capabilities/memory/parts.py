@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import drawn, note
 from nbddp.analysis.steps import Origin, none_since, recorded_from
+from nbddp.figures.table import Table
 from nbddp.launch.topology import counted
-from nbddp.output.table import Table
 
 PARTS = ("parameters", "module buffers", "gradients", "optimizer state", "DDP buckets")
 

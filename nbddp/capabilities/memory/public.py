@@ -11,7 +11,7 @@ from nbddp.capabilities.memory.command import Sizes
 from nbddp.capabilities.memory.history import RankAllocations
 from nbddp.capabilities.memory.parts import NameSize, RankMemory
 from nbddp.capabilities.memory.timeline import Allocations, lines
-from nbddp.output.result import Result, Row
+from nbddp.figures.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.figures.figure import DescribedFigure

@@ -11,8 +11,8 @@ from nbddp.analysis.row_limit import drawn, note
 from nbddp.analysis.steps import Origin, recorded_from
 from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Place, RankAllocations
 from nbddp.capabilities.memory.parts import span
+from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
-from nbddp.output.table import Table
 
 MOST_LINES = 8  # with a row of their own
 CODE = 56  # characters of a line's code

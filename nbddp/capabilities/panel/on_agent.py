@@ -15,9 +15,10 @@ from typing import Any, TypedDict
 import psutil
 import pynvml
 
-from nbddp.agent import devices, hardware
+from nbddp.agent import hardware
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import WORKER, NodeAgent, Peer
+from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.protocol.jsonl import Message
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from nbddp.agent.client import AgentClient
 from nbddp.analysis.steps import Recording
 from nbddp.capabilities.debugger import sender, transcript
+from nbddp.capabilities.debugger.transcript import post_mortem
 from nbddp.capabilities.panel import meters, output, poll, rows
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.curves import curve
@@ -28,7 +29,6 @@ from nbddp.capabilities.panel.state import DEBUGGER, LAUNCH, RANKS, TIMINGS, Pan
 from nbddp.capabilities.stacks.command import live
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed
-from nbddp.execution import report
 from nbddp.execution.execution import Execution
 from nbddp.figures.figure import width_of
 from nbddp.figures.html import picture
@@ -343,7 +343,7 @@ class Session:
         last = self.pool.last_run
         error = last.error() if last is not None and self._current() is None else None
         if isinstance(error, RunFailed):
-            self.model.change(panel_state.said, str(error), report.post_mortem(error), DEBUGGER)
+            self.model.change(panel_state.said, str(error), post_mortem(error), DEBUGGER)
         else:
             self._say("no rank has failed in the last cell", DEBUGGER)
 

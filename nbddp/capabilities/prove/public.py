@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nbddp.capabilities.prove import command
 from nbddp.capabilities.prove.command import TIMEOUT
 from nbddp.capabilities.prove.proof import Proof, Verdict
-from nbddp.output.result import Result, Row
+from nbddp.figures.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import WorkerPool

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbddp.analysis.answers import unpacked
+from nbddp.analysis.answers import IdleRanks, unpacked
 from nbddp.capabilities.sanitizer.findings import SanitizerFindings
 from nbddp.capabilities.sanitizer.options import Sanitize
 from nbddp.capabilities.sanitizer.recording import RankRecord
 from nbddp.capabilities.sanitizer.rules import judge
 from nbddp.capabilities.sanitizer.table import KINDS
 from nbddp.errors import BadInput
-from nbddp.execution.protocols import IdleRanks
 from nbddp.notebook.commands import Asked
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.capabilities.sanitizer import command
 from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings
-from nbddp.output.result import Result, Row
+from nbddp.figures.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import WorkerPool

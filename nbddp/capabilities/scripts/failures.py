@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nbddp.execution import report
-from nbddp.output.table import Table
+from nbddp.figures.table import Table
 from nbddp.protocol import outcome
 from nbddp.protocol.outcome import RankExit
 

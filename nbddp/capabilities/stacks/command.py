@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from nbddp.compat import system
 from nbddp.deadlock import proof
 from nbddp.deadlock.positions import GONE, Position, facts_of, position_of
 from nbddp.errors import BadInput, PoolError, RankStatus
-from nbddp.execution import report
+from nbddp.execution.report import omitted_words
+from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.output.table import Table
+from nbddp.protocol import stack_limit
 from nbddp.protocol.jsonl import Message
-from nbddp.protocol.position import StackRow, Whereabouts
+from nbddp.protocol.position import StackRow, Whereabouts, inside
 from nbddp.protocol.run_spec import Question
 
 ANSWER_TIME = 0.5  # seconds
@@ -51,7 +52,7 @@ class Stacks:
             parts.append("\n".join(w for w in (f"deadlock: {'; '.join(found.words)}", found.advice) if w))
         same: dict[str, list[int]] = {}
         for r, p in sorted(self.positions.items()):
-            text = self.dumps.get(r) or "\n".join(report.stack_text(self.stacks.get(r, ())))
+            text = self.dumps.get(r) or "\n".join(stack_text(self.stacks.get(r, ())))
             if p.state not in GONE and text:
                 same.setdefault(text, []).append(r)
         parts += [f"{rank_words(ranks)}:\n{text}" for text, ranks in same.items()]
@@ -66,6 +67,17 @@ class Stacks:
             RankStatus.ABSENT: "does not take part",
         }
         return words.get(p.state) or proof.waiting_words(p, self.positions) or "running"
+
+
+def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
+    """One line per frame, outermost first: `  Cell In[3], line 9, in train`."""
+    rows, lines = [tuple(row) for row in frames], []
+    for i, end in stack_limit.kept_frames(rows):
+        file, line, name, _ = rows[i]
+        short = str(file).replace("\\", "/").split("site-packages/")[-1]
+        lines.append(f"  {short}, line {line}{inside(str(name))}")
+        lines += omitted_words([str(row[2]) for row in rows[i + 1 : end]])
+    return lines
 
 
 def in_notebook(asked: Asked, line: CommandLine) -> Stacks:

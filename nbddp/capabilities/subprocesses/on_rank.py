@@ -27,7 +27,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from nbddp.deadlock.on_rank import child_waits, store_client
-from nbddp.protocol import code_objects
+from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import CELL
 from nbddp.worker import rank_guard
 
@@ -145,7 +145,7 @@ def _bytes(thing: Any) -> bytes:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = code_objects.table()
+        dispatch_table = pickling.table()
 
     made = io.BytesIO()
     Pickler(made).dump(thing)

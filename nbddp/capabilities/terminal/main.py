@@ -21,7 +21,6 @@ from nbddp.agent.client import AgentClient
 from nbddp.errors import BadInput, NbddpError
 from nbddp.launch import options
 from nbddp.launch.topology import counted
-from nbddp.launch.units import lasts
 from nbddp.notebook import commands
 from nbddp.notebook.commands import CommandLine
 from nbddp.protocol.capability import DetachedResource, load, rows
@@ -68,28 +67,6 @@ def _carry_out(words: Sequence[str] | None) -> int:
         print(e, file=sys.stderr)
         return 2 if isinstance(e, BadInput) else 1
     return 0
-
-
-def status(line: CommandLine) -> None:
-    from nbddp.notebook.status import status_table
-
-    for strange in runtime_dir.strange():
-        print(strange)
-    asked_for = line.args["pool"]
-    found = [one for one in detached() if asked_for in ("", one.name)]
-    pools = [] if asked_for and found else chosen(line, default_all=True)
-    for one in found:
-        print(one.describe(PROG))
-    if not pools and not found:
-        print("you have no running pool; a %%ddp cell or python -m nbddp start starts one")
-    for agent in pools:
-        answer = agent.request("status")
-        info = answer["info"]
-        title = f"pool {agent.pool_id} · started in {info.get('cwd', '?')} by process {info.get('owner', '?')}"
-        print(status_table(answer, title))
-        if answer.get("keep"):
-            print(f"its warm process stays for {lasts(answer['keep'])} after the notebook kernel exits (--keep-warm)")
-        print()
 
 
 def stop(line: CommandLine) -> None:
@@ -149,16 +126,16 @@ def start(line: CommandLine) -> None:
     pool.close()
 
 
-def chosen(line: CommandLine, default_all: bool = False) -> list[AgentClient]:
+def chosen(line: CommandLine) -> list[AgentClient]:
     found = runtime_dir.running()
     name = line.args.get("pool") or ""
     if name:
         found = [h for h in found if h.name == name]
         if not found:
             raise BadInput(f"there is no running pool {name!r}; {PROG} status lists the pools")
-    if not found and not default_all:
+    if not found:
         raise BadInput(f"you have no running pool; a %%ddp cell or {PROG} start starts one")
-    if len(found) > 1 and not default_all:
+    if len(found) > 1:
         raise BadInput(f"there are {len(found)} pools; name one: {' or '.join(h.name for h in found)}")
     return [AgentClient.connect(h) for h in found]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbddp.analysis.answers import clocks, unpacked
+from nbddp.analysis.answers import IdleRanks, clocks, unpacked
 from nbddp.analysis.clocks import aligned
 from nbddp.analysis.steps import RankRecording, Recording, fitted, origin
 from nbddp.analysis.wait_time import typical
 from nbddp.errors import BadInput
-from nbddp.execution.protocols import IdleRanks
 from nbddp.launch.options import Parser, one_rank
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol.run_spec import Question

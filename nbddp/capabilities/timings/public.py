@@ -10,7 +10,7 @@ from nbddp.analysis.overlap import split
 from nbddp.analysis.steps import Recording, Step
 from nbddp.capabilities.timings import command
 from nbddp.capabilities.timings.analysis import analysed
-from nbddp.output.result import Result, Row
+from nbddp.figures.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.figures.figure import DescribedFigure

@@ -10,8 +10,8 @@ from nbddp.analysis.row_limit import note
 from nbddp.analysis.steps import Bucket, recorded_from
 from nbddp.analysis.wait_time import CurvePoint, Straggler
 from nbddp.capabilities.timings.analysis import BucketView, RankView, StepView
+from nbddp.figures.table import Table
 from nbddp.launch.topology import counted, rank_words
-from nbddp.output.table import Table
 
 COLUMNS = ("bucket", "parameters", "size", "waits for the slowest", "moves", "algorithm", "bus")
 MOST_NAMES = 4  # of a bucket's parameters, where the pointer rests

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.analysis.answers import clocks, unpacked
+from nbddp.analysis.answers import IdleRanks, clocks, unpacked
 from nbddp.capabilities.trace.merge import Merged, RankTrace, merge
 from nbddp.errors import BadInput
-from nbddp.execution.protocols import IdleRanks
 from nbddp.notebook.commands import Asked
 from nbddp.protocol.pickling import NotSent
 

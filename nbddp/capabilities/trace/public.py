@@ -13,8 +13,8 @@ from nbddp.capabilities.collectives.public import data_of, rows_of
 from nbddp.capabilities.trace import command
 from nbddp.capabilities.trace.merge import Merged
 from nbddp.capabilities.trace.written import written
+from nbddp.figures.result import Result, Row
 from nbddp.launch.topology import rank_words
-from nbddp.output.result import Result, Row
 
 if TYPE_CHECKING:
     from nbddp.figures.figure import DescribedFigure

@@ -15,12 +15,13 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbddp.agent import runtime_dir
 from nbddp.agent.client import AgentClient, own_env
+from nbddp.agent.hardware import memory_of
 from nbddp.agent.process_id import ProcessId, peer
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
@@ -52,10 +53,9 @@ class WaitingProcess:
         return max(0.0, float(self.facts["until"]) - server.boot_time())
 
     def describe(self, prog: str) -> str:
-        from nbddp.notebook.status import megabytes
-
         folder = self.facts["inherited"]["folder"]
-        memory = megabytes(asdict(self.identity))
+        process = self.identity.process()
+        memory = f"{memory_of(process) / 2**20:.0f} MiB" if process is not None else "–"
         return (
             f"warm process {self.name} · waits for a kernel in {folder} · {lasts(self.left)} left · {memory}; "
             f"{prog} stop {self.name} ends it"

@@ -12,7 +12,7 @@ from pathlib import Path
 from nbddp.figures.document.sheet import Mark, Sheet, num
 from nbddp.figures.document.svg import data_uri, sheet_style, svg
 from nbddp.figures.html import FOLDED, SCROLLS, WORDS
-from nbddp.output.table import Table
+from nbddp.figures.table import Table
 
 HERE = Path(__file__).parent
 STEPS = re.compile(r"^\s+|\s+//.*$|^//.*$", re.MULTILINE)  # of a script: what only readers need

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, orphans, rlimits, runtime_dir, server, warning_filters
+from nbddp.agent import children, orphans, runtime_dir, server, warning_filters
 from nbddp.agent.server import CONTROLLER, STORE, WORKER
 from nbddp.compat import system
+from nbddp.grading.sandbox import rlimits
 from nbddp.protocol.codec import Json, from_json, to_json
 from nbddp.protocol.jsonl import Message, encode
 
@@ -63,7 +64,7 @@ class GuardedAgent(server.NodeAgent):
 
     def _start(self, kind: str, request: Message, keep: tuple[int, ...] = ()) -> server.Child:
         if kind == WORKER:
-            request = {**request, "limits": self.guard.limits}
+            request = {**request, **rlimits.bounded(self.guard.limits)}
         return super()._start(kind, request, keep)
 
     def tell_all(self, **message: Any) -> None:

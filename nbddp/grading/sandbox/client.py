@@ -21,13 +21,13 @@ from pathlib import Path
 
 import nbddp
 from nbddp.agent import orphans
+from nbddp.agent.child_logs import cause
 from nbddp.agent.client import without_stop
 from nbddp.agent.hardware import own_threads
-from nbddp.agent.last_error import cause
-from nbddp.agent.rlimits import Limits
 from nbddp.compat import system
 from nbddp.errors import NbddpError
 from nbddp.grading.sandbox.forkserver import remove
+from nbddp.grading.sandbox.rlimits import Limits
 from nbddp.protocol.jsonl import Message, encode, parsed
 
 KEPT = (

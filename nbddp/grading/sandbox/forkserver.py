@@ -24,10 +24,11 @@ from typing import ClassVar
 
 import psutil
 
-from nbddp.agent import children, orphans, rlimits, warning_filters
+from nbddp.agent import children, orphans, warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 from nbddp.compat.working_dir import known
+from nbddp.grading.sandbox import rlimits
 from nbddp.protocol.jsonl import LineBuffer, Message, encode
 
 FOLDERS = ("work", "home", "tmp")

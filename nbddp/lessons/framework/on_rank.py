@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nbddp.lessons.framework.plain_values import plain
 from nbddp.protocol import pickling
-from nbddp.protocol.plain_values import plain
 
 CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<cell>$|^<ipython-input")  # the file of code from a notebook's cell
 SEED = 1000  # a rank's own seed is SEED + rank: ranks that must agree have to make themselves agree

@@ -18,8 +18,8 @@ from nbddp.errors import BadInput
 from nbddp.figures import widget_support
 from nbddp.figures.html import words_of
 from nbddp.figures.page_script import CONTROLS, on_page
+from nbddp.figures.table import Table
 from nbddp.lessons.framework.question import Question
-from nbddp.output.table import Table
 from nbddp.protocol.messages import Metadata, MimeBundle
 
 CLASS = "nbddp-question"

@@ -14,8 +14,8 @@ from typing import Any, TypedDict
 
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 from nbddp.lessons.framework.async_work import Misused
+from nbddp.lessons.framework.plain_values import plain
 from nbddp.lessons.framework.worlds import STANDS, world_of
-from nbddp.protocol.plain_values import plain
 
 BASE = 16  # a rank's part is BASE ** rank: the digits of a sum say how often each part is in it
 ANY = "recv_anysource"  # recv without a sender

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.lessons.framework.async_work import waited
-from nbddp.protocol.plain_values import plain
+from nbddp.lessons.framework.plain_values import plain
 
 Rows = Sequence[Sequence[float]]  # samples × features
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
+from nbddp.lessons.framework.plain_values import plain
 from nbddp.lessons.l14_precision.plan import (
     MOMENTUM,
     RATE,
@@ -22,7 +23,6 @@ from nbddp.lessons.l14_precision.plan import (
     parameters_of,
     shard,
 )
-from nbddp.protocol.plain_values import plain
 
 _groups: dict[int, list[Any]] = {}  # shards → the groups of the ranks that hold one copy
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
 from nbddp.lessons.framework.async_work import waited
-from nbddp.protocol.plain_values import plain
+from nbddp.lessons.framework.plain_values import plain
 
 SAMPLES, FEATURES, HIDDEN = 3, 4, 12  # HIDDEN: 2, 3 and 4 ranks divide it
 Name = Literal["x", "up", "down"]

@@ -101,7 +101,7 @@ def step_taken(function: Callable[..., Any], schedule: str, stages: int, micro_b
     """One call of the learner's function on the first `stages` ranks; None on the others. Raises Misused."""
     import torch.distributed as dist
 
-    from nbddp.protocol.plain_values import plain
+    from nbddp.lessons.framework.plain_values import plain
 
     with world_of(stages) as mine:
         if not mine:

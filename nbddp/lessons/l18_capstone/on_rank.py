@@ -13,10 +13,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from nbddp.lessons.framework.plain_values import plain
 from nbddp.lessons.framework.worlds import world_of
 from nbddp.lessons.l04_collectives.on_rank import left_standing
 from nbddp.lessons.l10_restarts.on_rank import RankDeath, files
-from nbddp.protocol.plain_values import plain
 
 if TYPE_CHECKING:
     import torch

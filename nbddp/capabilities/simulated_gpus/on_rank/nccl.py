@@ -19,16 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbddp.capabilities.simulated_gpus.on_rank import (
-    devices,
-    kernels,
-    machine,
-    nccl_checks,
-    nccl_own,
-    nccl_sizes,
-    nccl_together,
-    versions,
-)
+from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, nccl_calls, nccl_checks, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
 
 TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
@@ -62,7 +53,7 @@ class Shadow:
     rank: int
     size: int
     device: int | None = None  # the GPU that this rank has brought, from its first collective on
-    own: nccl_own.Own = field(default_factory=nccl_own.Own)
+    own: nccl_calls.Own = field(default_factory=nccl_calls.Own)
 
 
 SHARED = -1  # in place of a GPU that a rank has brought
@@ -90,7 +81,7 @@ def install() -> None:
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
     if not hasattr(compiled.Backend, "supports_coalescing"):  # torch 2.6 coalesces for every CUDA tensor
         c10d.batch_isend_irecv = dist.batch_isend_irecv = _batch
-    nccl_together.install(_is_nccl_of)
+    nccl_calls.install(_is_nccl_of)
     library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
@@ -193,7 +184,7 @@ def _collective(op: Any) -> Callable[..., Any]:
         call.args[at] = shadow.boxed
         _flatten(name, call.args)
         out = op(*call.args, **kwargs)
-        nccl_together.note(args[at], out)
+        nccl_calls.note(args[at], out)
         for tensor, twin in call.originals.values():  # gloo works on addresses, so the label may change under way:
             machine.to_cuda(twin, tensor.get_device())  # futures and DDP's views of buckets hold CUDA tensors again
         return (args[0], out[1]) if name in FLAT else kernels.relabelled(out, call.device or 0, call.originals)
@@ -242,9 +233,9 @@ def _flatten(name: str, args: list[Any]) -> None:
 
 def _without_gloo(name: str, shadow: Shadow, args: Sequence[Any]) -> Any:
     """What an operator that gloo lacks returns; None: gloo has it."""
-    if name in nccl_own.OF and args[2] == shadow.rank:
-        return nccl_own.OF[name](shadow.own, args[0][0])
-    return nccl_sizes.carry_out(name, shadow.group, args)
+    if name in nccl_calls.TO_ITSELF and args[2] == shadow.rank:
+        return nccl_calls.TO_ITSELF[name](shadow.own, args[0][0])
+    return nccl_calls.carry_out(name, shadow.group, args)
 
 
 def _place(name: str, shadow: Shadow, device: int | None, after: Sequence[Any]) -> None:

@@ -11,6 +11,8 @@ names.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -45,6 +47,18 @@ UNORDERED = (
     "GPU details are not shown: the GPUs may be of several models, and CUDA numbers the fastest first; set "
     "CUDA_DEVICE_ORDER=PCI_BUS_ID to see them"
 )
+
+
+def told(env: Mapping[str, str]) -> Facts:
+    """What an agent tells of the GPUs of its machine, which only a torch with CUDA can use."""
+    return gpus(env) if _torch_has_cuda() else node_facts([])
+
+
+def _torch_has_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return importlib.util.find_spec("torch") is not None
+    return bool(torch.backends.cuda.is_built())
 
 
 def gpus(env: Mapping[str, str]) -> Facts:

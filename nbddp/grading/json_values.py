@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from nbddp.errors import BadInput
-from nbddp.protocol.plain_values import Strange, plain
+from nbddp.lessons.framework.plain_values import Strange, plain
 
 LARGEST = 4 << 20  # bytes of an answer
 DEEPEST = 50  # containers in containers

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from nbddp.compat import system
+from nbddp.protocol.jsonl import Message
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 STACKS = 256 << 20  # bytes of DATA for the stacks of an engine's threads
@@ -35,10 +35,15 @@ class Limits:
         return asdict(self)
 
 
-def apply(asked: dict[str, Any]) -> None:
-    """Bound this process, and all that it will start, by `Limits.request()`; no program that it starts gets more rights
-    than it has (sudo is refused). Memory is bounded on Linux alone: other kernels do not keep to it."""
-    limits = Limits(**asked)
+def bounded(limits: dict[str, int]) -> Message:
+    """What a start request says for a process within `Limits.request()`."""
+    return {"enters": f"{__name__}:apply", "limits": limits}
+
+
+def apply(request: Message) -> None:
+    """Bound this process, and all that it will start, by the limits of `bounded`; no program that it starts gets more
+    rights than it has (sudo is refused). Memory is bounded on Linux alone: other kernels do not keep to it."""
+    limits = Limits(**request["limits"])
     bounds = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: limits.file,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nbddp.agent import hardware
 from nbddp.agent.process_id import ProcessId
 from nbddp.errors import RankStatus
-from nbddp.output.result import Result, Row
-from nbddp.output.table import Table
+from nbddp.figures.result import Row
+from nbddp.figures.table import Table
 
 COLUMNS = ("rank", "node", "local rank", "device", "pid", "state", "memory")
 
@@ -31,7 +29,7 @@ def status_table(answer: dict[str, Any], title: str = "") -> Table:
                 place["local_rank"],
                 place["device"],
                 child["pid"] if child else "–",
-                state_words(child) if child else _without(place, info),
+                state_words(child) if child else words_without(place, info),
                 megabytes(child) if child else "–",
             )
         )
@@ -43,7 +41,7 @@ def state_words(child: dict[str, Any]) -> str:
     return str(child["doing"] or RankStatus(child["status"]))
 
 
-def _without(place: dict[str, Any], info: dict[str, Any]) -> str:
+def words_without(place: dict[str, Any], info: dict[str, Any]) -> str:
     """Of a worker that the agents which were asked do not have."""
     if "cluster" in info:
         return "its engine has exited" if info.get("asked_all") else f"an engine of cluster {info['cluster']}"
@@ -63,34 +61,3 @@ def held_bytes(child: Row) -> int:
         return int(child["memory"])
     process = ProcessId(child["pid"], child["started"]).process()
     return hardware.memory_of(process) if process is not None else 0
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class StatusResult(Result[dict[str, Any]]):
-    """The processes of a pool.
-
-    `to_dict()` has `workers`, a list of rows, and `to_frame()` has the same rows. The fields of a row:
-
-    - `rank`, `node`, `local_rank`; `host`: empty on this machine; `device`.
-    - `pid`: None if the process has ended; `state` (str), such as `idle`.
-    - `memory_bytes`: proportional set size; None if it is not known.
-    """
-
-    def _draw(self) -> Table:
-        return status_table(self._found)
-
-    def _data(self) -> Row:
-        return {"workers": self._rows()}
-
-    def _rows(self) -> Sequence[Row]:
-        info = self._found["info"]
-        alive = {c["rank"]: c for c in self._found["children"] if c["kind"] == "worker"}
-        return [_row(place, alive.get(place["rank"]), info) for place in info.get("workers", [])]
-
-
-def _row(place: Row, child: Row | None, info: Row) -> Row:
-    return {
-        **{name: place[name] for name in ("rank", "node", "local_rank", "host", "device")},
-        "pid": child and child["pid"], "state": state_words(child) if child else _without(place, info),
-        "memory_bytes": (held_bytes(child) or None) if child else None,
-    }  # fmt: skip
