@@ -304,7 +304,7 @@ class Models:
         module = known.module()
         if known.facts.broadcasts or module is None or step & (step - 1) or not step:
             return
-        named = [(name, each) for name, each in module.module.named_buffers() if is_whole(each)][:AT_ONCE]
+        named = [(name, each) for name, each in saved_buffers(module.module) if is_whole(each)][:AT_ONCE]
         if named:
             known.facts.buffer_names = [name for name, _ in named]
             known.facts.buffer_steps.append(step)
@@ -317,12 +317,22 @@ class Models:
             if module is None or known.facts.kind != "ddp":
                 continue
             inner = module.module
-            named = [*inner.named_parameters(), *inner.named_buffers()]
+            named = [*inner.named_parameters(), *saved_buffers(inner)]
             whole = [(name, each) for name, each in named if is_whole(each)][:ENDS]
             known.facts.parameters = sum(1 for name, _ in inner.named_parameters())
             known.facts.end_names = [name for name, _ in whole]
             if whole:
                 self.recorder.later(known.facts, "ends", digest.sample([each for _, each in whole]))
+
+
+def saved_buffers(module: Any) -> list[tuple[str, Any]]:
+    """Buffers that a checkpoint has. Others hold what is a rank's own, as a recurrent state or a cache."""
+    passing = {
+        f"{path}.{name}" if path else name
+        for path, each in module.named_modules()
+        for name in torch_compat.passing_buffers(each)
+    }
+    return [(name, each) for name, each in module.named_buffers() if name not in passing]
 
 
 def looked_at(number: int) -> bool:

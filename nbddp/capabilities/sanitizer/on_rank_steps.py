@@ -81,6 +81,8 @@ class Steps:
             recorder.record.settings.setdefault("threads", torch.get_num_threads())
         known.steps += 1
         recorder.record.step_counts[known.number] = known.steps
+        if known.steps & (known.steps - 1) == 0:
+            recorder.calls.settings_now()
         shape = tuple(len(group["params"]) for group in optimizer.param_groups)
         if known.steps <= LOOKS or known.steps % 50 == 0 or shape != known.shape:
             known.shape = shape
