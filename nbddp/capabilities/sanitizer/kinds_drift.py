@@ -229,7 +229,7 @@ def _edited(replica: Replica) -> Iterator[Seen]:
     some = [
         step for step in replica.steps
         if step.grads is not None and step.armed_last() and step.is_known_after_backward() and step.exchanged is None
-        and step.arrived()
+        and step.arrived() and not (all(step.again.values()) and step.again)
     ]  # fmt: skip
     if not some or exempt(replica):
         return

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.recording import CountedLoss
+from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss
 from nbddp.compat.torch import has_hooks, saved
 from nbddp.worker.gpus import capturing
 
@@ -44,14 +44,21 @@ class Losses:
         compiling = torch.compiler.is_compiling
 
         def backward(loss: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
-            looks = not compiling() and self.recorder.on and len(self.recorder.record.losses) < KEPT
-            facts = self._look(loss, gradient) if looks else None
+            if compiling() or not self.recorder.on:
+                return original(loss, gradient, *args, **kwargs)
+            self._called()
+            facts = self._look(loss, gradient) if len(self.recorder.record.losses) < KEPT else None
             found = original(loss, gradient, *args, **kwargs)
             for fact in facts or ():
                 fact.ended = self.recorder.tick()
             return found
 
         return backward
+
+    @digest.safely
+    def _called(self) -> None:
+        recorder = self.recorder
+        recorder.keep(recorder.record.calls, CalledFunction("backward", recorder.tick(), recorder.place(2)))
 
     @digest.safely
     def _look(self, loss: Any, gradient: Any) -> list[CountedLoss]:

@@ -110,7 +110,7 @@ class Steps:
     def _note(self, optimizer: Any, known: KnownOptimizer, by_closure: bool) -> None:
         recorder = self.recorder
         step = OptimizerStep(known.number, known.steps - 1, recorder.tick(), recorder.place(2))
-        step.hyper = _hyper(optimizer)
+        step.hyper, step.within = _hyper(optimizer), torch_compat.in_backward()
         if not recorder.keep(recorder.record.steps, step, STEPS):
             return
         known.open = step

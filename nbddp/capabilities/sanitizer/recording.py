@@ -132,7 +132,7 @@ class Part:
 @dataclass
 class OptimizerStep:
     """An optimizer's step. hyper: its numbers, by group and name. sequences: model → number of collectives that its
-    group has begun."""
+    group has begun. within: whether a backward ran then."""
 
     optimizer: int
     number: int
@@ -141,6 +141,7 @@ class OptimizerStep:
     parts: list[Part] = field(default_factory=list)
     hyper: list[tuple[str, object]] = field(default_factory=list)
     sequences: dict[int, int] = field(default_factory=dict)
+    within: bool = False
 
 
 @dataclass

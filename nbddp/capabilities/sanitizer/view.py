@@ -101,6 +101,7 @@ class AlignedStep:
     backs: dict[int, list[Backward]] = field(default_factory=dict)
     pasts: dict[int, list[Past]] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)  # rank → `at` of the step before
+    again: dict[int, list[CalledFunction]] = field(default_factory=dict)  # backwards after the last that DDP exchanged
 
     @cached_property
     def before(self) -> SampleDifference | None:
@@ -269,7 +270,11 @@ class Replica:
 
         backs = {rank: between(rank, self.records[rank].backwards) for rank in steps}
         pasts = {rank: between(rank, [p for p in self.records[rank].past if p.used]) for rank in steps}
-        return AlignedStep(number, steps, parts, backs, pasts, since)  # type: ignore[arg-type]
+        again = {
+            rank: [c for c in self.calls("backward", rank) if backs[rank][-1].ended < c.at < step.at]
+            for rank, step in steps.items() if backs[rank] and backs[rank][-1].ended  # type: ignore[union-attr]
+        }  # fmt: skip
+        return AlignedStep(number, steps, parts, backs, pasts, since, again)  # type: ignore[arg-type]
 
     def beside(self, step: AlignedStep) -> dict[int, Part]:
         """The part of a step that no model knows."""
