@@ -491,6 +491,11 @@ def joins(ddp: Any) -> bool:
     return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
 
 
+def passing_buffers(module: Any) -> set[str]:
+    """Names of a module's own buffers that its state_dict leaves out."""
+    return getattr(module, "_non_persistent_buffers_set", set())
+
+
 def scale_of(scaler: Any) -> Any:
     """The tensor with a GradScaler's scale; None before its first step."""
     return getattr(scaler, "_scale", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import nbddp
 from nbddp.capabilities.sanitizer.findings import SanitizerFindings
@@ -58,10 +59,9 @@ class Program:
     body: str
 
 
-def programs() -> list[Program]:
-    text = (ROOT / "tests/data/silent.txt").read_text(encoding="utf-8")
+def programs(file: Path = ROOT / "tests/data/silent.txt") -> list[Program]:
     found = []
-    for title, body in re.findall(r"^## (.*)\n((?:(?!## ).*\n?)*)", text, re.MULTILINE):
+    for title, body in re.findall(r"^## (.*)\n((?:(?!## ).*\n?)*)", file.read_text(encoding="utf-8"), re.MULTILINE):
         name, kind, line, *star = (part.strip() for part in title.split("|"))
         found.append(Program(name, kind, line, bool(star), body.rstrip()))
     return found

@@ -52,7 +52,8 @@ TRIED = {
     "_start_coalescing": "methods of collectives", "_end_coalescing": "methods of collectives",
     "_comm_hooks": "DDP's list of hooks",
     **dict.fromkeys(
-        ("_C", "_join_config", "_scale", "_get_fsdp_state", "_fsdp_param_group", "_saved_", "_backward_hooks"),
+        ("_C", "_join_config", "_scale", "_get_fsdp_state", "_fsdp_param_group", "_saved_", "_backward_hooks",
+         "_non_persistent_buffers_set"),
         "state of a step",
     ),
     **dict.fromkeys(("_module_parameters", "_python_dispatch"), "copies of DDP models"),

@@ -135,6 +135,8 @@ class _Gradients:
 
     def _keep(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.stepped = True
+        if len(args) > 1 or kwargs:
+            return  # a closure computes them within the step
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             name = self._names.get(id(parameter))
             if name is not None and parameter.grad is not None:

@@ -13,6 +13,9 @@ from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
 LEAST = 2  # batches that must have been seen
+LEAKED = 0.2  # of the evaluated samples, at least
+LATEST = 1 << 60  # after all that happened
+BY_CHANCE = 0.02  # at most, that equal samples of a data set all fall to different ranks
 SAME = "the ranks learn from the same samples, so the step costs as before and learns little more than one rank would"
 
 
@@ -140,8 +143,8 @@ def _overlap(view: RanksView, replica: Replica) -> Iterator[Seen]:
         total = sum((each for each in rows.values()), Counter[int]())
         twice = sum(count - 1 for count in total.values() if count > 1)
         padding = sum(max(0, (each.total or 0) - (each.length or 0)) for each in some.values())
-        if twice <= max(padding, len(some) - 1) or twice < 2:
-            continue
+        if twice <= max(padding, len(some) - 1) or (1 - 1 / len(some)) ** twice > BY_CHANCE:
+            continue  # few equal samples may be in the data, none of them twice in one rank's part
         number = total.total()
         missing = any(each.length is None or each.length > len(total) for each in some.values())
         yield make(
@@ -157,6 +160,8 @@ def _overlap(view: RanksView, replica: Replica) -> Iterator[Seen]:
 def _is_drawn(one: Pass) -> bool:
     """Whether the sampler draws some of the data at random, and not each sample once in an epoch."""
     given = sum(one.sizes) + max(one.sizes, default=0)
+    if one.sampler == "WeightedRandomSampler":
+        return True
     return one.sampler == "RandomSampler" and one.whole and one.length is not None and given < one.length
 
 
@@ -254,7 +259,7 @@ def _evaluated(view: RanksView) -> Iterator[Seen]:
         if all(each.rows for each in some.values()):
             yield from _leaked(view, some)
         seen = _padded(some) or _repeated(some)
-        if seen:
+        if seen and not _gathers_samples(view, some):
             twice, number, how = seen
             be = "is" if twice == 1 else "are"
             yield make(
@@ -264,6 +269,18 @@ def _evaluated(view: RanksView) -> Iterator[Seen]:
                 place_of(view, some), ranks=tuple(some),
             )  # fmt: skip
             return
+
+
+def _gathers_samples(view: RanksView, some: dict[int, Pass]) -> bool:
+    """Whether results of samples are gathered, during the evaluation or after it: what is repeated may be dropped."""
+    for rank, one in some.items():
+        record = view.records[rank]
+        until = min((f.at for f in record.forwards if f.training and f.at > one.ended), default=LATEST)
+        batch = max(one.sizes, default=LEAST)
+        gathers = [c for c in record.collectives if "gather" in c.name and one.at < c.at <= until]
+        if any(c.numel >= max(batch, LEAST) for c in gathers):
+            return True
+    return False
 
 
 def _padded(some: dict[int, Pass]) -> tuple[int, int, str] | None:
@@ -305,6 +322,8 @@ def _leaked(view: RanksView, some: dict[int, Pass]) -> Iterator[Seen]:
         others = [r for r in trained if r != rank and rows & trained[r]]
         if others and not rows & trained[rank]:
             number = len(set.union(*(rows & trained[r] for r in others)))
+            if number < max(LEAST, LEAKED * len(rows)):
+                continue  # equal samples may be in the data
             yield make(
                 "split-differs", "ranks split the data differently, so one validates on what another trains on",
                 [f"{number} of {len(rows)} samples that rank {rank} evaluated were trained on by {rank_words(others)}, "

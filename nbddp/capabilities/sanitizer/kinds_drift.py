@@ -229,7 +229,7 @@ def _edited(replica: Replica) -> Iterator[Seen]:
     some = [
         step for step in replica.steps
         if step.grads is not None and step.armed_last() and step.is_known_after_backward() and step.exchanged is None
-        and step.arrived()
+        and step.arrived() and not (all(step.again.values()) and step.again)
     ]  # fmt: skip
     if not some or exempt(replica):
         return
@@ -289,9 +289,11 @@ def _hyper(replica: Replica) -> Iterator[Seen]:
     for step in replica.steps:
         differs = step.hyper()
         if differs:
+            drift = next((s for s in replica.steps if s.number >= step.number and s.after is not None), None)
+            if drift is None and difference(*_ends_of(replica, True)) is None:
+                return  # a number that moves nothing, as the rank that an optimizer keeps
             name, values = differs[0]
             more = [f"{n}: {by_value(v)}" for n, v in differs[1:4]]
-            drift = next((s for s in replica.steps if s.after is not None), None)
             seen = [f"{name} at step {step.number}: {by_value(values)}", *more]
             if drift is not None:
                 seen.append(f"parameters differed after step {drift.number}, {drift.after.words}")  # type: ignore[union-attr]

@@ -39,6 +39,10 @@ def _steps(replica: Replica) -> Iterator[Seen]:
 
 def _why(step: AlignedStep) -> str:
     """Which kind a step with different gradients is of; empty if the exchange took place."""
+    if all(each.within for each in step.steps.values()):
+        return "within-backward"
+    if step.armed_last() and len(step.again) == len(step.steps) and all(step.again.values()) and step.exchanged is None:
+        return "backward-again"
     if step.armed_last():
         return "" if step.arrived() else "gradients-by-hand"
     pasts = all(step.pasts.values())
@@ -207,7 +211,36 @@ def _returned(replica: Replica, some: list[AlignedStep]) -> Seen:
     )  # fmt: skip
 
 
+def _again(replica: Replica, some: list[AlignedStep]) -> Seen:
+    first = some[0]
+    rank = min(first.steps)
+    return make(
+        "no-exchange", f"a backward that follows DDP's exchange adds gradients of each rank's own to {replica.title}",
+        [
+            f"before {counted(len(some), 'step')} another backward began after the one through DDP's output had ended "
+            f"({replica.place(rank, first.backs[rank][-1].place)}), and gradients were equal at that end",
+            shown_steps(some, replica),
+        ],
+        "DDP exchanges once after each of its forwards; what comes later is not averaged",
+        replica.place(rank, first.again[rank][0].place), about=replica.group, ranks=replica.ranks,
+        cure="add the losses, and run one backward: (a + b).backward()",
+    )  # fmt: skip
+
+
+def _within(replica: Replica, some: list[AlignedStep]) -> Seen:
+    rank = min(some[0].steps)
+    return make(
+        "no-exchange", f"the optimizer moves {replica.title} while backward runs, before DDP has exchanged gradients",
+        [f"{counted(len(some), 'step')} began within a backward", shown_steps(some, replica)],
+        f"at these steps {ALONE}",
+        replica.place(rank, some[0].steps[rank].place), about=replica.group, ranks=replica.ranks,
+        cure="step after backward has returned; hooks on parameters run before the exchange",
+    )  # fmt: skip
+
+
 _SAY = {
+    "backward-again": _again,
+    "within-backward": _within,
     "gradients-by-hand": _returned,
     "past-ddp": _past,
     "sync-flag-late": _late,

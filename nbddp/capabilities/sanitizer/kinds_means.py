@@ -17,6 +17,7 @@ from nbddp.launch.topology import rank_words
 LEAST, MOST = 2, 0.5  # forwards that differ; share of a rank's that have its usual size
 LEAST_SHARE = 0.1  # of the forwards at which sizes must differ
 APART, FEWEST = 1.2, 4  # largest count over the smallest; steps at which they are so
+LATEST = 1 << 60  # after all that happened
 COUNTS = 4  # elements of a tensor that may carry a count
 
 
@@ -126,7 +127,7 @@ def _unequal(replica: Replica) -> Iterator[Seen]:
     forwards = replica.side_by_side()
     length = len(forwards)
     rows = [{r: f.size for r, f in row.items()} for row in forwards]
-    bad = [i for i, row in enumerate(rows) if len(set(row.values())) > 1]
+    bad = [i for i, row in enumerate(rows) if len(set(row.values())) > 1 and not _weighs_alike(replica, i)]
     if len(bad) < max(LEAST, LEAST_SHARE * length) or _varies(rows) or _exchanges_counts(replica, length):
         return
     row = rows[bad[0]]
@@ -140,6 +141,26 @@ def _unequal(replica: Replica) -> Iterator[Seen]:
         "much as one of the largest",
         replica.place(rank, forwards[bad[0]][rank].place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip
+
+
+def _weighs_alike(replica: Replica, number: int) -> bool:
+    """Whether an element of the loss of the n-th forward has the same weight on all ranks, which have other numbers of
+    them: then the program knows the sizes."""
+    by: dict[tuple[bool, int], list[CountedLoss]] = {}
+    for rank, forwards in replica.training.items():
+        begin = forwards[number].at
+        end = forwards[number + 1].at if number + 1 < len(forwards) else LATEST
+        for loss in replica.records[rank].losses:
+            if begin < loss.at < end:
+                by.setdefault((bool(loss.form), loss.index), []).append(loss)
+    unequal = [some for some in by.values() if len({loss.whole for loss in some}) > 1]
+    return bool(unequal) and all(
+        len(some) == len(replica.ranks) and _close([abs(loss.weight) for loss in some]) for some in unequal
+    )
+
+
+def _close(values: Sequence[float]) -> bool:
+    return 0 < max(values) <= 1.001 * min(values)
 
 
 def _varies(rows: Sequence[Mapping[int, int]]) -> bool:
@@ -158,16 +179,8 @@ def _varies(rows: Sequence[Mapping[int, int]]) -> bool:
 def _exchanges_counts(replica: Replica, forwards: int) -> bool:
     """Whether the program reduces or gathers small tensors about as often as it trains: they may be counts."""
     rank = min(replica.records)
-    small = [c for c in replica.records[rank].collectives if c.name != "barrier" and _numel(c) <= COUNTS]
+    small = [c for c in replica.records[rank].collectives if c.name != "barrier" and c.numel <= COUNTS]
     return len(small) >= forwards // 2 and bool(small)
-
-
-def _numel(one: GroupCall) -> int:
-    inside = one.shape.partition("[")[2].rstrip("]")
-    number = 1
-    for each in filter(None, inside.split(",")):
-        number *= int(each)
-    return number
 
 
 def _detail(call: CalledFunction) -> tuple[object, ...]:
@@ -237,7 +250,7 @@ def _of_model(replica: Replica, rank: int) -> list[CountedLoss]:
     """Losses whose backward came through the model."""
     record, own = replica.records[rank], replica.facts[rank].number
     backs = [b.at for b in record.backwards if b.model == own]
-    return [loss for loss in record.losses if any(loss.at < at < loss.ended for at in backs)]
+    return [loss for loss in record.losses if loss.form and any(loss.at < at < loss.ended for at in backs)]
 
 
 def _losses_before(

@@ -63,7 +63,8 @@ def _modes(replica: Replica) -> Iterator[Seen]:
 def _settings(view: RanksView) -> Iterator[Seen]:
     of = {rank: record.settings for rank, record in view.records.items() if record.settings}
     names = dict.fromkeys(name for each in of.values() for name in each if name not in OWN)
-    bad = {n: {r: e.get(n) for r, e in of.items()} for n in names if len({repr(e.get(n)) for e in of.values()}) > 1}
+    by = {n: {r: e[n] for r, e in of.items() if n in e} for n in names}  # a rank without steps has none
+    bad = {n: values for n, values in by.items() if len({repr(value) for value in values.values()}) > 1}
     if bad and any(replica.counts for replica in view.replicas):
         yield make(
             "settings-differ", f"{', '.join(bad)} {'differs' if len(bad) == 1 else 'differ'} between ranks",

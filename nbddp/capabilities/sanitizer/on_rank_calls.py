@@ -135,12 +135,15 @@ class CollectiveCalls:
 
     @digest.safely
     def _look_through(self, loss: Any) -> None:
-        """Whether values that came by a gather are saved in the graph of a loss, where no gradient leads to them."""
+        """Whether values that came by a gather are saved in the graph of a loss, where no gradient leads to them. A
+        product of gathered rows alone, with the own ones put back, is a loss of all ranks' samples on each rank."""
         suspects, self.gathers = self.gathers, []
+        gathered = [torch.cat([each.detach().reshape(-1, shape[-1]) for each in out]) for _, shape, out in suspects]
         saved = list(_saved(loss))
-        for place, shape, outputs in suspects:
-            rows = torch.cat([each.detach().reshape(-1, shape[-1]) for each in outputs])
-            if any(_holds(each, rows) for each in saved):
+        whole = [all(e.requires_grad and any(_holds(e, rows) for rows in gathered) for e in some) for some in saved]
+        for (place, shape, _), rows in zip(suspects, gathered, strict=True):
+            if any(_holds(e, rows) for some, all_put_back in zip(saved, whole, strict=True) for e in some
+                   if not all_put_back):  # fmt: skip
                 self.recorder.keep(
                     self.recorder.record.calls, CalledFunction("gather cuts", self.recorder.tick(), place, list(shape))
                 )
@@ -171,7 +174,8 @@ class CollectiveCalls:
 
         return save
 
-    def close(self) -> None:
+    def settings_now(self) -> None:
+        """Of precision and determinism, as a step has them: a rank that exports afterwards may have others."""
         settings = self.recorder.record.settings
         settings["float32 matmul precision"] = torch.get_float32_matmul_precision()
         settings["deterministic algorithms"] = torch.are_deterministic_algorithms_enabled()
@@ -179,6 +183,9 @@ class CollectiveCalls:
         if torch.cuda.is_available():
             settings["cuDNN benchmark"] = torch.backends.cudnn.benchmark
             settings["TF32 in matrix products"] = torch.backends.cuda.matmul.allow_tf32
+
+    def close(self) -> None:
+        settings = self.recorder.record.settings
         settings.setdefault("threads", torch.get_num_threads())
         settings["on CPU"] = not torch.cuda.is_initialized()
         settings["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -204,7 +211,7 @@ def _is_the_programs() -> bool:
 
 
 def _saved(loss: Any) -> Any:
-    """The tensors that the nodes of a graph have saved."""
+    """The tensors that each node of a graph has saved."""
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting and len(seen) < NODES:
@@ -213,6 +220,7 @@ def _saved(loss: Any) -> Any:
             continue
         seen.add(node)
         waiting += [each for each, _ in node.next_functions]
+        found = []
         for name in dir(node):
             if name.startswith("_saved_"):
                 try:
@@ -220,7 +228,9 @@ def _saved(loss: Any) -> Any:
                 except RuntimeError:  # freed by an earlier backward
                     continue
                 if isinstance(value, torch.Tensor):
-                    yield value
+                    found.append(value)
+        if found:
+            yield found
 
 
 def _holds(saved: Any, rows: Any) -> bool:

@@ -13,13 +13,17 @@ from typing import Any
 import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.recording import CountedLoss
+from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss
 from nbddp.compat.torch import has_hooks, saved
 from nbddp.worker.gpus import capturing
 
 KEPT = 400  # losses that are looked at
 NODES = 48  # of a graph that are looked through
-AT_ONCE = 4  # counted sums of one loss
+AT_ONCE = 4  # counted sums of one loss, and as many of all elements
+ELEMENTWISE = (
+    "MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "BinaryCrossEntropyBackward0",
+    "BinaryCrossEntropyWithLogitsBackward0",
+)  # fmt: skip
 NLL = ("NllLossBackward0", "NllLoss2DBackward0")
 PASSES = (  # which change neither a number nor a sum
     "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1",
@@ -40,14 +44,21 @@ class Losses:
         compiling = torch.compiler.is_compiling
 
         def backward(loss: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
-            looks = not compiling() and self.recorder.on and len(self.recorder.record.losses) < KEPT
-            facts = self._look(loss, gradient) if looks else None
+            if compiling() or not self.recorder.on:
+                return original(loss, gradient, *args, **kwargs)
+            self._called()
+            facts = self._look(loss, gradient) if len(self.recorder.record.losses) < KEPT else None
             found = original(loss, gradient, *args, **kwargs)
             for fact in facts or ():
                 fact.ended = self.recorder.tick()
             return found
 
         return backward
+
+    @digest.safely
+    def _called(self) -> None:
+        recorder = self.recorder
+        recorder.keep(recorder.record.calls, CalledFunction("backward", recorder.tick(), recorder.place(2)))
 
     @digest.safely
     def _look(self, loss: Any, gradient: Any) -> list[CountedLoss]:
@@ -59,13 +70,15 @@ class Losses:
             found = counted(loss.grad_fn, weight)
         except (RuntimeError, AttributeError):  # a graph that was let go of, or whose node holds other fields
             return []
-        for index, (form, whole, count, odd, times, over) in enumerate(found):
-            fact = CountedLoss(at, place, index, form, whole)
+        numbers = {bool(form): -1 for form, *_ in found}
+        for form, whole, count, odd, times, over in found:
+            numbers[bool(form)] += 1
+            fact = CountedLoss(at, place, numbers[bool(form)], form, whole)
             for name, value in (("count", count), ("odd", odd)):
                 self.recorder.later(fact, name, value)
-            for numbers, values in ((fact.times, times), (fact.over, over)):
+            for factors, values in ((fact.times, times), (fact.over, over)):
                 for value in values:
-                    self.recorder.later(numbers, "append", value)
+                    self.recorder.later(factors, "append", value)
             self.recorder.record.losses.append(fact)
             facts.append(fact)
         return facts
@@ -84,11 +97,11 @@ def _number(value: Any) -> Any:
 
 def counted(node: Any, times: Numbers) -> list[tuple[str, int, Any, Any, Numbers, Numbers]]:
     """Sums over counted targets below a loss. Of each: its form, all targets, and how many count. Then how many of the
-    mask's numbers are neither 0 nor 1, and what multiplies and divides the sum."""
+    mask's numbers are neither 0 nor 1, and what multiplies and divides the sum. Sums of all elements have no form."""
     found: list[tuple[str, int, Any, Any, Numbers, Numbers]] = []
     waiting: list[tuple[Any, Numbers, Numbers]] = [(node, times, ())]
     for _ in range(NODES):
-        if not waiting or len(found) == AT_ONCE:
+        if not waiting or sum(bool(each[0]) for each in found) == AT_ONCE:
             break
         node, times, over = waiting.pop()
         name = "" if node is None else type(node).__name__
@@ -100,10 +113,13 @@ def counted(node: Any, times: Numbers) -> list[tuple[str, int, Any, Any, Numbers
                 found.append((form, saved(node, "target").numel(), count, 0, times, (*over, count) if mean else over))
         elif name == "SumBackward0" or name == "MeanBackward0":
             whole = math.prod(saved(node, "self_sym_sizes"))
-            some = _masked(_below(node), whole)
-            if some is not None:
+            some = _masked(_below(node), whole) or ("", whole, 0)
+            if some[0] or len(found) < 2 * AT_ONCE:
                 divides = over if name == "SumBackward0" else (*over, whole)
                 found.append((some[0], whole, some[1], some[2], times, divides))
+        elif name in ELEMENTWISE and saved(node, "reduction") != EACH and len(found) < 2 * AT_ONCE:
+            whole = saved(node, "self").numel()
+            found.append(("", whole, whole, 0, times, (*over, whole) if saved(node, "reduction") == MEAN else over))
         elif (step := _scaled(node, name)) is not None:
             waiting += [(below, (*times, *step[0]), (*over, *step[1])) for below, _ in node.next_functions]
     return found

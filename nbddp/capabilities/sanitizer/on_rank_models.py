@@ -185,8 +185,6 @@ class Models:
         recorder = self.recorder
         recorder.reads.forward_begins()
         training = torch.is_grad_enabled()
-        if training:
-            self.trained.add(known.facts.number)
         fact = Forward(
             known.facts.number, recorder.tick(), recorder.place(2), training, armed, mode=bool(module.training)
         )
@@ -207,7 +205,11 @@ class Models:
 
     @digest.safely
     def _watch_backward(self, known: KnownModel, module: Any, fact: Forward, out: Any) -> None:
-        if not torch.is_grad_enabled() or self.engine is None or torch.compiler.is_compiling():
+        if not torch.is_grad_enabled():
+            return
+        outputs = [each for each in digest.tensors_in(out) if each.requires_grad and not each.is_leaf]
+        if not outputs or self.engine is None or torch.compiler.is_compiling():
+            self.trained.add(known.facts.number)  # whether backward comes is not known
             return
         reached = [False]
 
@@ -217,14 +219,14 @@ class Models:
             reached[0] = True
             self._backward_begins(known, module, fact)
 
-        for tensor in digest.tensors_in(out):
-            if tensor.requires_grad and not tensor.is_leaf:
-                tensor.register_hook(reach)
+        for tensor in outputs:
+            tensor.register_hook(reach)
 
     @digest.safely
     def _backward_begins(self, known: KnownModel, module: Any, fact: Forward) -> None:
         flag = bool(getattr(module, "require_backward_grad_sync", True))
         made = Backward(known.facts.number, self.recorder.tick(), self.recorder.place(2), fact.armed, flag)
+        self.trained.add(known.facts.number)
         self.recorder.calls.graph_used()
         self.recorder.reads.backward_begins()
         if not self.recorder.keep(self.recorder.record.backwards, made):
@@ -304,7 +306,7 @@ class Models:
         module = known.module()
         if known.facts.broadcasts or module is None or step & (step - 1) or not step:
             return
-        named = [(name, each) for name, each in module.module.named_buffers() if is_whole(each)][:AT_ONCE]
+        named = [(name, each) for name, each in saved_buffers(module.module) if is_whole(each)][:AT_ONCE]
         if named:
             known.facts.buffer_names = [name for name, _ in named]
             known.facts.buffer_steps.append(step)
@@ -317,12 +319,22 @@ class Models:
             if module is None or known.facts.kind != "ddp":
                 continue
             inner = module.module
-            named = [*inner.named_parameters(), *inner.named_buffers()]
+            named = [*inner.named_parameters(), *saved_buffers(inner)]
             whole = [(name, each) for name, each in named if is_whole(each)][:ENDS]
             known.facts.parameters = sum(1 for name, _ in inner.named_parameters())
             known.facts.end_names = [name for name, _ in whole]
             if whole:
                 self.recorder.later(known.facts, "ends", digest.sample([each for _, each in whole]))
+
+
+def saved_buffers(module: Any) -> list[tuple[str, Any]]:
+    """Buffers that a checkpoint has. Others hold what is a rank's own, as a recurrent state or a cache."""
+    passing = {
+        f"{path}.{name}" if path else name
+        for path, each in module.named_modules()
+        for name in torch_compat.passing_buffers(each)
+    }
+    return [(name, each) for name, each in module.named_buffers() if name not in passing]
 
 
 def looked_at(number: int) -> bool:

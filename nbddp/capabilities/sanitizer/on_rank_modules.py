@@ -86,7 +86,6 @@ class ModuleWatcher:
         if not any(each.requires_grad and known.knows(each) for each in module.parameters()):
             return None
         fact = Past(known.facts.number, recorder.tick(), recorder.place(2), type(module).__name__)
-        recorder.models.trained.add(known.facts.number)
         return fact if recorder.keep(recorder.record.past, fact) else None
 
     @digest.safely
@@ -95,6 +94,7 @@ class ModuleWatcher:
 
         def reached(_: Any) -> None:
             fact.used = True
+            self.recorder.models.trained.add(fact.model)
 
         for tensor in digest.tensors_in(out):
             if tensor.requires_grad and not tensor.is_leaf:

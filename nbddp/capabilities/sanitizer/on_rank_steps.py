@@ -46,6 +46,7 @@ class KnownOptimizer:
         self.split: dict[int, list[tuple[str, Any]]] = {}
         self.shape: tuple[int, ...] = ()
         self.open: OptimizerStep | None = None
+        self.graded: OptimizerStep | None = None  # whose gradients were looked at
 
 
 class Steps:
@@ -71,9 +72,10 @@ class Steps:
     # -- steps -----------------------------------------------------------------------------
 
     @digest.safely
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """What a step begins with. Where a closure computes the gradients, it is given back with a look after it."""
         if not self.recorder.on or torch.compiler.is_compiling() or capturing():
-            return
+            return None
         recorder = self.recorder
         known = self.known.get(optimizer)
         if known is None:
@@ -81,36 +83,63 @@ class Steps:
             recorder.record.settings.setdefault("threads", torch.get_num_threads())
         known.steps += 1
         recorder.record.step_counts[known.number] = known.steps
+        if known.steps & (known.steps - 1) == 0:
+            recorder.calls.settings_now()
         shape = tuple(len(group["params"]) for group in optimizer.param_groups)
         if known.steps <= LOOKS or known.steps % 50 == 0 or shape != known.shape:
             known.shape = shape
             self._split(optimizer, known)
         if not known.split.keys() - {BESIDE}:
-            return
-        self._note(optimizer, known)
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self._note(optimizer, known, callable(closure))
+        if known.open is None or not callable(closure):
+            return None
+        looked = self._looks_after(closure, known, known.open)
+        return (args, {**kwargs, "closure": looked}) if "closure" in kwargs else ((args[0], looked, *args[2:]), kwargs)
 
-    def _note(self, optimizer: Any, known: KnownOptimizer) -> None:
+    def _looks_after(self, closure: Any, known: KnownOptimizer, step: OptimizerStep) -> Any:
+        def looked() -> Any:
+            found = closure()
+            if self.recorder.on and known.open is step is not known.graded:
+                self._gradients(known, step)
+            return found
+
+        return looked
+
+    def _note(self, optimizer: Any, known: KnownOptimizer, by_closure: bool) -> None:
         recorder = self.recorder
         step = OptimizerStep(known.number, known.steps - 1, recorder.tick(), recorder.place(2))
-        step.hyper = _hyper(optimizer)
+        step.hyper, step.within = _hyper(optimizer), torch_compat.in_backward()
         if not recorder.keep(recorder.record.steps, step, STEPS):
             return
         known.open = step
         for model in recorder.models.known.values():
-            number = model.facts.number
-            if number in known.split and (sequence := model.sequence()) is not None:
-                step.sequences[number] = sequence
-            if number in known.split:
+            if model.facts.number in known.split:
                 recorder.models.look_at_buffers(model, known.steps)
         for number, named in known.split.items():
             some = _turn(named, step.number)
             earlier = _turn(named, max(0, step.number - 1))
             part = Part(number, [name for name, _ in some], [name for name, _ in earlier])
             step.parts.append(part)
-            if not some:
-                continue
-            recorder.later(part, "before", digest.sample([each for _, each in earlier]))
-            recorder.later(part, "grads", digest.sample([each.grad for _, each in some]))
+            if some:
+                recorder.later(part, "before", digest.sample([each for _, each in earlier]))
+        if not by_closure:
+            self._gradients(known, step)
+
+    @digest.safely
+    def _gradients(self, known: KnownOptimizer, step: OptimizerStep) -> None:
+        """The gradients that a step begins to use, and what the models' groups had begun until then."""
+        recorder = self.recorder
+        step.at, known.graded = recorder.tick(), step
+        for model in recorder.models.known.values():
+            number = model.facts.number
+            if number in known.split and (sequence := model.sequence()) is not None:
+                step.sequences[number] = sequence
+        for part in step.parts:
+            some = _turn(known.split.get(part.model, []), step.number)
+            if some:
+                recorder.later(part, "grads", digest.sample([each.grad for _, each in some]))
 
     @digest.safely
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:

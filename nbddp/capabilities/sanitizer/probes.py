@@ -29,6 +29,9 @@ def state_of_a_step() -> None:
     scaler.scale(torch.ones(1))
     expect(torch_compat.scale_of(scaler) is not None, "a GradScaler keeps its scale elsewhere")
     _counted_losses()
+    model = torch.nn.BatchNorm1d(2)
+    model.register_buffer("passing", torch.ones(1), persistent=False)
+    expect(torch_compat.passing_buffers(model) == {"passing"}, "buffers that are not saved are listed elsewhere")
     expect(hasattr(torch_compat.fetcher_of_maps(), "fetch"), "batches are fetched by another class")
 
 

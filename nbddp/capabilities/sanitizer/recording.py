@@ -132,7 +132,7 @@ class Part:
 @dataclass
 class OptimizerStep:
     """An optimizer's step. hyper: its numbers, by group and name. sequences: model → number of collectives that its
-    group has begun."""
+    group has begun. within: whether a backward ran then."""
 
     optimizer: int
     number: int
@@ -141,6 +141,7 @@ class OptimizerStep:
     parts: list[Part] = field(default_factory=list)
     hyper: list[tuple[str, object]] = field(default_factory=list)
     sequences: dict[int, int] = field(default_factory=dict)
+    within: bool = False
 
 
 @dataclass
@@ -210,6 +211,10 @@ class GroupCall:
     at: int
     place: int
 
+    @property
+    def numel(self) -> int:
+        return prod(int(each) for each in self.shape.partition("[")[2].rstrip("]").split(",") if each)
+
 
 @dataclass
 class HookCall:
@@ -261,9 +266,10 @@ class HostRead:
 
 @dataclass
 class CountedLoss:
-    """A sum over counted targets in a loss that backward ran from. index: of the sum within the loss. form: how they
-    are counted; count: of `whole` targets. odd: numbers of a mask that are no 0 or 1. times, over: what multiplies and
-    divides the sum. ended: `at` when backward had returned."""
+    """A sum over counted targets in a loss that backward ran from, or over all elements. index: of the sum among those
+    of its sort within the loss. form: how they are counted, empty if all are; count: of `whole` targets. odd: numbers
+    of a mask that are no 0 or 1. times, over: what multiplies and divides the sum. ended: `at` when backward had
+    returned."""
 
     at: int
     place: int

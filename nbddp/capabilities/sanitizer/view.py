@@ -101,6 +101,7 @@ class AlignedStep:
     backs: dict[int, list[Backward]] = field(default_factory=dict)
     pasts: dict[int, list[Past]] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)  # rank → `at` of the step before
+    again: dict[int, list[CalledFunction]] = field(default_factory=dict)  # backwards after the last that DDP exchanged
 
     @cached_property
     def before(self) -> SampleDifference | None:
@@ -225,15 +226,23 @@ class Replica:
     @cached_property
     def counts(self) -> dict[int, int]:
         """Rank → how many steps have moved the model."""
-        return {r: sum(self.records[r].step_counts.get(o, 0) for o in some) for r, some in self.optimizers.items()}
+        return {
+            rank: sum(self.records[rank].step_counts.get(o, 0) - self._first(rank, o) for o in some)
+            for rank, some in self.optimizers.items()
+        }
+
+    def _first(self, rank: int, optimizer: int) -> int:
+        """The number of an optimizer's first step that moved the model: steps before DDP was made are a rank's own."""
+        return next((s.number for s in self.records[rank].steps if s.optimizer == optimizer), 0)
 
     @cached_property
     def steps(self) -> list[AlignedStep]:
         """Steps that all ranks have made, of which all parts are known."""
         by: dict[int, dict[tuple[int, int], OptimizerStep]] = {}
         for rank, record in self.records.items():
-            order = {number: i for i, number in enumerate(self.optimizers[rank])}
-            by[rank] = {(order[s.optimizer], s.number): s for s in record.steps if s.optimizer in order}
+            order = {number: (i, self._first(rank, number)) for i, number in enumerate(self.optimizers[rank])}
+            numbered = [(*order[s.optimizer], s) for s in record.steps if s.optimizer in order]
+            by[rank] = {(i, s.number - first): s for i, first, s in numbered}
         common = [key for key in by[min(by)] if all(key in each for each in by.values())]
         found: list[AlignedStep] = []
         since = dict.fromkeys(by, 0)
@@ -244,6 +253,8 @@ class Replica:
             if len(some) == len(steps):
                 found.append(self._aligned(len(found), steps, some, since))
                 since = {rank: step.at for rank, step in steps.items()}
+        if any(facts.joins for facts in self.facts.values()):  # a rank without batches steps by others' gradients
+            found = [step for step in found if all(step.backs.values())]
         return found
 
     def _part(self, rank: int, step: OptimizerStep, model: int | None = None) -> Part | None:
@@ -259,7 +270,11 @@ class Replica:
 
         backs = {rank: between(rank, self.records[rank].backwards) for rank in steps}
         pasts = {rank: between(rank, [p for p in self.records[rank].past if p.used]) for rank in steps}
-        return AlignedStep(number, steps, parts, backs, pasts, since)  # type: ignore[arg-type]
+        again = {
+            rank: [c for c in self.calls("backward", rank) if backs[rank][-1].ended < c.at < step.at]
+            for rank, step in steps.items() if backs[rank] and backs[rank][-1].ended  # type: ignore[union-attr]
+        }  # fmt: skip
+        return AlignedStep(number, steps, parts, backs, pasts, since, again)  # type: ignore[arg-type]
 
     def beside(self, step: AlignedStep) -> dict[int, Part]:
         """The part of a step that no model knows."""
@@ -323,8 +338,9 @@ class RanksView:
         return [dict(zip(own, some, strict=True)) for some in zip(*own.values(), strict=False)]
 
     def evaluations(self) -> list[dict[int, Pass]]:
-        """Iterations over loaders that trained nothing, side by side."""
-        own = {rank: [p for p in record.passes if not p.models] for rank, record in self.records.items()}
+        """Iterations over loaders that never trained anything, side by side."""
+        trained = {rank: {p.loader for p in record.passes if p.models} for rank, record in self.records.items()}
+        own = {r: [p for p in record.passes if p.loader not in trained[r]] for r, record in self.records.items()}
         if len({tuple(p.loader for p in some) for some in own.values()}) != 1:
             return []
         return [dict(zip(own, some, strict=True)) for some in zip(*own.values(), strict=False)]
