@@ -1,6 +1,6 @@
 """The private APIs: behaviour of torch, ipykernel, IPython and ipyparallel that nbddp relies on without a promise.
 
-A table, as data: what each seam is for, and what is lost without it. The private names themselves are in
+A table, as data: the purpose of each private API, and the loss without it. The private names themselves are in
 `compat.torch`, `compat.ipykernel` and `compat.ipyparallel`; `capabilities.doctor.probe_runner` tries each one, and
 `%ddp doctor` shows what came out. Pure: no torch, no IPython.
 """
@@ -28,7 +28,8 @@ class Seam:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What trying a seam showed. `works` is None where it could not be tried here; `why` says so, or what failed."""
+    """The result of testing a private API. `works` is None where it could not be tried here; `why` has that reason, or
+    the failure."""
 
     present: bool
     works: bool | None
@@ -90,7 +91,7 @@ class Failed(Exception):
 
 
 class Untried(Exception):
-    """A seam cannot be tried here, or is not needed; the text says why."""
+    """A private API cannot be tested here, or is not needed; the text says why."""
 
 
 def expect(condition: object, otherwise: str) -> None:
@@ -103,7 +104,7 @@ def expect(condition: object, otherwise: str) -> None:
 def alone() -> Iterator[tuple[Any, Any]]:
     """A default process group of one rank, without a network: torch.distributed, and a tensor for its collectives.
 
-    The tensor outlives the group. To drop one that Python knows, gloo's thread wants the interpreter, and torch 2.6
+    The tensor survives the group. To drop one that Python knows, gloo's thread wants the interpreter, and torch 2.6
     holds that while it waits for the thread.
     """
     import torch

@@ -67,7 +67,7 @@ def on_loopback(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _listening(host: str, port: int) -> socket.socket | None:
-    """None if the port is taken: by a server of this process's that torch shares, or torch says so."""
+    """None if the port is taken: by a server of this process's that torch shares, or torch raises an error."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

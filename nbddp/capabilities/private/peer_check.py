@@ -2,10 +2,10 @@
 
 gloo listens while a group is made, and accepts anybody who sends the right number for a rank. So any process of the
 machine may come between. Before the group is used, the ranks compare their connections through the pool's store, which
-only they reach. A connection that came in at one rank, and that no other rank reports, is a stranger's. The kernel then
-says whose (`capabilities.private.sock_owner`). A stranger who only knocks does no harm, and is somebody's mistake more
-often than not. One who may have taken a rank's place ends the making of the group. After that nobody new is answered at
-the group's ports.
+only they reach. A connection that came in at one rank, and that no other rank reports, is a stranger's. Linux then
+names the owner (`capabilities.private.sock_owner`). A stranger who only knocks does no harm, and is somebody's mistake
+more often than not. One who may have taken a rank's place ends the making of the group. After that nobody new is
+answered at the group's ports.
 
 What travels are digests of pairs of addresses, so ranks on other machines can be compared as well. No rank is through
 before all are connected; so a rank that ends its group at once cuts off nobody.
@@ -45,7 +45,8 @@ _roots: list[int] = []  # the pool's processes are these and what they have star
 
 
 class Intruder(RuntimeError):
-    """Somebody else than a rank is connected to a new group. `uid` and `pid` are None where the kernel does not say."""
+    """Somebody else than a rank is connected to a new group. `uid` and `pid` are None where Linux does not report
+    them."""
 
     def __init__(self, uid: int | None, pid: int | None):
         who = "Linux does not report who" if uid is None else f"uid {uid}, pid {'unknown' if pid is None else pid}"
@@ -181,7 +182,7 @@ def _shut_doors(descriptors: Iterable[int]) -> None:
 
 
 class _Kernel:
-    """The kernel's word on other ends, as far as it gives any."""
+    """Linux's answers about other ends, as far as it gives any."""
 
     def __init__(self) -> None:
         try:
@@ -197,7 +198,7 @@ class _Kernel:
             self._asked.close()
 
     def owner(self, pair: Pair) -> sock_owner.SocketOwner | None:
-        """Whose the other end is; None if nobody has it, or the kernel does not say."""
+        """Whose the other end is; None if nobody has it, or Linux does not report that."""
         with suppress(OSError):
             owner = None if self._asked is None else self._asked.owner(pair[1], pair[0])
             return owner if owner is not None and owner.holds else None
@@ -236,7 +237,7 @@ class _Kernel:
 
     def refuse(self, ends: Endpoints, strangers: Sequence[Pair], ranks: Sequence[Pair] | None, size: int) -> None:
         """Raises Intruder if there are strangers, unless gloo uses as many connections to ranks as there are other
-        ranks. ranks: the connections to them; None if only the kernel can say which those are."""
+        ranks. ranks: the connections to them; None if only Linux knows which those are."""
         if not strangers:
             return
         known = self._ranks(ends) if ranks is None else ranks
@@ -263,7 +264,7 @@ def _are_used(descriptors: Sequence[int]) -> bool:
 
 
 def _awaited() -> set[int]:
-    """Descriptors for whose data some epoll of this process waits again and again; empty where the kernel does not list
+    """Descriptors for whose data some epoll of this process waits again and again; empty where Linux does not list
     them. gloo waits once for the number of who comes to its door, and leaves the descriptor listed."""
     found = set[int]()
     for number in os.listdir("/proc/self/fd") if system.has_proc() else ():

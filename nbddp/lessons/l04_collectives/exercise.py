@@ -2,7 +2,7 @@
 
 A schedule is judged by carrying it out on symbols, so every one that ends right is right, in whatever order it sends.
 An all-reduce is run on four, three and two ranks, also with lengths that the ranks do not divide. Its first input is
-made so that each number of the answer says how often each rank's part is in it. From that the mistake can be told.
+made so that each number of the answer says how often each rank's part is in it. That shows the mistake.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lesson 11: a Slurm task's variables → those that a process group reads, and a node list → the hosts' names.
 
-Both are worked out on every rank of the pool from made-up jobs. The judging is pure.
+Every rank of the pool computes both from example jobs. The judging is pure.
 """
 
 from __future__ import annotations
