@@ -235,7 +235,7 @@ def test_an_explorer_opens_on_words_that_answer_none_of_its_questions() -> None:
 
 
 CLAIMS = {  # a sentence of a lesson → what its saved words must say, with what it claims
-    ("08", r"at most two buckets, and the last one is sent only when the last gradient is ready", "%ddp timings"): (
+    ("08", r"at most two buckets\. The last one is sent only when the last gradient is ready", "%ddp timings"): (
         r"(?m)^2 buckets, [\s\S]*\n +0  7\.bias, 7\.weight .*\n +1  6\.bias … 0\.(weight|bias) \(14\)"
     ),
     (

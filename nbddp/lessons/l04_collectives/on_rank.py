@@ -73,7 +73,7 @@ def left_standing() -> Iterator[None]:
 
     def refuse(name: str) -> Callable[..., Any]:
         def refused(*args: Any, **kwargs: Any) -> Any:
-            raise Misused(f"leave out {name}(): {STANDS}")
+            raise Misused(f"remove {name}(): {STANDS}")
 
         return refused
 
