@@ -48,14 +48,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group()
 
 
-def train(before=lambda: None, **options):
-    """Six steps; bytes of the buckets in the first step, and of those that DDP has used since."""
+def train(before=lambda: None, steps=16, **options):
+    """Some steps; bytes of the buckets in the first step, and of those that DDP has used since."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(512, 512) for _ in range(8)]
     model = DDP(torch.nn.Sequential(*layers), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.randn(512, 512)
-    for _ in range(6):
+    for _ in range(steps):
         before()
         optimizer.zero_grad()
         model(data).square().mean().backward()
@@ -257,7 +257,7 @@ predict.all_reduces_in_the_trace()
 
 # %% tags=["nbval-ignore-output"]
 # %%ddp --trace
-train(before=late, bucket_cap_mb=3)["then"]
+train(before=late, steps=6, bucket_cap_mb=3)["then"]
 
 # %% [markdown]
 # There are 16, not 18: the first step has one bucket, the five others have three each.

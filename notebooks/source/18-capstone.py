@@ -317,7 +317,7 @@ if not dist.is_initialized():
 def steps(**options):
     """Some steps of forward and backward."""
     model = DDP(LanguageModel(), **options)
-    for step in range(6):
+    for step in range(16):
         model.zero_grad()
         model(*rows(sums, 24, step)).backward()
 

@@ -108,7 +108,23 @@ def test_each_question_of_a_solved_lesson_has_its_answer_folded_below(source: Pa
             question = getattr(predict, name).question
             assert f"<b>{build.html(question.came)}</b>. {question.because}" in below.source, name
             asked += 1
+        shown = text_of(cell.get("outputs", ()))
+        assert "predicted nothing" not in shown
+        assert "To answer:" not in shown
     assert asked
+
+
+def test_the_advice_how_to_answer_is_no_part_of_a_saved_question() -> None:
+    asked = build.prompt.AskedQuestion(predict.lines.question)
+    asked.end()
+    assert build.prompt.OPEN in asked.describe()
+    book = build.notebook(build.solved(build.parse(SMALL)))
+    (cell,) = (c for c in book.cells if "prediction" in c.metadata.get("tags", ()))
+    cell.outputs = [nbformat.v4.new_output("display_data", dict(asked._repr_mimebundle_()[0]))]
+    build.tidy(book)
+    (output,) = cell.outputs
+    assert output.data["text/plain"] == predict.lines.question.describe()
+    assert "predicted nothing" not in output.data["text/html"]
 
 
 def test_lessons_are_found_by_number() -> None:

@@ -15,10 +15,10 @@ from tests.english import MOST, long_sentences, wrong_terms
 
 THEIRS = "capabilities/simulated_gpus/on_rank/"  # repeats torch's, CUDA's and NCCL's own texts
 CODE = re.compile(
-    r"(?:for|if|with) .+: |\w+\(.*\)\.|: [a-z-]+; |\w: \w+\(|: block: |[a-z]: \S+; "
+    r"(?:for|if|with) .+: |\w+\(.*\)\.|: [a-z-]+; |\w: \w+\(|: block: |[a-z]: \S+; |class \w+|!important"
 )  # examples of programs, CSS
 COLON = re.compile(r"(?<![A-Z]{3}): ")
-LEGEND = re.compile(r" · |(?<=\.) (?=[A-Z]\w*: |inf: )|; (?=\w+: )")  # each entry of a figure's legend has a colon of its own
+LEGEND = re.compile(r" · |(?<=\.) (?=[A-Z]|inf: )|; ")  # each entry of a figure's legend has a colon of its own
 MOST_COLONS = 1
 VERBS = {
     "change", "check", "compare", "copy", "draw", "fetch", "find", "measure", "open", "predict", "print", "replace",
