@@ -18,8 +18,8 @@ Magics are comments in it: `# %load_ext nbddp`, `# %%ddp --nproc 4`. Tags of its
 The first code cell of both loads nbddp, and installs it first where it is missing; that is no part of the source.
 
 The learner's notebook has no outputs, so that nothing is given away. The solved one is run and keeps them, for
-readers; below each question it has the answer and its reason, folded, in place of the advice how to answer. They hold no times, no versions and no ids of
-widgets, so that the same source gives the same file.
+readers; below each question it has the answer and its reason, folded, in place of the advice how to answer. They hold
+no times, no versions and no ids of widgets, so that the same source gives the same file.
 """
 
 from __future__ import annotations
