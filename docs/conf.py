@@ -12,6 +12,7 @@ nb_code_prompt_hide = "Hide the code"
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_links_external_new_tab = False
+highlight_language = "text"  # a block that names no language is a drawing or an output
 smartquotes = False  # `--via 'kubectl exec -i {host} -- {command}'` must stay a command that works
 suppress_warnings = [
     "misc.highlighting_failure",  # outputs and reports are no program

@@ -208,7 +208,7 @@ class RankStatus(str, Enum):
     BLOCKED = "blocked"  # in a call of torch's that waits for others
     SILENT = "silent"  # it does not answer
     UNKNOWN = "unknown"  # its answer was an error
-    ABSENT = "absent"  # it takes no part in the run
+    ABSENT = "absent"  # it does not take part in the run
     FINISHED = "finished"
     ENDED = "ended"  # its process too, with exit code 0
     FAILED = "failed"
@@ -267,8 +267,8 @@ class Left:
 class RunFailed(NbddpError):
     """A run failed: base of WorkerFailed, RunStopped, RunHung and RunTimedOut.
 
-    - `states`: one state per rank that took part, with `rank` (int), `status` (str, such as `failed`), `where` (str:
-      the place in the user's code) and `doing` (str: the call that it was waiting in).
+    - `states`: one state per rank that took part. Each has `rank` (int), `status` (str, such as `failed`), `where`
+      (str: the place in the user's code) and `doing` (str: the call it waited in).
     - `report` (str): the text that a notebook shows; `painted` (str): the same in colour.
     - `attempts` (tuple of str): under `max_restarts`, how each attempt ended.
 

@@ -44,7 +44,7 @@ class Pool(PublicMethods):
 
     - nproc (int or str): workers per node, a number, `gpu` (one per GPU), `cpu` (one per core) or `auto`. Default: one
       per GPU, or 2 without GPUs.
-    - nnodes (int or pair of int): number of nodes; (1, 4) for 1 to 4 nodes that may come and go. Default: 1, or
+    - nnodes (int or pair of int): number of nodes; (1, 4) for 1 to 4 nodes that may join and leave. Default: 1, or
       the number of hosts. Without hosts, nodes are simulated on this machine.
     - gpus_per_proc (int): consecutive GPUs per worker. Default: 1.
     - visible (str): the GPUs that a worker sees, `all` (default) or `own`.
@@ -57,7 +57,7 @@ class Pool(PublicMethods):
     - via (str): how to start a process there: `ssh` (default), `mpiexec`, or a command with {host} and {command}.
     - ssh_config, python, setup (str): ssh's configuration file, the Python interpreter there, and a shell line to run
       there first. Defaults: the user's own file, the path of this interpreter, nothing.
-    - keep_alive (float): seconds that workers on hosts outlive a lost connection, and Slurm's nodes this process.
+    - keep_alive (float): seconds that workers on hosts survive a lost connection, and Slurm's nodes this process.
       Default: 0.
     - interface (str): the network interface that connects all hosts. Default: chosen by trying them.
     - sync (bool): copy the working directory to the hosts first. Default: False.

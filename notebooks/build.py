@@ -18,8 +18,8 @@ Magics are comments in it: `# %load_ext nbddp`, `# %%ddp --nproc 4`. Tags of its
 The first code cell of both loads nbddp, and installs it first where it is missing; that is no part of the source.
 
 The learner's notebook has no outputs, so that nothing is given away. The solved one is run and keeps them, for
-readers; below each question it has the answer and its reason, folded. They hold no times, no versions and no ids of
-widgets, so that the same source gives the same file.
+readers; below each question it has the answer and its reason, folded, in place of the advice how to answer. They hold
+no times, no versions and no ids of widgets, so that the same source gives the same file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from nbddp.lessons.framework import folders
+from nbddp.figures.html import words_of
+from nbddp.lessons.framework import folders, prompt
 from nbddp.lessons.framework.question import Question, questions
 
 HERE = Path(__file__).parent
@@ -213,12 +214,20 @@ def run(book: nbformat.NotebookNode, folder: Path) -> None:
 
 
 def tidy(book: nbformat.NotebookNode) -> None:
-    """Take out what changes from run to run: widgets' ids, versions. Their still pictures stay."""
+    """Take out what changes from run to run: widgets' ids, versions. Their still pictures stay, and bare questions."""
     book.metadata = nbformat.from_dict(METADATA)
     for cell in book.cells:
         for output in cell.get("outputs", ()):
+            if PREDICTION in cell.metadata.get("tags", ()) and "text/html" in output.get("data", {}):
+                output.data["text/plain"] = asked(output.data["text/plain"])
+                output.data["text/html"] = words_of(output.data["text/plain"])
             output.get("data", {}).pop(WIDGET, None)
             output.get("metadata", {}).pop(WIDGET, None)
+
+
+def asked(text: str) -> str:
+    """A question without the advice for a learner who did not answer it: a reader has the answer below it."""
+    return "\n".join(line for line in text.splitlines() if line != prompt.OPEN and not line.startswith("To answer: "))
 
 
 def named(words: Sequence[str]) -> list[Path]:

@@ -15,8 +15,8 @@ ABORTS = ("terminate called", "  what():")  # lines by which the C++ library say
 
 
 def last_words(log: str, start: int = 0) -> str:
-    """The last words of an ended process in its log, from byte `start`. They say why the C++ library aborts, or why and
-    where the interpreter does. Else they are its last lines."""
+    """The last output of an ended process in its log, from byte `start`. They say why the C++ library aborts, or why
+    and where the interpreter does. Else they are its last lines."""
     try:
         with open(log, encoding="utf-8", errors="replace") as file:
             file.seek(start if start <= os.path.getsize(log) else 0)  # the agent has cut it

@@ -2,8 +2,8 @@
 
 Forking is sound only while the agent has one thread and has never touched CUDA; then a new worker costs a fraction of a
 second and a few MB. Every child leads its own session (its subprocesses die with it) and ends with the agent. Linux
-sees to that; elsewhere a thread of its own does. None is ended by SIGINT: there are front ends whose Stop goes to every
-process under the kernel (VS Code). A worker hears it while a cell runs.
+sees to that; elsewhere a thread of its own does. None is ended by SIGINT: some front ends (VS Code) send Stop to
+every process under the notebook kernel. A worker hears it while a cell runs.
 
 A forked process begins with its parent's generators, and so would its siblings. Without a seed, all ranks would draw
 the same weights, masks and permutations. Generators of accelerators are made in the process that uses one, and
@@ -134,7 +134,7 @@ def _spawn(target: str, request: dict[str, Any], keep: Iterable[int]) -> int:
         start_new_session=True,
     )
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as pipe:  # if it has ended already, its exit is told as any other
+    with suppress(BrokenPipeError), process.stdin as pipe:  # if it has ended already, its exit is reported as any other
         pipe.write(json.dumps(request).encode())
     process.returncode = 0  # reaped by the agent's own wait, not by Popen
     return process.pid

@@ -271,7 +271,7 @@ class AgentClient:
                     return
 
     def keep(self, seconds: float) -> None:
-        """Have the warm process outlive its owner for so long, where it can (`why_not_kept`); 0: not at all."""
+        """Let the warm process survive its owner for so long, where it can (`why_not_kept`); 0: not at all."""
         kept_by = source()
         if kept_by is not None:
             kept_by.keep(self, seconds)
@@ -443,7 +443,7 @@ def own_env(env: Mapping[str, str]) -> dict[str, str]:
 @contextlib.contextmanager
 def without_stop() -> Iterator[None]:
     """A process that is started here gets no SIGINT until it takes it. A front end's Stop may go to every process under
-    the kernel, and Python's start must not be interrupted."""
+    the notebook kernel, and Python's start must not be interrupted."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -113,12 +113,12 @@ def _is_free(port: int, host: str = LOOPBACK) -> bool:
 
 
 def main(request: dict[str, Any]) -> int:
-    """Run the controller of the cluster `cluster_id` under `profile_dir` until it is told to end."""
+    """Run the controller of the cluster `cluster_id` under `profile_dir` until a signal ends it."""
     import zmq
     from traitlets.config import Config
 
     class Controller(controller_app.IPController):  # type: ignore[misc]
-        """A controller that goes on when the kernel's Stop reaches it too."""
+        """A controller that continues when the notebook kernel's Stop reaches it too."""
 
         def init_signal(self) -> None:
             super().init_signal()

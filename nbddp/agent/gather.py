@@ -21,11 +21,11 @@ class AgentRequests:
         self._posted: list[tuple[AgentClient, int | AgentFailed, bool]] = []
 
     def post(self, agent: AgentClient, op: str, **fields: Any) -> None:
-        """An agent that has ended is told of by `answers`."""
+        """`answers` reports an agent that has ended."""
         self._post(agent, False, op, fields)
 
     def post_if_alive(self, agent: AgentClient, op: str, **fields: Any) -> None:
-        """One that is gone, or goes meanwhile, gives an empty answer: what its end means is told otherwise."""
+        """One that is gone, or goes meanwhile, gives an empty answer: the effect of its end is reported elsewhere."""
         self._post(agent, True, op, fields)
 
     def _post(self, agent: AgentClient, may_be_gone: bool, op: str, fields: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def ask_each(
 
 
 def end_all(agents: Sequence[AgentClient], keep: bool = False, timeout: float = 10.0) -> None:
-    """Leave these agents, which have `timeout` seconds together; keep: what is to outlive us may."""
+    """Leave these agents, which have `timeout` seconds together; keep: processes that are to survive this one may."""
     for agent in agents:
         agent.begin_close() if keep else agent.begin_stop()
     end = time.monotonic() + timeout

@@ -36,7 +36,7 @@ def numa(allowed: set[int], root: Path = NUMA_NODES) -> list[dict[str, Any]]:
 
 
 def cores_of(text: str) -> set[int]:
-    """The kernel's list of cores, such as `0-3,8`, as numbers."""
+    """Linux's list of cores, such as `0-3,8`, as numbers."""
     found: set[int] = set()
     for part in text.strip().split(","):
         if part:

@@ -1,7 +1,7 @@
 """Connections to other hosts end when the host does not answer: a cut cable closes none.
 
-The kernel asks on a connection where nothing is on its way (SO_KEEPALIVE). What is on its way it sends again for a
-quarter of an hour, unless it is told when to give up (TCP_USER_TIMEOUT); since Linux 5.11 it then also gives up a side
+The operating system asks on a connection where nothing is on its way (SO_KEEPALIVE). What is on its way it sends again
+for a quarter of an hour, unless TCP_USER_TIMEOUT sets an earlier limit; since Linux 5.11 it then also gives up a side
 that answers that it has no room. So use it for connections whose other side always reads.
 """
 
@@ -17,7 +17,7 @@ SLOWER = 2
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel ask whether the other side lives."""
+    """Let the operating system ask whether the other side lives."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", IDLE), ("TCP_KEEPINTVL", EVERY), ("TCP_KEEPCNT", TIMES)):
         if hasattr(socket, name):  # macOS has other names before Python 3.10

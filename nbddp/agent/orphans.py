@@ -20,7 +20,7 @@ from nbddp.agent.process_id import ProcessId
 HELD = ("RssAnon:", "RssShmem:", "VmSwap:")  # of /proc/PID/status
 START_OF_STACK = 25  # of the fields in /proc/PID/stat behind the name
 CLOCK = 0.02  # seconds by which start times may differ
-PATIENCE = 10.0  # seconds; a killed process that is deep in the kernel takes its time
+PATIENCE = 10.0  # seconds; a killed process ends only after its system call
 
 
 def end(spare: Collection[int] = (), patience: float = PATIENCE) -> list[int]:

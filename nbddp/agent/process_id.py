@@ -41,6 +41,6 @@ def is_zombie(child: int) -> bool:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """Pid and user id of the process at the other end of a unix socket, by the kernel's word (Linux)."""
+    """Pid and user id of the process at the other end of a unix socket, as Linux reports them."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid

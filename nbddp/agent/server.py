@@ -276,7 +276,7 @@ class NodeAgent:
     def tell(self, peer: Peer, **message: Any) -> None:
         try:
             peer.send(encode(message))
-        except OSError:  # it has gone; its own end of file says so too
+        except OSError:  # it has gone; its own end of file shows that too
             if peer.owner:
                 self.owner_gone()
 
@@ -291,7 +291,7 @@ class NodeAgent:
     def _handle(self, peer: Peer, message: Message) -> None:
         try:
             answer = self._handler(message["op"])(self, peer, message)
-        except NbddpError as e:  # in words of ours
+        except NbddpError as e:  # in a text of nbddp's
             answer = {"error": str(e)}
         except Exception as e:
             answer = {"error": f"{type(e).__name__}: {e}"}
@@ -449,7 +449,7 @@ class NodeAgent:
 
     def exit_facts(self, child: Child) -> Message:
         """What else to tell of a child that has ended; of the controller, with which the pool's logs go, its last
-        words."""
+        output."""
         return {"last_words": child_logs.last_words(child.log)} if child.kind == CONTROLLER else {}
 
     def _ended(self) -> int | None:
@@ -552,7 +552,7 @@ def main() -> None:
         while agent is not None:
             agent.serve()
             agent = agent.successor()
-    except BaseException:  # its last words; at exit Python would have more to say, such as of sockets that stand open
+    except BaseException:  # its last output; at exit Python would have more to say, such as of sockets that stand open
         traceback.print_exc()
         os._exit(1)
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else

@@ -1,4 +1,4 @@
-"""Stop (the kernel's interrupt) at moments that are good for it.
+"""Stop (the notebook kernel's interrupt) at moments that are good for it.
 
 While a command runs (`heard_at_checks`) Stop is noted, and becomes a KeyboardInterrupt where the command says
 `check()`: in what waits, and between two steps. So no step is left half done, and no import. Pressed once more, a
@@ -70,8 +70,8 @@ def heard_at_checks() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back the kernel's interrupt for steps that must not be left half done, such as the start of a process and
-    its record; KeyboardInterrupt comes right after them."""
+    """Hold back the notebook kernel's interrupt for steps that must not be left half done, such as the start of a
+    process and its record; KeyboardInterrupt comes right after them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -10,7 +10,7 @@ rank is slow if that bound is more than BEYOND of a step, and the median SIZE of
 Ranks that share their cores, with each other or with other processes, are not alike all the time. For seconds, one rank
 may lose its core more often, and finds its caches cold when it is back. Then all parts of its steps take up to 1.3
 times as long, without its waits for the core. There a rank is slow only if it takes HALF as long again, or in one part.
-On two cores with two busy loops, 11 of 200 pieces of equal ranks would be told as slow otherwise, and none is.
+On two cores with two busy loops, 11 of 200 pieces of equal ranks would otherwise be reported as slow, and none is.
 
 Where steps are noisy, they are so in one part, mostly in backward. So each part is tested by itself, beyond the share
 by which the others take longer too; all parts of all ranks count as comparisons. A part that stands out names its rank

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 # Methods and attributes of ipykernel's kernel that `worker.kernel.WorkerKernel` overrides or calls
 OVERRIDES = ("_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells", "_topic")
-# What a seam of `%ddp doctor` needs, as module:attribute; the others are tried alone
+# The names that a private API of `%ddp doctor` needs, as module:attribute; the others are tried alone
 NAMES = {
     "status messages": ("ipykernel.kernelbase:Kernel._publish_status",),
     "messages during a cell": ("ipykernel.kernelbase:Kernel._publish_status",),
@@ -55,7 +55,7 @@ def unlisted_modules() -> Iterator[None]:
 
 
 def kernel_of_engine() -> Any:
-    """The kernel of the engine that this process is."""
+    """The IPython kernel of the engine that this process is."""
     from ipykernel.kernelapp import IPKernelApp
 
     return IPKernelApp.instance().kernel

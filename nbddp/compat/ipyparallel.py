@@ -30,7 +30,7 @@ Receive = Callable[[list[Any]], None]
 Hear = Callable[[Any], None]  # a message, as the session has it
 Noticed = Callable[[str], None]  # the stream on which the hub has said something
 Dropped = Callable[[str, list[Any], BaseException], None]  # stream, frames, what was wrong with them
-# What a seam of `%ddp doctor` needs, as module:attribute
+# The names that a private API of `%ddp doctor` needs, as module:attribute
 NAMES = {
     "client's connection": tuple(f"ipyparallel:Client.{name}" for name in NEEDED if name not in STREAMS),
     "engine's kernel": ("ipyparallel.engine.app:Kernel",),

@@ -17,7 +17,7 @@ class Failed(Exception):
 
 
 class Untried(Exception):
-    """A seam cannot be tried here, or is not needed; the text says why."""
+    """A private API cannot be tested here, or is not needed; the text says why."""
 
 
 def expect(condition: object, otherwise: str) -> None:
@@ -30,7 +30,7 @@ def expect(condition: object, otherwise: str) -> None:
 def alone() -> Iterator[tuple[Any, Any]]:
     """A default process group of one rank, without a network: torch.distributed, and a tensor for its collectives.
 
-    The tensor outlives the group. To drop one that Python knows, gloo's thread wants the interpreter, and torch 2.6
+    The tensor survives the group. To drop one that Python knows, gloo's thread wants the interpreter, and torch 2.6
     holds that while it waits for the thread.
     """
     import torch

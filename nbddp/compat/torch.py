@@ -40,7 +40,7 @@ READS_LEVEL, KEEPS_LEVEL = "_ZN3c1011initLoggingEv", "FLAGS_caffe2_log_level"
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
 
 
-# What a seam of `%ddp doctor` needs, as module:attribute; the others are tried alone
+# The names that a private API of `%ddp doctor` needs, as module:attribute; the others are tried alone
 NAMES = {
     "flight recorder": (f"{BINDINGS}:_dump_fr_trace_json",),
     "tables of groups": (f"{C10D}:_world",),
@@ -528,7 +528,7 @@ def replace_last_hook(ddp: Any, hook: Any, state: object) -> bool:
 
 def reduced_parameters(ddp: Any) -> list[Any]:
     """The parameters whose gradients DDP's reducer exchanges, in its order, whatever the module holds by now. Raises
-    RuntimeError where they cannot be told."""
+    RuntimeError where they are not known."""
     had = list(getattr(ddp, "_module_parameters", ()))
     try:
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
@@ -577,7 +577,7 @@ def make_reducer(ddp: Any, parameters: list[Any], sparse: list[bool], hooks: tup
 
 
 def watch_operators(note: Callable[[Any, Any, Any], None]) -> Any:
-    """While the result is open, each operator of this thread is told by itself, its arguments and its result."""
+    """While the result is open, it gets each operator of this thread, with its arguments and its result."""
     from torch.utils import _python_dispatch
 
     class Watch(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]

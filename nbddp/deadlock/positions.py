@@ -107,8 +107,8 @@ class Position:
 
     `why`: the error that its answer was, if its state is unknown. `acts`: what on it may act besides the thread that
     was seen, in words; `sure`: nothing does, and it was seen in the same wait in two rounds of looks. `children`: how
-    many processes descend from it. `moved`: it has read or written since the last look; where the kernel does not count
-    its `bytes` (None), it has computed. `rests`: it is not known to be blocked, and waits for something while its
+    many processes descend from it. `moved`: it has read or written since the last look; where Linux does not count its
+    `bytes` (None), it has computed. `rests`: it is not known to be blocked, and waits for something while its
     process and its children do nothing; `also`: what it and its other threads seem to wait in then.
 
     `stopped`: it waits in its debugger for the reader. `advice`: what would help the processes that it has started.

@@ -1,4 +1,4 @@
-"""The positions of a run's ranks: sampled now and then; evidence from their answers is kept.
+"""The positions of a run's ranks: sampled occasionally; evidence from their answers is kept.
 
 The answers feed the live status, the search for deadlocks, and the report if the run has to be ended.
 """
@@ -27,7 +27,7 @@ EARLIEST = 0.025  # the least of that, where a deadlock may stand for a moment o
 LOOK_EVERY = 0.5  # seconds between two questions
 ENDING_EVERY = 0.25  # the same, once the run is being ended
 AGAIN = 0.05  # seconds until the second look after a failure
-QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
+QUIET_AFTER = 5.0  # seconds without a byte after which the live view reports it
 FRESH = 0.2  # seconds for which an answer is recent enough for a report
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
 START_EACH = 0.0012  # seconds that each rank takes to begin, where they are many more than the cores

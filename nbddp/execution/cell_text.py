@@ -131,7 +131,7 @@ def as_python(code: str) -> tuple[str, str] | None:
 
     try:
         return IPython.__version__, TransformerManager().transform_cell(code)
-    except Exception:  # whatever it is, each rank meets it too, and says so
+    except Exception:  # whatever it is, each rank meets it too, and reports it
         return None
 
 

@@ -1,7 +1,7 @@
 """How a run is ended, step by step: its ranks are interrupted, freed from calls that block them, and replaced.
 
 `supervise` decides which step is due; here it is carried out, and what has been done is kept for the next decision and
-for the verdict on each rank. A rank that has had the interrupt (`took`) is cleaning up, and the screen says so.
+for the verdict on each rank. A rank that has had the interrupt (`took`) is cleaning up, and the screen shows it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Escalation:
         ends = group and self.ended_by != supervise.STOPPED
         self.found, self.deadlock = dict(run.watcher.positions), run.watcher.deadlock
         now = time.monotonic()
-        # VS Code's Stop has interrupted all processes under the kernel before.
+        # VS Code's Stop has interrupted all processes under the notebook kernel before.
         by_stop = self.ended_by == supervise.STOPPED and run.stop_signal == signal.SIGINT
         self._taken = {r: at for r, at in self._taken.items() if by_stop and now - at < supervise.STOP_COMES}
         still = tuple(r for r in still if r not in self._taken)
@@ -218,7 +218,7 @@ class Escalation:
 
     @property
     def _is_gentle(self) -> bool:
-        """Whether the ranks' processes outlive the program, and have time to clean up."""
+        """Whether the ranks' processes survive the program, and have time to clean up."""
         request = self._run.request
         return request.is_program and not request.one_shot
 

@@ -1,7 +1,7 @@
 """One run: send to every rank, take in what happens, carry out what `supervise` decides.
 
 Everything arrives on one queue (iopub messages, exits, Stop) and is handled in the calling thread, so output keeps its
-order and its parent. The loop holds no rules. Once a run has lasted a while, every rank is asked now and then where it
+order and its parent. The loop holds no rules. Once a run has lasted a while, every rank is occasionally asked where it
 is. The answers feed the live status, the search for deadlocks, and the report if the run has to be ended.
 """
 
@@ -289,7 +289,7 @@ class Execution:
         )
 
     def _patience(self, ladder: Escalation) -> tuple[float, float]:
-        """How long ranks that were told to end may take, and their calls. A program that is ended by somebody's wish
+        """How long ranks that are to end may take, and their calls. A program that is ended by somebody's wish
         may still use its group: it writes a checkpoint."""
         if not self.request.one_shot:
             return supervise.PATIENCE, supervise.RELEASE_AFTER
@@ -322,7 +322,7 @@ class Execution:
                 return
 
     def _note_if_long(self) -> float | None:
-        """Seconds until the run counts as long; None once that has been told."""
+        """Seconds until the run counts as long; None once that has been reported."""
         left = self.began + LONG - time.monotonic()
         if left > 0 or self.noted:
             return None if self.noted else left
@@ -451,7 +451,7 @@ class Execution:
 
     @contextmanager
     def _stop_by_signal(self) -> Iterator[None]:
-        """While the run lasts, the kernel's interrupt is an event of the run."""
+        """While the run lasts, the notebook kernel's interrupt is an event of the run."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

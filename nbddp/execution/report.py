@@ -13,7 +13,7 @@ from nbddp.launch.machine import spans
 from nbddp.launch.topology import rank_words
 from nbddp.protocol.position import CalledFrom, inside, place
 
-OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
+OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are shown from nbddp/ on, wherever that is
 NO_HOST = "The next cell reports the state of the pool."
 STAY = (
     "When a rank leaves, the collectives of the other ranks fail. Make the same calls on every rank before it leaves."
@@ -305,7 +305,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def died_words(cause: Cause) -> list[str]:
-    """What is known of a process that ended by itself: its memory, its last words, where its log is."""
+    """What is known of a process that ended by itself: its memory, its last output, where its log is."""
     if cause.code is None:
         return [f"{cause.last_words or 'nbddp did not see how it exited'}.", NO_HOST]
     lines = [f"{cause.taken}."] if cause.taken else []

@@ -353,7 +353,7 @@ def lost_connection(ended: RankExit) -> bool:
 
 
 def _is_lost(chain: Sequence[Raised]) -> bool:
-    """A group of exceptions says so if each of them does."""
+    """A group of exceptions counts if each of them does."""
     return any(
         (r.type in PEER_GONE and any(word in r.message for word in LOST))
         or (bool(r.group) and not r.more and all(map(_is_lost, r.group)))

@@ -26,7 +26,7 @@ from nbddp.errors import RankStatus
 from nbddp.protocol.outcome import GroupFacts
 
 GRACE = 0.3
-STOP_COMES = 0.75  # VS Code interrupts every process under the kernel, and the kernel after them
+STOP_COMES = 0.75  # VS Code interrupts every process under the notebook kernel, and the notebook kernel after them
 RELEASE_AFTER = 0.05
 PATIENCE = 1.4
 THROUGH = 6.0  # seconds for which ranks are believed that they let a message through; they do so for 5

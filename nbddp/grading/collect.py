@@ -1,7 +1,7 @@
 """A folder of submissions → files as text, by learner, with protection against malicious files.
 
-A file is opened once, never through a link, and never waited for; what is too large or no text is told. Its text is
-parsed in a process that is the learner's alone (`grading.reader`).
+A file is opened once, never through a link, and never waited for; files that are too large or not text are reported.
+Its text is parsed in a process that is the learner's alone (`grading.reader`).
 """
 
 from __future__ import annotations

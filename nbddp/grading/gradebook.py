@@ -251,7 +251,7 @@ def wide(rows: Sequence[GradeRow]) -> Table:
 
 
 def frequent(rows: Sequence[GradeRow]) -> Table:
-    """For each exercise how many answers there are, how many are right, and what the others are told most often."""
+    """For each exercise how many answers there are, how many are right, and the most frequent answer to the others."""
     table = []
     for exercise in sorted({row.exercise for row in rows}):
         own = [row for row in rows if row.exercise == exercise]

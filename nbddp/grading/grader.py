@@ -264,10 +264,10 @@ class GradingSession:
         return Answer(ok, gradebook.clean(line))
 
     def _lose(self) -> str:
-        """End what is left of the examiner, and have what starts another; the last words of the one, in brackets."""
+        """End what is left of the examiner, and have what starts another; the last output of the one, in brackets."""
         lost, self._examiner = self._examiner, None
         words = ""
-        with contextlib.suppress(Gone):  # if nothing can be started any more, the next answer says so
+        with contextlib.suppress(Gone):  # if nothing can be started any more, the next answer reports it
             words = lost.end() if lost is not None else ""
         with contextlib.suppress(Gone):
             self.grader.revive()

@@ -49,7 +49,8 @@ class Broken:
 
 
 def cells_of(suffix: str, text: str) -> list[Cell]:
-    """The cells of a file that run in the notebook; a Python file is one. Raises ValueError for what is no notebook."""
+    """The cells of a file that run in the notebook; a Python file is one. Raises ValueError for a file that is not a
+    notebook."""
     if suffix == ".py":
         return [("", text)]
     try:

@@ -1,6 +1,6 @@
 """The parts of a machine, as data and text: GPUs, the links between them, NUMA nodes, the network.
 
-Facts come from `OnAgent.gpus` and `agent/hardware.py`. A fact that could not be told is left
+Facts come from `OnAgent.gpus` and `agent/hardware.py`. An unknown fact is left
 empty, never guessed, and a sentence in `Node.untold` says so. Pure: imports only the standard library.
 """
 
@@ -27,8 +27,8 @@ class Device:
     `index` is its position on the node as the parent process sees it (what
     `cuda:<index>` means under `--visible all`); `mask` is its entry for
     CUDA_VISIBLE_DEVICES (an index or a UUID of the parent's own list);
-    `memory` is in bytes, `bus_id` as NVML writes it; `numa` is the NUMA node it
-    hangs on, or None where that cannot be told; `simulated`: the CPU computes in its place.
+    `memory` is in bytes, `bus_id` as NVML writes it; `numa` is its NUMA node,
+    or None where that is not known; `simulated`: the CPU computes in its place.
     """
 
     index: int

@@ -2,7 +2,7 @@
 
 Names and values are those of torchrun 2.13 (`torch/distributed/elastic/agent/server/local_elastic_agent.py`), with one
 exception. TORCH_NCCL_ASYNC_ERROR_HANDLING is 2 here (abort the communicator, keep the process), because a worker of a
-pool must outlive a failed collective; torchrun's 1 tears the process down. The other ways in which NCCL's watchdog ends
+pool must survive a failed collective; torchrun's 1 tears the process down. The other ways in which NCCL's watchdog ends
 a process are switched off likewise (KEEPS_PROCESS). Pure: plain mappings in, plain mappings out.
 """
 

@@ -1,4 +1,4 @@
-"""Stop around a notebook's cells: from the kernel's first look at a cell to its answer.
+"""Stop around a notebook's cells: from the notebook kernel's first look at a cell to its answer.
 
 ipykernel answers a cell whose code was interrupted. ipykernel reads a request before, and writes the answer after. An
 interrupt in those moments leaves the cell without an answer, and the notebook waits. So Stop is put off until the code
@@ -67,7 +67,7 @@ class NotebookInterrupts:
         if not self._is_ipykernels:
             self._hook()
             signal.signal(signal.SIGINT, self._hear)
-        else:  # the hook would set Python's handler first, and an interrupt in that moment ends the kernel
+        else:  # the hook would set Python's handler first, and an interrupt in that moment ends the notebook kernel
             self.shell.kernel.saved_sigint_handler = signal.signal(signal.SIGINT, self._hear)
 
     def _hear(self, number: int, frame: Any) -> None:

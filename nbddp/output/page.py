@@ -15,7 +15,7 @@ from nbddp.output.buffer import Display, RankOutput
 from nbddp.protocol.outcome import RankExit
 
 LIVE, GONE, FRESH = "nbddp-live", "nbddp-gone", "nbddp-fresh"  # CSS classes
-NO_NEWS = 60  # seconds without an update after which a page says so
+NO_NEWS = 60  # seconds without an update after which a page reports it
 NOT_LIVE = (
     "This view is not being updated. If you loaded the page again, or saved the notebook while the cell ran, the cell "
     "continues in the notebook kernel. Run %ddp attach in another cell: it shows the output and the report when the "

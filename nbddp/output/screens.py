@@ -145,7 +145,7 @@ class Terminal:
         self._region, self._reports = region, reports
         self._next = 0.0
         self._began = self._last_line = time.monotonic()
-        self._told_after = TELL_AFTER  # seconds without a line after which a file is told where the ranks are
+        self._told_after = TELL_AFTER  # seconds without a line after which a file gets the ranks' positions
         self._waiting = False  # whether the last rows are of progress
         self._ends = ""
 

@@ -123,7 +123,7 @@ class PoolSnapshot:
 
 
 def changed(before: PoolSnapshot, now: PoolSnapshot) -> str:
-    """`the pool is unchanged`, or what is different: which ranks' names are gone, and what comes next.
+    """`the pool is unchanged`, or what is different: which ranks have lost their variables, and what comes next.
 
     Workers that were begun beyond the pool's size are none of its ranks: the next cell ends them, or takes them over.
     """

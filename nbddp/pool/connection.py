@@ -1,4 +1,4 @@
-"""A connection to the controller that outlives its client.
+"""A connection to the controller that survives its client.
 
 What a stream of the client's cannot read is dropped and counted (`dropped`). A client is replaced, under the same
 session, if its thread has ended, a stream of it is closed, or it does not answer. So the ranks' messages to it are
@@ -40,7 +40,7 @@ class Connection:
         noticed: ipyparallel.Noticed = lambda stream: None,
         patience: float = 0.0,
     ):
-        """hear: is given what ranks publish and answer, in the client's thread. noticed: is told where the hub has
+        """hear: is given what ranks publish and answer, in the client's thread. noticed: gets the news that the hub has
         spoken. patience: seconds that a hub which is just starting may take to answer; 0: as `connect` has it."""
         self._connect, self._hear, self._on_renewed, self._noticed = connect, hear, on_renewed, noticed
         self.dropped: Counter[str] = Counter()  # stream → messages

@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 class HostSource:
     """The nodes of one worker group: reached, checked between cells, changed. This one has the node of this machine.
 
-    `told`: what the next start is to say of them. pool: a proxy. may_change: whether nodes may come and go between
+    `told`: what the next start is to say of them. pool: a proxy. may_change: whether nodes may join and leave between
     cells; then each line is planned anew, and `check`, `need_reachable` and `watching` are called.
     """
 

@@ -103,7 +103,7 @@ class PoolNode:
         self.address = ""
         self.number = 0  # among all nodes that the pool has had
         self.variables: Mapping[str, str] = {}  # that workers are to have besides
-        self.options: Json = {}  # of the pool, that they are told
+        self.options: Json = {}  # of the pool, that they get
         agent.on_event(weakly(self._hear))
 
     @property
@@ -228,7 +228,7 @@ class PoolNode:
         return {log: os.path.getsize(log) if os.path.exists(log) else 0 for log in logs}
 
     def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
-        """What earlier cells wrote is none of the next run's last words, as soon as `asked` is answered."""
+        """Text of earlier cells does not belong to the next run's last output, as soon as `asked` is answered."""
         workers = [self.workers[r] for r in ranks if r in self.workers]
         sizes = self._sizes([worker.log for worker in workers])
         for worker in workers:
@@ -254,7 +254,7 @@ class PoolNode:
         except OSError:
             shutil.rmtree(old, ignore_errors=True)
 
-    # -- what it is told, and asked ---------------------------------------------------------------
+    # -- instructions and questions ---------------------------------------------------------------
 
     def children(self, asked: AgentRequests) -> list[Json] | None:
         """Its processes, for `status`; None where `asked` is to bring them."""
@@ -268,7 +268,7 @@ class PoolNode:
             self.agent.tell("note", ranks=own, status=status, doing=doing)
 
     def keep(self, seconds: float | None) -> None:
-        """How long the warm process is to outlive us, if that is said and has changed."""
+        """How long the warm process is to survive us, if that is set and has changed."""
         if seconds is not None and seconds != self._kept:
             self._kept = seconds
             self.agent.keep(seconds)

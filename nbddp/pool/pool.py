@@ -250,7 +250,7 @@ class WorkerPool(PoolMethods):
                 raise
             if hasattr(error, "add_note"):  # since Python 3.11
                 error.add_note(report.note(failed))
-            failed.__cause__ = error.__cause__  # its own goes on to be told
+            failed.__cause__ = error.__cause__  # its own is still to be reported
             raise error from failed
 
     @with_options("run")
@@ -272,7 +272,7 @@ class WorkerPool(PoolMethods):
             pool.call(train, [config], sanitize=True)
             print(pool.findings())
 
-        Names on the ranks are kept. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
+        The ranks keep their variables. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
         RunStopped, RunHung or RunTimedOut. A rank whose function calls `sys.exit()` has no value.
         """
         screen = screen or for_shell(shell())

@@ -95,8 +95,8 @@ class RankRpc:
     ) -> None:
         """Wait until every rank is registered under the uuid it was started with.
 
-        still_starting: called while waiting; raises if a start has failed. there: is told how many are registered, when
-        that has changed and some time has passed.
+        still_starting: called while waiting; raises if a start has failed. there: gets the number of those registered,
+        when that has changed and some time has passed.
         """
         began = time.monotonic()
         end, told, next_word = began + timeout, 0, began + WORDS_EVERY

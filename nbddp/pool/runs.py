@@ -55,8 +55,8 @@ class Runs:
         return self.ranks.group
 
     def carry_out(self, request: Request, screen: Screen) -> Execution:
-        """A run and its attempts: after a failure all processes are new, and where nodes may come and go, those there
-        are. The attempt that ended well. Raises the last one's RunFailed, with all attempts in its report."""
+        """A run and its attempts: after a failure all processes are new, and where nodes may join and leave, those
+        there are. The attempt that ended well. Raises the last one's RunFailed, with all attempts in its report."""
         self.group.need_running()
         self.parts.on("run")
         for launched in self.parts.launched:
@@ -158,7 +158,7 @@ class Runs:
             self.last_cell = (run.number, run.request.cell)
 
     def _specs(self, request: Request, number: int, ports: Sequence[int], attempt: int) -> dict[int, RunSpec]:
-        """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables. ports: on each node's
+        """Rank → what it is sent: the request, the ranks' store, and torchrun's variables. ports: on each node's
         loopback, of the way to the store."""
         group = self.group
         placed, hosts = group.placed(), group.hosts

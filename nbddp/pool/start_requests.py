@@ -31,7 +31,7 @@ def worker(
     options: Json | None = None,
 ) -> StartWorker:
     """A start request for one worker. home: the pool's folder there; env: what is added to the environment there, or
-    all of it; options: of the pool, that its parts are told."""
+    all of it; options: of the pool, that its parts get."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
     joining = topology.joining(place) or loopback_name()

@@ -1,7 +1,7 @@
 """The state of a pool, and how it begins, changes and ends: the agents, the worker group, the runs.
 
 `Pool` is its face. `ensure` makes the living workers match a spec; if the agent or the controller has ended, everything
-left is dropped. The next `ensure` begins anew with as many workers as there were, and says so.
+left is dropped. The next `ensure` begins again with as many workers as there were, and reports it.
 """
 
 from __future__ import annotations

@@ -95,14 +95,14 @@ class RendezvousStores:
         return tuple(self._open.ports[keeper] for keeper in self._keeper_of)
 
     def open_now(self) -> None:
-        """Have a store for the next run, and be told now if there can be none. Raises AgentFailed."""
+        """Have a store for the next run; raises now if there can be none. Raises AgentFailed."""
         if not self.serves:
             self.serves, self._open, self._spare = True, None, self._post()
             self._of_run.clear()
         self._open = self._open or self._take()
 
     def cut(self) -> None:
-        """Close the store of the run in progress: who waits there is told that the connection is lost."""
+        """Close the store of the run in progress: who waits there gets the error that the connection is lost."""
         if self._open is not None:
             self._close([self._open])
             self._open = None

@@ -62,7 +62,7 @@ class WorkerGroup:
         self._remains = remains
         self._numbers = itertools.count()
         self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
-        self.options: Json = {}  # of the pool, that workers are told when they start
+        self.options: Json = {}  # of the pool, that workers get when they start
         self.hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
     def report_to(self, died: Callable[[int, ProcessExit], None], process_ended: Callable[[Message], None]) -> None:
@@ -363,7 +363,7 @@ class WorkerGroup:
         asked.take()
 
     def begin_logs(self, ranks: Sequence[int]) -> None:
-        """What earlier cells wrote is none of the next run's last words."""
+        """Text of earlier cells does not belong to the next run's last output."""
         asked = AgentRequests()
         for node in self.nodes:
             node.begin_logs(ranks, asked)
@@ -387,7 +387,8 @@ class WorkerGroup:
 
 
 class OwnedProcesses:
-    """What outlives a pool that is dropped, and is to end with it: its agents, with all processes, and its client."""
+    """The processes that survive a pool that is dropped, and are to end with it: its agents, with all processes, and
+    its client."""
 
     def __init__(self) -> None:
         self.agents: list[AgentClient] = []

@@ -73,7 +73,7 @@ class Option:
     - merge: (spec, spec of the running pool) -> value; called if either has one.
     - workers: where it has workers run, on `hosts` or as `engines` of a cluster; empty: it does not decide that.
     - exported: what is said of a script or job that is exported where a pool or a cell has a value for it.
-    - to_ranks: whether the ranks are told if it holds; of a pool's option, its value.
+    - to_ranks: whether the ranks learn if it holds; of a pool's option, its value.
     - shows: (Asked, value) -> what is displayed when the run has ended. of_failed: also if it failed. later: the
       command that shows the same of the last run. terminal: (pool, value) -> what `python -m nbddp run` says then.
     """
@@ -203,7 +203,7 @@ class Capability:
       what `nbddp.Pool` has in the place of such a method, or besides.
     - on_agent: what it adds to node agents. agents: () -> an `nbddp.agent.client.AgentSource`.
     - guard: who may reach what ranks meet by; one row has it.
-    - probes: seam of `%ddp doctor` -> () -> None, tried by `%ddp doctor`; raises if it fails.
+    - probes: private API of `%ddp doctor` -> () -> None, tested by `%ddp doctor`; raises if it fails.
     - sources: option of a pool -> (PoolState) -> a `HostSource` of `nbddp.pool.host_source`, which has the nodes of a
       pool for which the option is said. Of several the last row's is taken.
     - advice: what else the report of a failed run says in its last line.
@@ -308,7 +308,7 @@ def added_options(of: str) -> tuple[Option, ...]:
 
 
 def told_to_ranks(spec: object) -> dict[str, object]:
-    """What a pool's workers are told when they start: those of its options that hold, as plain data."""
+    """The options that a pool's workers get when they start: those of its options that hold, as plain data."""
     told = {option.name: getattr(spec, option.name) for option in added_options("pool") if option.to_ranks}
     return {name: value for name, value in told.items() if value}
 

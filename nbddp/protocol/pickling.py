@@ -198,7 +198,7 @@ def unpack(data: bytes) -> Any:
 
 
 def describe(value: Any) -> str:
-    """repr, cut to REPR_LIMIT; a repr that raises is told."""
+    """repr, cut to REPR_LIMIT; a repr that raises is reported."""
     try:
         text = plain(repr(value))
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-SAME = 2  # frames of one place that are told, and the last one
+SAME = 2  # frames of one place that are shown, and the last one
 OUTER, INNER = 100, 100  # frames in all
 
 

@@ -40,7 +40,7 @@ def chain(
     names: real file name of a cell → how to show it (`Cell In[3]`).
     hide: path prefixes of the machinery that runs cells; frames before the first frame
         outside them are left out.
-    values: give names of a frame, whose line of source they are told, with what they held, in words; None: without
+    values: get a frame and its line of source, and give its variables and their values as text; None: without
         these and without lines of source.
     notes: say more of an exception, or nothing.
     """
@@ -72,7 +72,7 @@ class Chains:
             else:
                 older += 1
             current = earlier
-        if older or current is not None:  # none is told that came before the first
+        if older or current is not None:  # none is reported that came before the first
             links[0] = replace(links[0], relation="", older=older)
         return tuple(links)
 

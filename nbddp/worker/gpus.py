@@ -1,13 +1,13 @@
 """A rank's needs with GPUs: another backend where ranks share one, their current work, and a test of CUDA after an
 error.
 
-NCCL takes one rank per GPU, from version 2.30 on more if it is told to (`--oversubscribe`). So a default group is
+NCCL takes one rank per GPU, from version 2.30 on more if `--oversubscribe` allows it. So a default group is
 gloo's there, which works on CUDA tensors, or NCCL's where that allows it; and who asks for an older NCCL by name gets a
 sentence at once, where NCCL would say "Duplicate GPU detected" in the first collective.
 
 After a device-side assert or an illegal address every later call of CUDA fails, for good (CUDA's "sticky" errors; its
 Programming Guide, "Error Checking"); after an allocation that fails none does. Which it was is asked of CUDA itself: a
-context that is broken says so at once.
+context that is broken reports it at once.
 """
 
 from __future__ import annotations

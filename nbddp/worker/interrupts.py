@@ -1,8 +1,8 @@
 """Interrupts of the program that runs on this rank: as in a plain kernel, one Stop is one SIGINT.
 
-What a program does from then on, it does on its way out, and nobody may end it for that. So the client is told once
-Python has handed the interrupt to its handler, the program's own included: `signal.signal` is wrapped. It is told
-before the handler is called, which may go on in native code that holds the interpreter.
+What a program does from then on, it does on its way out, and nobody may end it for that. So the client gets a message
+once Python has handed the interrupt to its handler, the program's own included: `signal.signal` is wrapped. It gets
+this before the handler is called, which may go on in native code that holds the interpreter.
 
 Python prints and forgets an interrupt that hits a destructor or another callback of its own (`sys.unraisablehook`):
 that one alone is sent again.

@@ -99,7 +99,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     _supports_kernel_subshells = False
     log_file: int | None = None  # descriptor of the worker's log
     log_path = ""  # of it, where an agent has started the worker
-    pool_options: Mapping[str, Any] = {}  # that an agent of ours was told
+    pool_options: Mapping[str, Any] = {}  # that an agent of ours got
 
     def __init__(self, **kwargs: Any) -> None:
         with ipykernel_compat.unlisted_modules():

@@ -37,10 +37,10 @@ HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values", "note
 
 
 class RankWorker(Protocol):
-    """What parts, requests and questions need of the kernel. spec: the request that is carried out; outcome: what will
-    be said of it; leaves: whether what it leaves behind is let go of when it is over, as after an error; log_path: of
-    the worker's log, empty in an engine that no agent of ours has started; pool_options: of the pool, that ranks are
-    told."""
+    """What parts, requests and questions need of the IPython kernel. spec: the request that is carried out; outcome:
+    what will be said of it; leaves: whether what it leaves behind is let go of when it is over, as after an error;
+    log_path: of the worker's log, empty in an engine that no agent of ours has started; pool_options: of the pool, that
+    ranks get."""
 
     shell: Any
     files: CellFiles

@@ -1,9 +1,9 @@
-"""Process groups that outlive a run, and the rendezvous of every run.
+"""Process groups that survive a run, and the rendezvous of every run.
 
-torch is left as it is, but for a few seams. `init_process_group` is wrapped: a group left over from an earlier run is
-destroyed first, so that a cell can be run again and again; a second init within one run stays torch's own error. After
-a failed run, the pool has every rank end its group (`drop`) before anything else. The sockets of pending calls are
-shut, so nobody waits for a peer.
+torch is left as it is, but for a few private APIs. `init_process_group` is wrapped: a group left over from an earlier
+run is destroyed first, so that a cell can be run again and again; a second init within one run stays torch's own error.
+After a failed run, the pool has every rank end its group (`drop`) before anything else. The sockets of pending calls
+are shut, so nobody waits for a peer.
 
 The store for `env://` is taken from the pool's store. Its prefix has this run, the port, and the count of inits at this
 port. That holds for the injected address, and for any port of this machine if the group is to have the pool's ranks.
@@ -14,8 +14,8 @@ would be cut off. So `destroy_process_group` waits for those. On gloo no rank is
 them compare whom they are connected to (`rank_guard`). For groups of other ranks, and elsewhere, torch's own behaviour
 is kept, with rank 0 as the server; where that listens is the guard's matter.
 
-The second seam is private (`torch_compat.wrap_create_store`). Where it
-is missing, `init_process_group` is given the store as an argument.
+The second of them is private (`torch_compat.wrap_create_store`). Where it is missing, `init_process_group` is given the
+store as an argument.
 
 The third: sockets that appear while a store or a group is made are noted as torch's (`release.Sockets`). Only they may
 be shut to release a blocked call.
@@ -83,7 +83,7 @@ class Groups:
         self._outlived: list[Any] = []  # of these, those that something of the program's still held after the run
 
     def install(self) -> None:
-        """Put the two seams in place; once, when the worker starts."""
+        """Replace the two functions of torch; once, when the worker starts."""
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
 
@@ -150,7 +150,7 @@ class Groups:
 
     def owns(self, store: Any) -> bool:
         """Whether this is the pool's store. With a guard, only the ranks, the processes that they start, and the
-        notebook's kernel reach it. The pool says so if it cannot be guarded here (`Pool.shortcomings`)."""
+        notebook's kernel reach it. The pool reports if it cannot be guarded here (`Pool.shortcomings`)."""
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
         return getattr(store, "port", None) in (self._injected[1], self._connect[1])
@@ -160,9 +160,9 @@ class Groups:
         self._clients = {}
 
     def let_go(self) -> None:
-        """A run is over, and has been told. A DDP model keeps its group when the program has destroyed that, until the
-        next cell puts another in its place; there gloo would wait for up to 10 ms per connection. So what is held then
-        is held here too, and let go after that run."""
+        """A run is over, and has been reported. A DDP model keeps its group when the program has destroyed that, until
+        the next cell puts another in its place; there gloo would wait for up to 10 ms per connection. So what is held
+        then is held here too, and let go after that run."""
         held, destroyed = self._outlived, _living(self._destroyed)
         self._outlived, self._destroyed = destroyed, []
         if held:

@@ -46,7 +46,7 @@ class CellFiles:
         return path in self.shown
 
     def of_class(self, cls: type) -> str:
-        """In which cell a class was defined; empty if that cannot be told."""
+        """In which cell a class was defined; empty if that is not known."""
         for value in vars(cls).values():
             function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
             if isinstance(function, FunctionType) and function.__qualname__.startswith(f"{cls.__qualname__}."):

@@ -9,7 +9,7 @@ every call of gloo's. A receive from any source waits for no connection in parti
 midst is forgotten. So a message that is moving is let through first. Sends and receives that outlast their connections
 are aborted one by one. NCCL has an abort of its own, used instead.
 
-Where sockets cannot be told apart (no /proc, so not on Linux) nothing is shut, and a blocked rank is replaced.
+Where sockets cannot be distinguished (no /proc, so not on Linux) nothing is shut, and a blocked rank is replaced.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Sockets:
         return bool(self._poll(CUT | select.POLLNVAL, self._there))
 
     def _poll(self, wanted: int, fds: Iterable[int]) -> set[int]:
-        """Descriptors of which the kernel says one of these."""
+        """Descriptors for which Linux reports one of these."""
         ends = select.poll()
         for fd in fds:
             ends.register(fd, RDHUP)

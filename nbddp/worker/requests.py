@@ -97,9 +97,9 @@ Sent = tuple[Outcome, "list[bytes] | None", JupyterMessage]  # an outcome, its b
 
 
 class QuestionsKernel(RankWorker, Protocol):
-    """What these need of the kernel besides. `spec` began at `began_ns`; known: what the flight recorders held when the
-    rank was last asked; told: run → its outcome, of the last run and what that left to do, without buffers that are too
-    large to be kept."""
+    """What these need of the IPython kernel besides. `spec` began at `began_ns`; known: what the flight recorders held
+    when the rank was last asked; told: run → its outcome, of the last run and what that left to do, without buffers
+    that are too large to be kept."""
 
     interrupts: WorkerInterrupts
     began_ns: int
@@ -146,8 +146,8 @@ def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) 
 
 
 def _recorded(worker: QuestionsKernel, whole: bool) -> flight.FlightRecords:
-    """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: a
-    rank that is freed says which call it was freed from."""
+    """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: an
+    unblocked rank reports the call that it was unblocked from."""
     if not whole:
         return flight.FlightRecords([], flight.entries(flight.dumps(active=True)))
     held = flight.held()

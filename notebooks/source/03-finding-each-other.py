@@ -62,7 +62,7 @@ del store
 
 # %% [markdown]
 # `init_process_group` does the same with more keys. Each rank writes its network address into the store and reads the addresses of the others.
-# Then the ranks connect to each other. From then on, tensors travel over these connections, and not through the store.
+# Then the ranks connect to each other. From then on, tensors are sent over these connections, and not through the store.
 #
 # The library that moves the tensors is the **backend**:
 #
@@ -252,7 +252,7 @@ def by_host(node, local_rank):
 # | `--standalone` | replaces the three `--rdzv` options on one node: a store on a free port |
 #
 # So there are two meetings. First the launchers meet at the endpoint. Then the workers meet at `MASTER_ADDR` and `MASTER_PORT`, which the
-# launchers have chosen. When workers are restarted, ranks are assigned anew. A program must not rely on keeping its rank.
+# launchers have chosen. When workers are restarted, ranks are assigned again. A program must not rely on keeping its rank.
 #
 # The launcher sets further variables for each worker:
 #

@@ -145,7 +145,7 @@ print("reduce-scatter", reduce_scatter(pieces).item(), end="   ")
 print("all-gather", numbers(all_gather(mine)))
 
 # %% [markdown]
-# PyTorch has all these collectives. A program calls them, and the backend (gloo here, NCCL on GPUs) decides how the bytes travel. The next cell
+# PyTorch has all these collectives. A program calls them, and the backend (gloo here, NCCL on GPUs) decides how the bytes are sent. The next cell
 # compares PyTorch's results with ours.
 
 # %%

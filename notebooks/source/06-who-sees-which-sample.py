@@ -64,7 +64,7 @@ explore.samples()
 
 # %% [markdown]
 # Move the controls (without a mouse: Tab, then ← and →; Space opens a list). Choose 10 samples, 4 ranks, and compare the orders with and without
-# `set_epoch`. With it, every epoch has a different order, and padding repeats different samples. Without it, `drop_last=True` leaves out the
+# `set_epoch`. With it, every epoch has a different order, and padding repeats different samples. Without it, `drop_last=True` omits the
 # same samples until training ends. No error reports this. The model only learns from less data.
 #
 # The explorer computes the permutations without PyTorch. The next cell runs the real sampler on the real ranks. You can find the answer to the

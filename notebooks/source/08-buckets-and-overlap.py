@@ -48,14 +48,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group()
 
 
-def train(before=lambda: None, **options):
-    """Six steps; bytes of the buckets in the first step, and of those that DDP has used since."""
+def train(before=lambda: None, steps=16, **options):
+    """Some steps; bytes of the buckets in the first step, and of those that DDP has used since."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(512, 512) for _ in range(8)]
     model = DDP(torch.nn.Sequential(*layers), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.randn(512, 512)
-    for _ in range(6):
+    for _ in range(steps):
         before()
         optimizer.zero_grad()
         model(data).square().mean().backward()
@@ -86,7 +86,7 @@ predict.optimizer_starts()
 
 # %% [markdown]
 # Bucket 1 is sent at the end of backward, because it contains the first layer's gradients, and backward reaches these last. Bucket 0 is
-# sent early in backward. **By default, a model of less than 26 MiB has at most two buckets, and the last one is sent only when the last
+# sent early in backward. **By default, a model of less than 26 MiB has at most two buckets. The last one is sent only when the last
 # gradient is ready.** This holds on every machine. The length of the bars depends on the machine and on its other programs. So does the
 # part of bucket 1 that lies under the rest of backward.
 #
@@ -220,7 +220,7 @@ train(before=late, bucket_cap_mb=3)["then"]
 
 # %% [markdown]
 # The bars on rank **0** are long, but they are mostly light: rank 0 waits. The hatched part, the transfer, is no longer than before. **The rank that never waits is the one that all
-# others wait for.** A faster link would change nothing. Look at rank 1's data.
+# others wait for.** A faster link would change nothing. Check rank 1's data.
 #
 # The figure is also available as text: `words = %ddp timings`, then `print(words)`. The text names the late rank and has a row per bucket with its bandwidth, computed
 # from the transfer without the wait.
@@ -257,13 +257,13 @@ predict.all_reduces_in_the_trace()
 
 # %% tags=["nbval-ignore-output"]
 # %%ddp --trace
-train(before=late, bucket_cap_mb=3)["then"]
+train(before=late, steps=6, bucket_cap_mb=3)["then"]
 
 # %% [markdown]
 # There are 16, not 18: the first step has one bucket, the five others have three each.
 #
 # Open the file at [ui.perfetto.dev](https://ui.perfetto.dev) (it stays in your browser) and zoom with W and S. On rank 1 each step begins with a long "load the batch", which is
-# the cause. The file is JSON, so a program can read it too. The next cell looks at the last four steps, which have 12 all-reduces.
+# the cause. The file is JSON, so a program can read it too. The next cell reads the last four steps, which have 12 all-reduces.
 
 # %% tags=["prediction", "hidden"]
 predict.called_last_by_rank_1()

@@ -45,7 +45,7 @@ if rank != 2:
     dist.all_reduce(loss)
 
 # %% [markdown]
-# Only rank 2 finishes, and rank 2 has the mistake. This is typical: **the ranks that hang are not the ones to look at.** Look for the rank that they wait for.
+# Only rank 2 finishes, and rank 2 has the mistake. This is typical: **the ranks that hang are not the ones to check.** Look for the rank that they wait for.
 #
 # nbddp unblocked the ranks. Their names are still there; only the process group is gone, so each cell below creates a new one. `%ddp
 # stacks` shows where each rank was, with the Python stack down into torch. It also works while a cell runs: type `python -m nbddp stacks`
@@ -94,7 +94,7 @@ else:
 # %% [markdown]
 # Every rank waits for another one. Collectives are matched **by number**, not by line or by name. Each rank's first collective is matched
 # with every other rank's first collective, even if they are different operations. So `if rank == ...` around a collective is the first
-# place to look at.
+# place to check.
 #
 # The explorer plays such programs move by move. A row shows the calls of a rank. Arrows lead from a rank that waits to the ranks it waits
 # for.

@@ -60,7 +60,7 @@ print("attempt", attempt, "· the earlier name is", "there" if "kept" in globals
 #     --rdzv-id=run7 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 train.py
 # ```
 #
-# It starts when four nodes have arrived, or when at least one has arrived and no other for 30 s. Later, nodes may come and go:
+# It starts when four nodes have arrived, or when at least one has arrived and no other for 30 s. Later, nodes may join and leave:
 #
 # | event | what happens | uses up `--max-restarts` |
 # |---|---|---|

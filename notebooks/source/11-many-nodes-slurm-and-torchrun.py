@@ -55,7 +55,7 @@ for step in range(3):
         print(f"step {step}: mean loss of {world_size} ranks {loss.item() / world_size:.4f}", flush=True)
 
 # %% [markdown]
-# `script` joins the `%%ddp` cells into one program. It leaves out the cells without `%%ddp`, which run in the notebook and not on the ranks. `cells` has the text of each cell that has
+# `script` joins the `%%ddp` cells into one program. It omits the cells without `%%ddp`, which run in the notebook and not on the ranks. `cells` has the text of each cell that has
 # run, once each.
 
 # %% tags=["prediction", "hidden"]

@@ -78,7 +78,7 @@ predict.grows_with_nodes()
 # %% [markdown]
 # **Latency grows.** With *n* the factor of *m*/β goes from 1 towards 2, but 2(*n* − 1) has no limit. The buckets are small, so on many nodes the step waits for messages, not for bytes.
 #
-# Look at the diamond again. For so short a step the forecast may hold, or miss by a factor of two, and the next run differs. These are runs on the two busy cores on which this
+# Compare the diamond again. For so short a step the forecast may hold, or miss by a factor of two, and the next run differs. These are runs on the two busy cores on which this
 # lesson was written, with other programs on them in the slower runs:
 #
 # | samples per rank | model's step | recorded step | all-reduces by the fit | in the step |
@@ -206,7 +206,7 @@ if rank == 0:
 # ## To remember
 #
 # - A step waits for the part of the exchange that backward does not hide: bytes pay for bandwidth, messages for latency. Forecast the step, and find out which of the two dominates.
-# - Check a forecast on the ranks you have. It leaves out contention and late ranks, which matters most for short steps.
+# - Check a forecast on the ranks you have. It ignores contention and late ranks, which matters most for short steps.
 # - A comm hook replaces DDP's all-reduce. All ranks must return the same result, or the replicas diverge.
 # - DDP keeps a whole model on every rank. Lesson 15 shards it, and lesson 16 splits the computation itself.
 #

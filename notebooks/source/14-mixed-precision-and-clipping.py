@@ -101,7 +101,7 @@ for step in (1, 2, 3, 4):
     print(f"step {step} {took}, next scale {scaler.get_scale():.0f}")
 
 # %% [markdown]
-# All ranks skip step 2. DDP averages gradients before `GradScaler` looks at them, and a mean that contains inf is inf on every rank. The step's samples
+# All ranks skip step 2. DDP averages gradients before `GradScaler` checks them, and a mean that contains inf is inf on every rank. The step's samples
 # are lost, on all ranks.
 #
 # ## Which ranks detect an overflow in sharded gradients?
@@ -189,8 +189,8 @@ def step_together(optimizer, scale):
 
 # %% [markdown]
 # PyTorch can do this for you. The parameters of FSDP2 are DTensors, and with DTensors, `GradScaler` combines its result over all ranks of
-# the mesh. FSDP1 has a `ShardedGradScaler`. Three cases need your own code: sharding by hand, pipeline or tensor parallelism with loss
-# scaling, and a rank that skips a batch "because its loss is nan".
+# the mesh. FSDP1 has a `ShardedGradScaler`. Three cases need your own code. They are sharding by hand, pipeline or tensor parallelism with
+# loss scaling, and a rank that skips a batch "because its loss is nan".
 #
 # ## Clipping: before or after the average?
 #
@@ -269,7 +269,7 @@ print(
 )
 
 # %% [markdown]
-# The sum over all four ranks counts every shard twice, once for each replica, so the norm is √2 times too large and gradients are clipped too much. torch's own functions
+# The sum over all four ranks counts every shard twice, once for each replica. So the norm is √2 times too large, and gradients are clipped too much. torch's own functions
 # know from a DTensor over which dimensions of the mesh it is sharded.
 #
 # ### Exercise: clip by the global norm

@@ -227,7 +227,7 @@ predict.same_samples()
 
 # %% [markdown]
 # The explorer opens without tensor parallelism. Set 2 tensor ranks on 2 nodes of 2 GPUs for the 2 × 2 mesh. Then place data ranks side by side, and
-# look at the links.
+# compare the links.
 
 # %% tags=["nbval-ignore-output"]
 explore.mesh()

@@ -21,7 +21,7 @@ os.chdir(tempfile.mkdtemp())  # what the cells below write is in a new folder
 # test set.
 #
 # The model is a small **transformer** of the usual kind (GPT). It has embeddings, blocks of causal attention and a feed-forward network,
-# and a linear layer that scores the next character. Called with inputs and targets it returns the mean loss. The words after `--` become
+# and a linear layer that scores the next character. Called with inputs and targets it returns the mean loss. The arguments after `--` become
 # `sys.argv` on the ranks, as in a script; here it is the folder for checkpoints.
 
 # %%
@@ -293,7 +293,7 @@ test = float(lines[-1].partition(":")[2])
 print("the loss of the notebook, to 2 %:", abs(test - losses[0]) < 0.02 * losses[0])
 
 # %% [markdown]
-# It continued at step 30 and reached the loss of the undisturbed run. The last digits may differ: DDP rebuilds its buckets after the first step of each
+# It continued at step 30 and reached the loss of the undisturbed run. The last digits may differ. DDP rebuilds its buckets after the first step of each
 # start, so numbers are summed in a different order, and bfloat16 keeps about three digits.
 #
 # For Slurm, this job starts the same program on two nodes:
@@ -317,7 +317,7 @@ if not dist.is_initialized():
 def steps(**options):
     """Some steps of forward and backward."""
     model = DDP(LanguageModel(), **options)
-    for step in range(6):
+    for step in range(16):
         model.zero_grad()
         model(*rows(sums, 24, step)).backward()
 

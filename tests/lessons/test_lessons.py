@@ -108,7 +108,23 @@ def test_each_question_of_a_solved_lesson_has_its_answer_folded_below(source: Pa
             question = getattr(predict, name).question
             assert f"<b>{build.html(question.came)}</b>. {question.because}" in below.source, name
             asked += 1
+        shown = text_of(cell.get("outputs", ()))
+        assert "predicted nothing" not in shown
+        assert "To answer:" not in shown
     assert asked
+
+
+def test_the_advice_how_to_answer_is_no_part_of_a_saved_question() -> None:
+    asked = build.prompt.AskedQuestion(predict.lines.question)
+    asked.end()
+    assert build.prompt.OPEN in asked.describe()
+    book = build.notebook(build.solved(build.parse(SMALL)))
+    (cell,) = (c for c in book.cells if "prediction" in c.metadata.get("tags", ()))
+    cell.outputs = [nbformat.v4.new_output("display_data", dict(asked._repr_mimebundle_()[0]))]
+    build.tidy(book)
+    (output,) = cell.outputs
+    assert output.data["text/plain"] == predict.lines.question.describe()
+    assert "predicted nothing" not in output.data["text/html"]
 
 
 def test_lessons_are_found_by_number() -> None:
@@ -235,7 +251,7 @@ def test_an_explorer_opens_on_words_that_answer_none_of_its_questions() -> None:
 
 
 CLAIMS = {  # a sentence of a lesson → what its saved words must say, with what it claims
-    ("08", r"at most two buckets, and the last one is sent only when the last gradient is ready", "%ddp timings"): (
+    ("08", r"at most two buckets\. The last one is sent only when the last gradient is ready", "%ddp timings"): (
         r"(?m)^2 buckets, [\s\S]*\n +0  7\.bias, 7\.weight .*\n +1  6\.bias … 0\.(weight|bias) \(14\)"
     ),
     (

@@ -83,4 +83,4 @@ def test_one_ranks_wrong_gradient_is_named_where_another_has_none() -> None:
     wrong: Computed = {"output": [[1.0]], "shape": [1, 1], "graph": True, "x": [[7.0]], "up": [[3.0]] * 6,
                        "down": [[4.0] * 6]}  # fmt: skip
     line = judge_layers(right, {0: wrong, 1: {**wrong, "x": None}})
-    assert line.startswith("the outputs are right; rank 0: gradient of x[0][0]: expected 2.000, got 7.000")
+    assert line.startswith("the outputs are right; rank 0: in the gradient of x[0][0], expected 2.000, got 7.000")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.english import wrong_terms
 from tests.house.prose import MOST as MOST_OF_A_SENTENCE
-from tests.house.prose import long_sentences
+from tests.house.prose import NO_PROSE, long_sentences, texts
 from tests.places import ROOT
 
 PACKAGE = ROOT / "nbddp"
@@ -101,7 +102,37 @@ def test_a_wrong_path_a_wrong_name_and_a_long_sentence_would_be_seen() -> None:
     assert max(len(s.split()) for s in sentences("- " + "word " * 26 + "end. Short.")) == 27
 
 
-@pytest.mark.parametrize("folder", sorted(path for path in PACKAGE.iterdir() if path.is_dir()), ids=lambda p: p.name)
-def test_no_sentence_of_a_docstring_or_comment_is_too_long_to_be_read_at_once(folder: Path) -> None:
-    files = folder.rglob("*.py")
-    assert [(str(file), *found) for file in files for found in long_sentences(file.read_text("utf-8"))] == []
+PARTS = sorted(path for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py")
+OF_GPUS = ("nbddp/capabilities/simulated_gpus/", "nbddp/capabilities/trace/")  # where a kernel is a GPU's
+
+
+def files_of(part: Path) -> list[Path]:
+    return sorted(part.rglob("*.py")) if part.is_dir() else [part]
+
+
+def terms_of(source: str, file: str = "") -> list[tuple[int, str, str]]:
+    """Line, wrong term and the standard one, of docstrings and comments."""
+    return [
+        (line, wrong, right)
+        for line, text in texts(source)
+        for wrong, right in wrong_terms(NO_PROSE.sub("", text))
+        if not (wrong.lower() == "the kernel" and file.startswith(OF_GPUS))
+    ]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda p: p.stem)
+def test_no_sentence_of_a_docstring_or_comment_is_too_long_to_be_read_at_once(part: Path) -> None:
+    assert [(str(f), *found) for f in files_of(part) for found in long_sentences(f.read_text("utf-8"))] == []
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda p: p.stem)
+def test_docstrings_and_comments_have_the_standard_terms(part: Path) -> None:
+    names = {file: file.relative_to(ROOT).as_posix() for file in files_of(part)}
+    assert [(n, *found) for f, n in names.items() for found in terms_of(f.read_text("utf-8"), n)] == []
+
+
+def test_a_wrong_term_of_a_docstring_or_a_comment_would_be_found() -> None:
+    example = '"""Fine.\n\nTwo:\n\n    is told in an example\n"""\n'
+    source = f'{example}x = 1  # the kernel ends\n\n\ndef f():\n    """The seam\n    ends."""\n'
+    assert [(line, wrong) for line, wrong, _ in terms_of(source)] == [(11, "seam"), (7, "the kernel")]
+    assert [wrong for _, wrong, _ in terms_of(source, f"{OF_GPUS[0]}a.py")] == ["seam"]

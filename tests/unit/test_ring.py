@@ -82,7 +82,7 @@ def test_words_of_a_step() -> None:
     assert simulate_ring(4, 0).heading() == "before the first of 6 steps"
     assert (
         simulate_ring(4, 5, SHORT).verdict()
-        == "wrong: 16 of 16 chunks are incomplete, such as chunk 0 on ranks 0–3: it lacks D"
+        == "wrong: 16 of 16 chunks are incomplete, such as chunk 0 on ranks 0–3 (it lacks D)"
     )
     assert letters((2, 1, 0, 3)) == "2A B 3D"
     assert letters((0, 0)) == "nothing"

@@ -4,8 +4,9 @@
 engines. It has no agent, so no engine is started anew, and an engine is controlled through ipyparallel. What an engine
 does to become a worker is `capabilities.attached.engine_side`.
 
-How an end is known: the kernel tells of an engine that runs here; ipyparallel's nanny tells the hub of another one at
-once; without a nanny the hub misses its heartbeats, 30 s later by default. The hub itself is asked once a second.
+How an end is known: the operating system reports the end of an engine that runs here; ipyparallel's nanny tells the hub
+of another one at once; without a nanny the hub misses its heartbeats, 30 s later by default. The hub itself is asked
+once a second.
 """
 
 from __future__ import annotations
@@ -351,7 +352,7 @@ class AttachedCluster:
             if message["header"]["msg_type"] == messages.OUTCOME:
                 done.put(rank)
 
-        with suppress(PoolError, KeyError, RuntimeError):  # of a client that is lost nobody can be told: they hear it
+        with suppress(PoolError, KeyError, RuntimeError):  # a client that is lost cannot be asked: ranks notice it
             for rank in left:
                 self.wire.send(rank, RunSpec("leave", 0), hear)
             end = time.monotonic() + seconds
@@ -512,7 +513,7 @@ class AttachedNode(PoolNode):
     def _clear_up(self) -> None:
         """The engines are not the agent's that has ended: they are engines again, without the cell that ran there."""
         if not self.joined.closed:
-            with suppress(PoolError, KeyError, RuntimeError):  # what cannot be told hears that its owner is silent
+            with suppress(PoolError, KeyError, RuntimeError):  # if this fails, it notices that its owner is silent
                 asked = _to_engine("abandon", pool=self.joined.owner["pool"])
                 self.joined.wire.question([*self.workers], asked, lambda rank, answer: None)
         self.agent.sweep()
@@ -525,7 +526,7 @@ class AttachedNode(PoolNode):
     # -- what is not there ------------------------------------------------------------------------------
 
     def keep(self, seconds: float | None) -> None:
-        """Nothing of these outlives the kernel by our doing."""
+        """nbddp lets none of these survive the notebook kernel."""
 
     def describe(self, subject: tuple[object, ...], info: Callable[[], Json], files: list[str]) -> None:
         """There is no agent to tell."""

@@ -19,7 +19,7 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.worker.fd_capture import Pipe
 from nbddp.worker.parts import RankWorker
 
-MOST_LEFT = 32  # cells whose processes are told apart; of more, nothing is known
+MOST_LEFT = 32  # cells whose processes are distinguished; of more, nothing is known
 CELL = "nbddp_cell"  # attribute of a thread: the cell that has started it
 
 

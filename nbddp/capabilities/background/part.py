@@ -1,4 +1,4 @@
-"""Output of ranks while no cell runs, from threads and processes that outlive their cell.
+"""Output of ranks while no cell runs, from threads and processes that survive their cell.
 
 It is kept beside the log of the cell that was run last (`%ddp log`), and is shown under the next one.
 """

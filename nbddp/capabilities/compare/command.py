@@ -2,7 +2,7 @@
 
 What travels: per leaf of a name a digest, norm, shape and dtype (a number travels itself). Then one rank of each class
 that differs gets the reference rank's bytes of the differing tensors. They come in pieces of 16 MiB, through the pool's
-own connections; at most 256 MiB per comparison, what is beyond is told as not measured. No collective is called: a
+own connections; at most 256 MiB per comparison, the rest is reported as not measured. No collective is called: a
 process group that a cell has left stays as it is, sequence numbers included.
 
 Only tensors that are known to differ take part, and of equal ranks only the lowest. The reference rank's bytes are read
@@ -223,7 +223,7 @@ def _columns(found: Sequence[tuple[Compared, Difference]], references: set[int])
 
 
 def _row(compared: Compared, d: Difference, names: int, references: set[int]) -> list[str]:
-    """One difference under `_columns`. Parts of sharded tensors have references of their own, which are told."""
+    """One difference under `_columns`. Parts of sharded tensors have references of their own, which are shown."""
     name = f"{compared.name}{'.' * (not d.path.startswith('['))}{d.path}" if d.path and names > 1 else d.path
     agree = agreeing_words(d) if len(references) == 1 else f"with rank {d.reference}: {agreeing_words(d)}"
     if d.why:

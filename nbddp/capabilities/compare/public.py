@@ -24,7 +24,7 @@ class CompareResult(Result[command.Report]):
 
     - `name`; `path`: within it; `type`: such as `float32 [3, 4]`; `why`: how the kinds differ, or empty.
     - `classes`: a list of lists of ranks that agree.
-    - `largest`: the largest absolute difference; None where it was not measured or is no number.
+    - `largest`: the largest absolute difference; None where it was not measured or is not a number.
     """
 
     _columns = ("name", "path", "type", "why", "classes", "largest")

@@ -10,7 +10,7 @@ from nbddp.launch.options import Parser, cell_parser, option_of, taken
 from nbddp.notebook.commands import command_parser, known, unpasted
 from nbddp.protocol.capability import Command, load
 
-MODULE = {"-m", "--module"}  # what runs behind these is no file
+MODULE = {"-m", "--module"}  # behind these stands no file
 
 
 def complete_cell(line: str) -> list[str]:

@@ -98,7 +98,7 @@ class CompletionPart:
         return _result(answer["matches"], fragment, answer["kinds"])
 
     def do_complete(self, code: str, cursor_pos: int) -> Any:
-        """The kernel's complete request, for an IPython whose matchers do not see the whole cell."""
+        """The notebook kernel's complete request, for an IPython whose matchers do not see the whole cell."""
         until = code[:cursor_pos].split("\n")
         found = self.match(SimpleNamespace(full_text=code, text_until_cursor=until[-1], cursor_line=len(until) - 1))
         if not found["completions"]:
@@ -115,7 +115,7 @@ class CompletionPart:
         }
 
     def do_inspect(self, code: str, cursor_pos: int, *args: Any, **kwargs: Any) -> Any:
-        """The kernel's inspect request: for the body of a `%%ddp` cell, rank 0 answers."""
+        """The notebook kernel's inspect request: for the body of a `%%ddp` cell, rank 0 answers."""
         cell = parted(code)
         at = -1 if cell is None else cursor_pos - len(code) + len(cell.body)
         if cell is not None and cell.body and at >= 0:

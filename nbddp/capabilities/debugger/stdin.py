@@ -131,7 +131,7 @@ class Edited:
             self._end()
 
     def _end(self) -> str | BaseException:
-        """Wait until the thread has ended, which a prompt that has begun is told to."""
+        """End a prompt that has begun, and wait until the thread has ended."""
         assert self._thread is not None
         while self._thread.is_alive():
             app = _session().app
@@ -170,8 +170,8 @@ def _leave(app: Any) -> None:
 
 
 class FrontEnd:
-    """A notebook or a console, over the kernel's stdin channel. It shows a box or a line until it is answered; an
-    answer to a question that was withdrawn is dropped."""
+    """A notebook or a console, over the notebook kernel's stdin channel. It shows a box or a line until it is answered;
+    an answer to a question that was withdrawn is dropped."""
 
     def __init__(self, kernel: Any):
         import zmq

@@ -1,4 +1,4 @@
-"""While a pool's first workers warm up, the seams are tried: does this torch do what nbddp leans on?
+"""While a pool's first workers warm up, the private APIs are tested: does this torch do what nbddp leans on?
 
 A copy of the warm process tries them (`capabilities.doctor.probe_runner`), beside the workers and at the lowest
 priority. It writes the results into the folder of pools, where the next pool of the same versions finds them. `%ddp
@@ -31,7 +31,7 @@ CHANGES_THEM = ("PYTHONPATH", "NBDDP_START_METHOD")  # variables that can give t
 
 
 class Probes:
-    """What comes of trying the seams of this machine's versions: the part of one pool."""
+    """The results of testing the private APIs of this machine's versions: the part of one pool."""
 
     def __init__(self, pool: PoolState):
         self.stopped()
@@ -41,7 +41,7 @@ class Probes:
         self._unknown = ""
 
     def started(self, agent: AgentClient) -> None:
-        """Have the seams tried, if nobody has tried these versions; returns at once."""
+        """Start a test of the private APIs, if nobody has tested these versions; returns at once."""
         self._path = _path(agent.env)
         if not self._path.exists():
             self._path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -40,7 +40,7 @@ class RunningWorkers(Protocol):
 def examine(
     pool: RunningWorkers | None = None, command: tuple[str, ...] = ("-m", "nbddp.capabilities.doctor.probe_runner")
 ) -> Findings:
-    """Try all seams here. command: what the interpreter runs, in a test something else."""
+    """Test all private APIs here. command: what the interpreter runs, in a test something else."""
     lines, ended = _run([sys.executable, *command])
     return findings(lines, ended, "" if pool is None else _of_pool(pool))
 

@@ -26,8 +26,8 @@ class Machine(TypedDict):
 
 @dataclass(frozen=True)
 class Findings:
-    """`verdicts` has a ProbeResult for each seam that was tried. `ended` says why not all were; `pool` what a pool's
-    workers say; `system` says what the operating system costs."""
+    """`verdicts` has a ProbeResult for each private API that was tested. `ended` says why not all were; `pool` what a
+    pool's workers say; `system` says what the operating system costs."""
 
     versions: Mapping[str, str]
     machine: Machine | None = None
@@ -37,8 +37,8 @@ class Findings:
     system: Sequence[str] = ()
 
     def table(self, only: Sequence[str] | None = None) -> Table:
-        """Every seam: whose it is, whether its names are present, whether it works, what is lost without it. only: the
-        keys of those that are wanted."""
+        """Every private API: whose it is, whether its names are present, whether it works, what is lost without it.
+        only: the keys of those that are wanted."""
         rows = []
         for seam in (seam for seam in SEAMS if only is None or seam.key in only):
             verdict = self.verdicts.get(seam.key, ProbeResult(True, None))
@@ -47,12 +47,12 @@ class Findings:
         return Table(["library", "private API", "present", "works", "if missing"], rows)
 
     def broken(self) -> list[tuple[Seam, ProbeResult]]:
-        """The seams that are missing or fail, in the table's order."""
+        """The private APIs that are missing or fail, in the table's order."""
         found = ((seam, self.verdicts.get(seam.key)) for seam in SEAMS)
         return [(seam, v) for seam, v in found if v is not None and v.works is False]
 
     def differs(self) -> list[str]:
-        """Keys of the seams that do not work, or were not tried."""
+        """Keys of the private APIs that do not work, or were not tested."""
         return [seam.key for seam, _ in (*self.broken(), *self._untried())]
 
     def head(self) -> list[str]:

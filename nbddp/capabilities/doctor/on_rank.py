@@ -7,6 +7,6 @@ from nbddp.worker.parts import RankWorker
 
 
 def seams(worker: RankWorker) -> list[str]:
-    """Seams whose names are missing in this process."""
+    """Private APIs whose names are missing in this process."""
     names = {**torch.NAMES, **ipykernel.NAMES}
     return [key for key, needed in names.items() if probes.absent(needed)]

@@ -1,7 +1,7 @@
 """Tries every private API of `capabilities.doctor.seams` in a temporary process, and reports the results.
 
-`python -m nbddp.capabilities.doctor.probe_runner` writes one line of JSON per seam as soon as it is tried. So a trial
-that ends the process loses no other result. A pool has a copy of its warm process do it (`in_copy`), into a file.
+`python -m nbddp.capabilities.doctor.probe_runner` writes one line of JSON per private API as soon as it is tested. So a
+trial that ends the process loses no other result. A pool has a copy of its warm process do it (`in_copy`), into a file.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def controllers_processes() -> None:
 
 
 def _named(seam: Seam) -> str:
-    """The function that tries a seam has the seam's name: `cs_log_level` of "C++'s log level"."""
+    """The function that tests a private API has its name: `cs_log_level` of "C++'s log level"."""
     return re.sub(r"[^a-z0-9 ]", "", seam.key.lower()).replace(" ", "_")
 
 
@@ -167,7 +167,7 @@ TRIALS |= {key: load(target) for row in rows() for key, target in row.probes.ite
 
 
 def tried(key: str) -> ProbeResult:
-    """What comes of trying a seam. Whatever its trial raises is the answer."""
+    """The result of testing a private API. Whatever its trial raises is the answer."""
     if key not in TRIALS:
         return ProbeResult(True, None, "nothing here uses it")
     lacking = absent(NAMES.get(key, ()))
@@ -196,7 +196,7 @@ def machine() -> Machine:
 
 
 def report(out: IO[str]) -> None:
-    """Try all seams; a line for each, and one for the machine. A trial that never ends, ends the process."""
+    """Test all private APIs; a line for each, and one for the machine. A trial that never ends, ends the process."""
     with open(os.devnull, "w") as nowhere:  # a thread in C does it, which needs no interpreter
         faulthandler.dump_traceback_later(PATIENCE, exit=True, file=nowhere)
         _report(out)

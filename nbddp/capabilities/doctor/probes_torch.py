@@ -1,6 +1,6 @@
-"""Trials of torch's seams: in process groups and stores, in DDP, autograd and tensors.
+"""Tests of torch's private APIs: in process groups and stores, in DDP, autograd and tensors.
 
-Each does with a seam what nbddp does with it, in a world of one rank without a network, and raises if that fails. They
+Each uses a private API as nbddp does, in a world of one rank without a network, and raises if that fails. They
 run in a process that is thrown away (`capabilities.doctor.probe_runner`).
 """
 

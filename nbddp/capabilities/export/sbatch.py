@@ -139,7 +139,7 @@ def _directive(name: str, value: str) -> str:
 
 
 def _srun(launch: Launch, job: Job) -> str:
-    """The last line. srun is told the cores again: since Slurm 22.05 it does not take them from sbatch's lines."""
+    """The last line. srun gets the cores again: since Slurm 22.05 it does not take them from sbatch's lines."""
     start = ["srun", "--kill-on-bad-exit=1", f"--cpus-per-task={_cpus(launch, job)}"]
     if launch.rendezvous == SRUN:
         return shell_line([*start, "bash", "-c", RANKS.format(launch.nproc) + shell_line(["python", *launch.program])])

@@ -1,5 +1,5 @@
 """Which options of a job each target writes. The rest are answered. If the job is the same without the option, a
-sentence beside the text says so; else an error says what to use (`Unsupported`). Pure.
+sentence beside the text reports that; else an error says what to use (`Unsupported`). Pure.
 
 A target that is missing from an option's row writes that option.
 """

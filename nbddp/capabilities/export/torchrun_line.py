@@ -36,7 +36,7 @@ class Launch:
     - gpus_per_proc (int): GPUs per process (default 1); 0 for a program that runs on CPU.
     - rendezvous (str): C10D (default), STATIC or SRUN. With C10D, torchrun's nodes agree on their numbers. With STATIC,
       each node gets its number on its line. With SRUN, Slurm starts every process, without torchrun.
-    - host (str), port (int): where the ranks meet; in a batch script Slurm decides (defaults `node0`, 29400).
+    - host (str), port (int): the rendezvous; in a batch script Slurm decides (defaults `node0`, 29400).
     - run_id (str): distinguishes two jobs at one host (default `ddp`).
     - max_restarts (int): how often torchrun restarts all workers after a failure (default 0); not with SRUN.
     - min_nodes (int): with C10D, continue with as few nodes as these (default: all); not in a batch script.
@@ -143,7 +143,7 @@ def env_words(launch: Launch) -> list[str]:
 
 
 def torchrun_words(launch: Launch, start: list[str]) -> list[str]:
-    """The words of a torchrun line; `start` holds the options by which the nodes meet."""
+    """The arguments of a torchrun line; `start` holds the options by which the nodes meet."""
     if launch.rendezvous == SRUN:
         raise BadInput(f"with rendezvous={SRUN!r} Slurm starts every process and torchrun does not run; use {C10D!r}")
     return ["torchrun", *start, "--nproc-per-node", str(launch.nproc), *agent_words(launch), *launch.program]

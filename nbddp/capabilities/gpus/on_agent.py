@@ -214,7 +214,7 @@ def _add_links(handles: list[Any], found: list[Facts]) -> None:
 
 
 def _pair(handles: list[Any], found: list[Facts], ends: list[dict[int, int] | None], a: int, b: int) -> str:
-    """`NV18`, `PHB`, …; empty if it cannot be told. A pair of GPUs on a switch has the links of the one with fewer."""
+    """`NV18`, `PHB`, …; empty if it is not known. A pair of GPUs on a switch has the links of the one with fewer."""
     of_a, of_b = ends[a], ends[b]
     if of_a is None or of_b is None:
         return UNKNOWN
@@ -231,7 +231,7 @@ def _pair(handles: list[Any], found: list[Facts], ends: list[dict[int, int] | No
 
 
 def _nvlinks(handle: Any, untold: dict[str, str], buses: Mapping[str, int]) -> dict[int, int] | None:
-    """Active NVLinks of a GPU: far end → how many. Empty where it has none; None where it cannot be told."""
+    """Active NVLinks of a GPU: far end → how many. Empty where it has none; None where it is not known."""
     counts: dict[int, int] = {}
     try:
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):

@@ -20,7 +20,7 @@ JOIN_TIMEOUT = 600.0  # seconds that the fewest nodes may take to come; torchrun
 
 
 class NodePlace(NamedTuple):
-    """A host on which a node may be, and what starts its agent. keep_alive: seconds for which it is to outlive the
+    """A host on which a node may be, and what starts its agent. keep_alive: seconds for which it is to survive the
     connection to it."""
 
     host: Host

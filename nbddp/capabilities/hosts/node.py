@@ -83,10 +83,10 @@ class RemoteNode(PoolNode):
         return dict.fromkeys(logs, 0)  # the agent counts for itself
 
     def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests, *, group: bool = False) -> None:
-        """Not waited for: beyond a cut cable nobody answers, and the others are to be told at once."""
+        """Not waited for: beyond a cut cable nobody answers, and the others are to be informed at once."""
         pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
         if pids:
-            with suppress(AgentFailed):  # it has just gone, which is told as the end of its ranks
+            with suppress(AgentFailed):  # it has just gone, which is reported as the end of its ranks
                 self.agent.tell("signal", pids=pids, signal=int(number), group=group)
 
     def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
@@ -101,7 +101,7 @@ class RemoteNode(PoolNode):
                 self.exited(worker, super()._gone())
 
     def _gone(self) -> ProcessExit:
-        """Only this host is gone; ranks on others are told of it as of any death."""
+        """Only this host is gone; ranks on others hear of it as of any death."""
         return ProcessExit(last_words=self.agent.last_words())
 
     def _clear_up(self) -> None:

@@ -2,7 +2,7 @@
 
 A cut cable closes nothing. Linux goes on sending for a quarter of an hour, and torch waits until the group's timeout,
 30 minutes by default. The control channel does not reach a rank beyond the cut, so each rank looks for itself. Where
-nothing is on its way, the kernel asks whether the other side lives (SO_KEEPALIVE). What is on its way is looked at here
+nothing is on its way, Linux asks whether the other side lives (SO_KEEPALIVE). What is on its way is looked at here
 (TCP_INFO): a connection is shut if something was unanswered, and nothing was answered, in UNANSWERED looks.
 
 TCP_USER_TIMEOUT would need no looks. But since Linux 5.11 it also ends a connection whose other side answers that it
@@ -74,7 +74,7 @@ class Silence:
 
 
 def _keeps_alive(connection: socket.socket) -> bool:
-    """Have the kernel ask whether the other side lives; False if it is no TCP connection."""
+    """Let Linux ask whether the other side lives; False if it is no TCP connection."""
     if connection.type != socket.SOCK_STREAM or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

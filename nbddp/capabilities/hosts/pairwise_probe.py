@@ -1,6 +1,6 @@
 """How the hosts of a pool reach each other and the notebook's machine: all pairs are tried before a worker starts.
 
-First at the address that the kernel of each host takes towards the others, which costs two round trips where it is
+First at the address that each host's routing table takes towards the others, which costs two round trips where it is
 good. Where it does not join all, every interface is tried, and one that does is taken
 (`capabilities.hosts.reachability`).
 """
@@ -116,7 +116,7 @@ def tried(
     here: Sequence[Endpoint] | None,
 ) -> Probe:
     """Try all pairs of hosts, and this machine from all, at once. asked, here: at which addresses; None: at the one
-    that the kernel takes towards the others."""
+    that the routing table takes towards the others."""
     nodes: list[PoolNode] = [*hosts, home]
     reached = [node.agent.route_to() for node in hosts]
     tokens = [secrets.token_hex(TOKEN_BYTES) for _ in nodes]

@@ -123,7 +123,7 @@ def _advice(offer: Endpoint, why: str) -> str:
 
 def home_words(names: Sequence[str], found: Sequence[tuple[Endpoint, Sequence[str]]]) -> str:
     """That hosts do not reach the notebook's machine. found: its addresses, and for each what each host heard; the
-    best is told."""
+    best is shown."""
     offer, heard = min(found, key=lambda one: (one[0].loopback, sum(map(bool, one[1]))))
     lost = {name: why for name, why in zip(names, heard, strict=True) if why}
     said = ", ".join(f"{name} ({why})" for name, why in lost.items())

@@ -86,7 +86,7 @@ class RemoteAgent(NodeAgent):
     def _warm_up(self) -> None:
         super()._warm_up()
         self._heard = time.monotonic()  # what came meanwhile is still to be read
-        if self._keep_alive:  # what it says goes to a file from here on, which outlives the connection
+        if self._keep_alive:  # what it says goes to a file from here on, which survives the connection
             log = os.open(self.home / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILES)
             for standard in (1, 2):
                 os.dup2(log, standard)
@@ -329,7 +329,7 @@ def main() -> None:
         children.outlive_parent()
     _drop_launchers_words()
     os.environ.update({**runtime_dir.private_caches(), **said["env"], "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
-    with suppress(OSError):  # the folder is told, and that it is another
+    with suppress(OSError):  # the folder is reported, and that it is another
         os.chdir(said["cwd"])
     runtime_dir.running()  # sweeps what a killed agent left
     home = runtime_dir.new_home()

@@ -64,7 +64,7 @@ class RemoteAgentClient(AgentClient):
         lines = LineBuffer(MARK, self.note_unknown)
         super().__init__(log.parent, process.stdout, process.stdin, env, lines)  # type: ignore[arg-type]
         self.process = process
-        with suppress(OSError):  # it has ended already; who waits for it is told why
+        with suppress(OSError):  # it has ended already; who waits for it learns why
             process.stdin.write(
                 encode({"env": dict(env), "cwd": here(), "reached": way.address(host), "keep_alive": keep_alive})
             )
@@ -121,7 +121,7 @@ class RemoteAgentClient(AgentClient):
         return lines
 
     def route_to(self) -> str:
-        """The address at which the host is reached, for those who ask the kernel for the way to it."""
+        """The address at which the host is reached, for code that asks the routing table for the way to it."""
         return self.hello.reached
 
     def wait_warm(self, timeout: float = START_TIMEOUT) -> Warm:
@@ -185,7 +185,7 @@ class RemoteAgentClient(AgentClient):
             if self._away is not None:
                 self._try_again()
                 continue
-            with suppress(OSError, ValueError):  # its end is told by `_listen`
+            with suppress(OSError, ValueError):  # `_listen` reports its end
                 self.send_at_once({"op": "ping", "got": self._backlog.got})
             if self.warm is not None and time.monotonic() - self._heard > SILENT:
                 self._silent = True
@@ -201,7 +201,7 @@ class RemoteAgentClient(AgentClient):
         self.begin_close()
         assert self.process is not None
         if self.warm is None:
-            if self.keep_alive:  # it could outlive the connection, unless it has heard that it is to end
+            if self.keep_alive:  # it could survive the connection, unless it has heard that it is to end
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(min(timeout, HEARING))
             self.process.terminate()
@@ -218,7 +218,7 @@ class RemoteAgentClient(AgentClient):
         assert self.process is not None
         self.process.wait()
 
-    # -- a connection that is lost, where the agent outlives it ------------------------------------------
+    # -- a connection that is lost, where the agent survives it ------------------------------------------
 
     @property
     def away(self) -> float | None:

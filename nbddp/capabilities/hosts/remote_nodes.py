@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 class RemoteNodes(HostSource):
-    """Nodes of other hosts, and simulated ones that may come and go. `members`: which nodes there may be, where they
-    may come and go (`--nnodes MIN:MAX`)."""
+    """Nodes of other hosts, and simulated ones that may join and leave. `members`: which nodes there may be, where they
+    may join and leave (`--nnodes MIN:MAX`)."""
 
     may_change = True
 
@@ -138,7 +138,7 @@ class RemoteNodes(HostSource):
 
     def _asked(self, event: Message) -> None:
         if event["ev"] == "scale" and self.members is not None:
-            with suppress(BadInput):  # who asked was told so
+            with suppress(BadInput):  # who asked knows it
                 self.members.want(event["nodes"])
 
     def _reach_all(self, spec: LaunchSpec, progress: Progress) -> None:
@@ -173,8 +173,8 @@ class RemoteNodes(HostSource):
             pairwise_probe.find(self.group.nodes[0], self.nodes, self._interface)
 
     def _reach(self, spec: LaunchSpec, progress: Progress) -> None:
-        """Start the agents of all hosts at once, and wait for each. Where nodes may come and go, those that do not come
-        are told of, and tried again while a cell runs."""
+        """Start the agents of all hosts at once, and wait for each. Where nodes may join and leave, absent ones are
+        reported, and tried again while a cell runs."""
         places = self.places(spec, progress)
         least, most = spec.elastic or (len(places), len(places))
         members = Members(least, most, min(most, len(places)), places, self._begin)
@@ -407,7 +407,7 @@ class RemoteNodes(HostSource):
 
 
 def fixed(nodes: int) -> BadInput:
-    """That a pool was not started with nodes that come and go."""
+    """That a pool was not started with nodes that join and leave."""
     return BadInput(f"this pool has a fixed number of nodes; start it with --nnodes 1:{max(nodes, 2)}")
 
 

@@ -12,7 +12,7 @@ from nbddp.capabilities.hosts.reachability import ADVICE, NO_ROUTE, Endpoint, Tr
 from nbddp.figures.table import Table
 from nbddp.launch.machine import counted
 
-LEAST_SHM = 1 << 30  # bytes; a container has 64 MiB unless it is told otherwise
+LEAST_SHM = 1 << 30  # bytes; a container has 64 MiB by default
 LEAST_FILES, LEAST_TASKS = 4096, 4096
 MOST_SKEW = 0.5  # seconds
 UNLIMITED = -1

@@ -1,8 +1,8 @@
 """Libraries that were written for a process that runs one program.
 
 Some refuse where somebody types (Lightning, Fabric). Some would start ranks of their own in a cell, which is already
-run by every rank: they are told so. Lightning's and Fabric's launchers for notebooks (`ddp_notebook`, `ddp_spawn`,
-`ddp_fork`) start all ranks anew in each rank. Those meet under numbers that are taken, and hang.
+run by every rank: a message reports that. Lightning's and Fabric's launchers for notebooks (`ddp_notebook`,
+`ddp_spawn`, `ddp_fork`) start all ranks anew in each rank. Those meet under numbers that are taken, and hang.
 
 Some keep objects of a process group in their modules, and use them in the next cell, when the group is gone. So these
 are taken from them: at once (DeepSpeed), or when the program makes the library's object anew (accelerate). Until then
@@ -58,7 +58,7 @@ class Libraries:
         self.group_begins()
 
     def note(self, found: Raised) -> str:
-        """Whose group is gone, if torch says so to an installed library: not to a cell's own call."""
+        """Whose group is gone, if torch reports that to an installed library: not to a cell's own call."""
         if not any(words in found.message for words in GONE):
             return ""
         outside = [frame.file for frame in found.frames if f"{os.sep}torch{os.sep}" not in frame.file]

@@ -17,7 +17,7 @@ from nbddp.figures.document.svg import stroke, swatch
 
 HEAD, CURVE, STRIP, BETWEEN = 17, 64, 18, 10  # pixels: a rank's line, its curve, its phases, between ranks
 COLUMNS = 40  # of a curve that say what was in use
-MOST_PHASES = 60  # more cannot be told apart
+MOST_PHASES = 60  # more cannot be distinguished
 PHASES = ("forward", "backward", "optimizer")
 CELL = re.compile(r"In\[(\d+)\]")
 

@@ -29,7 +29,7 @@ from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, INK, OPTIMIZER, PAPE
 LEFT, RIGHT, BOTTOM, LEGEND, BETWEEN = 0.95, 0.3, 0.5, 0.34, 0.12  # inches, as all below
 LETTERS = 135  # in a line under the title
 STRIP = 0.12  # of the phases, under a curve
-MOST_PHASES = 60  # more cannot be told apart
+MOST_PHASES = 60  # more cannot be distinguished
 PHASES = {  # fill, hatch and its colour
     "forward": (FORWARD, "", FORWARD),
     "backward": (BACKWARD, "\\\\\\", "#5f9a68"),
@@ -97,7 +97,7 @@ def _rank(axes: Any, rank: RankAllocations, scale: float, name: str, limits: tup
 
 
 def _phases(axes: Any, rank: RankAllocations, low: float, strip: float) -> None:
-    """Under the curve; none where there are too many to be told apart."""
+    """Under the curve; none where there are too many to distinguish."""
     some = [p for p in rank.phases if p.name in PHASES]
     for phase in some if len(some) <= MOST_PHASES else ():
         fill, hatch, lines = PHASES[phase.name]

@@ -15,7 +15,7 @@ The sources of the numbers, all in bytes:
   `lazy_bucket_allocation` (torch 2.15) the reducer has buckets in backward alone. They are `passing`, a part only in
   the peak. A backward that has not ended still holds the buckets that it had sent.
 - peak: since the last cell began. On CUDA `torch.cuda.max_memory_allocated`, whose statistics each cell begins
-  anew, over all of the rank's devices; on CPU the kernel's VmHWM, reset likewise through /proc/self/clear_refs, or,
+  anew, over all of the rank's devices; on CPU Linux's VmHWM, reset likewise through /proc/self/clear_refs, or,
   where that cannot be written (macOS), getrusage's since the worker started.
 
 Activations on a CPU are not measured by themselves: that takes a hook on every saved tensor, which costs each

@@ -98,7 +98,7 @@ class AllocationRecorder:
             self._thread.start()
 
     def stop(self) -> None:
-        """The cell has ended, well or not. How it ended is told either way, so this does not raise."""
+        """The cell has ended, well or not. Its end is reported either way, so this does not raise."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return

@@ -150,7 +150,7 @@ def _kept(ranks: Sequence[RankMemory]) -> str:
 
 
 def _passing(ranks: Sequence[RankMemory]) -> list[str]:
-    """That buckets come and go, where they do."""
+    """That buckets exist for a time only, where they do."""
     if not any(r.passing for r in ranks):
         return []
     return [

@@ -175,7 +175,7 @@ def strip(state: State) -> str:
         return "<small>no workers are running; Launch starts them</small>"
     head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
     body = "".join(map(_rank, state.ranks))
-    gpus = " gpus" * any(row.device != CPU for row in state.ranks)  # a wider column: of what is told, or of words
+    gpus = " gpus" * any(row.device != CPU for row in state.ranks)  # a wider column: of reports, or of words
     gpus = " simulated" if state.placed is not None and state.placed.simulates_gpus else gpus
     return f'<table class="strip{gpus}" aria-label="ranks"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 

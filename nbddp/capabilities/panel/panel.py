@@ -90,13 +90,13 @@ class PoolPanel:
         self._publish(*self._repr_mimebundle_())
 
     def _last(self) -> None:
-        """The kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
+        """The notebook kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
         data, metadata = self._repr_mimebundle_()
         self._publish({kind: shown for kind, shown in data.items() if kind != widget_support.WIDGET}, metadata)
 
     def _publish(self, data: MimeBundle, metadata: Metadata, update: bool = True) -> None:
         """update: wherever it is shown; else in the newest place. The widgets carry the picture that is shown once they
-        are gone. The page may be closed before the kernel ends, and then nothing can be taken back."""
+        are gone. The page may be closed before the notebook kernel ends, and then nothing can be taken back."""
         has_widgets = widget_support.WIDGET in data and "image/png" in data
         after = {"text/plain": ""}
         if has_widgets:

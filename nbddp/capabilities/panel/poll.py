@@ -98,7 +98,7 @@ class Uses:
         return found
 
     def _memory(self, rank: int, told: WorkerUse) -> int | None:
-        """Its memory as it was last told, and what its resident pages are more or less since; None until it is told of
+        """Its memory as it was last told, and what its resident pages are more or less since; None until it is known of
         this process."""
         before = self.now.get(rank)
         if not told or (before is not None and before.cpu is not None and told["cpu"] < before.cpu):

@@ -1,4 +1,4 @@
-"""A panel's buttons while a cell runs: the cell's own wait hears the kernel's shell channel.
+"""A panel's buttons while a cell runs: the cell's own wait hears the notebook kernel's shell channel.
 
 A running cell blocks the channel on which a front end says that a button was pressed. So a run that waits for its ranks
 also waits for that channel. It handles messages for widgets at once, and those of a tab that has just been opened. All
@@ -69,7 +69,7 @@ class Pump:
     def _handle(self, raw: list[Any]) -> None:
         try:
             idents, message = self._read(raw)
-        except Exception:  # malformed, or signed wrongly: ipykernel says so, and the cell that waits here is not ended
+        except Exception:  # malformed, or signed wrongly: ipykernel reports it, and the waiting cell continues
             idents, message = [], None
         if message is None:
             self.shell.later(self.loop, raw)

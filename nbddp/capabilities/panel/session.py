@@ -1,7 +1,7 @@
 """The pool behind its panels: one session for each pool, which carries out the requests of a view and samples the pool.
 It holds no rules: what is shown is decided in `state`.
 
-Commands change the pool in the kernel's main thread alone, as cells do. A front end's click comes there; with
+Commands change the pool in the notebook kernel's main thread alone, as cells do. A front end's click comes there; with
 ipykernel's subshells it comes in another thread, and is handed over.
 """
 
@@ -464,7 +464,7 @@ def log_of(pool: WorkerPool, error: BaseException) -> Sequence[str]:
 
 
 def in_main(call: Callable[[], None]) -> None:
-    """Call it in the main thread: at once if this is it, else as soon as the kernel is idle."""
+    """Call it in the main thread: at once if this is it, else as soon as the notebook kernel is idle."""
     if threading.current_thread() is threading.main_thread():
         call()
         return

@@ -1,7 +1,7 @@
 """All that a panel shows, as one value, and how it changes. Pure: a view draws a `State` and holds no rules.
 
 `PanelModel` holds the value that is now, and tells its views of a new one. It may be changed from any thread; views are
-told in the thread that has changed it, one after the other.
+informed in the thread that has changed it, one after the other.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def placed(state: State, now: Topology | None, spec: LaunchSpec) -> State:
 
 
 class PanelModel:
-    """The state that is now, and who is told of the next. `report`: called with the error of a view that could not show
+    """The present state, and who is informed of the next. `report`: called with the error of a view that could not show
     a state, once for each error of each view; the other views, and whoever changed the state, go on."""
 
     def __init__(self, state: State, report: Callable[[Exception], None] = traceback.print_exception):
@@ -289,7 +289,7 @@ class PanelModel:
 
 @dataclass(eq=False)
 class _View:
-    """Who is told of changes, and which errors of that are reported: by type, and the lines that led there."""
+    """Who is informed of changes, and which errors of that are reported: by type, and the lines that led there."""
 
     call: Callable[[State, State], None]
     reported: set[tuple[Any, ...]] = field(default_factory=set)

@@ -62,7 +62,7 @@ class View:
 
         self.session, self._w, self._key = session, w, f"nbddp-panel-{next(_keys)}"
         self._shown: dict[int, str] = {}
-        self._step = -1  # the selected step as the number box was told
+        self._step = -1  # the selected step as the number box has it
         self._drawing = 0  # the thread that draws: what it changes is not the user's doing
         self._parts: list[tuple[Any, Callable[[State], str]]] = []
         self._blocks: list[Blocks] = []

@@ -79,7 +79,7 @@ def on_loopback(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _listening(host: str, port: int) -> socket.socket | None:
-    """None if the port is taken: by a server of this process's that torch shares, or torch says so."""
+    """None if the port is taken: by a server of this process's that torch shares, or torch raises an error."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,7 +153,8 @@ _roots: list[int] = []  # the pool's processes are these and what they have star
 
 
 class Intruder(RuntimeError):
-    """Somebody else than a rank is connected to a new group. `uid` and `pid` are None where the kernel does not say."""
+    """Somebody else than a rank is connected to a new group. `uid` and `pid` are None where Linux does not report
+    them."""
 
     def __init__(self, uid: int | None, pid: int | None):
         who = "Linux does not report who" if uid is None else f"uid {uid}, pid {'unknown' if pid is None else pid}"
@@ -289,7 +290,7 @@ def _shut_doors(descriptors: Iterable[int]) -> None:
 
 
 class _Kernel:
-    """The kernel's word on other ends, as far as it gives any."""
+    """Linux's answers about other ends, as far as it gives any."""
 
     def __init__(self) -> None:
         try:
@@ -305,7 +306,7 @@ class _Kernel:
             self._asked.close()
 
     def owner(self, pair: Pair) -> sock_owner.SocketOwner | None:
-        """Whose the other end is; None if nobody has it, or the kernel does not say."""
+        """Whose the other end is; None if nobody has it, or Linux does not report that."""
         with suppress(OSError):
             owner = None if self._asked is None else self._asked.owner(pair[1], pair[0])
             return owner if owner is not None and owner.holds else None
@@ -344,7 +345,7 @@ class _Kernel:
 
     def refuse(self, ends: Endpoints, strangers: Sequence[Pair], ranks: Sequence[Pair] | None, size: int) -> None:
         """Raises Intruder if there are strangers, unless gloo uses as many connections to ranks as there are other
-        ranks. ranks: the connections to them; None if only the kernel can say which those are."""
+        ranks. ranks: the connections to them; None if only Linux knows which those are."""
         if not strangers:
             return
         known = self._ranks(ends) if ranks is None else ranks
@@ -371,7 +372,7 @@ def _are_used(descriptors: Sequence[int]) -> bool:
 
 
 def _awaited() -> set[int]:
-    """Descriptors for whose data some epoll of this process waits again and again; empty where the kernel does not list
+    """Descriptors for whose data some epoll of this process waits again and again; empty where Linux does not list
     them. gloo waits once for the number of who comes to its door, and leaves the descriptor listed."""
     found = set[int]()
     for number in os.listdir("/proc/self/fd") if system.has_proc() else ():

@@ -1,4 +1,4 @@
-"""Trial of the store's gate, as those of other seams in `capabilities.doctor`."""
+"""Test of the store's gate, as those of other private APIs in `capabilities.doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a TCP connection on this machine, as the kernel tells it.
+"""Who is at the other end of a TCP connection on this machine, as Linux reports it.
 
 Linux says over netlink whose a socket is (sock_diag(7), `linux/inet_diag.h`). For the two addresses of a connection it
 gives the user's id and the socket's inode. That takes some 4 µs with any number of sockets. Which process holds that
@@ -47,8 +47,8 @@ UNTOLD = "Linux does not report who owns a connection"
 
 @dataclass(frozen=True)
 class SocketOwner:
-    """Whose a socket is. Of one that nobody has accepted yet, and of one whose process has closed it, the kernel says
-    uid 0 and inode 0."""
+    """Whose a socket is. Of one that nobody has accepted yet, and of one whose process has closed it, Linux reports uid
+    0 and inode 0."""
 
     uid: int
     inode: int
@@ -61,7 +61,7 @@ class SocketOwner:
 
 
 class SockDiag:
-    """Asks the kernel. Raises OSError where it does not answer at all. For one thread."""
+    """Asks Linux. Raises OSError where it does not answer at all. For one thread."""
 
     def __init__(self) -> None:
         if not system.is_linux() or not hasattr(socket, "AF_NETLINK"):
@@ -147,7 +147,7 @@ class ProcessTree:
         return found, hidden
 
     def has(self, pid: int) -> bool:
-        """Whether a living process is one of the family: the kernel's word on its parents, up to the root."""
+        """Whether a living process is one of the family: Linux's list of its parents, up to the root."""
         with suppress(ProcessLookupError):
             own = _stat(pid)
             if own.started == self._known.get(pid):
@@ -230,7 +230,7 @@ def holder(inode: int) -> int | None:
 
 def sign(end: socket.socket, peers: str, prefix: int, key: bytes) -> None:
     """Have this socket sign what it sends to the network `peers`/`prefix`, and take nothing from there that is not
-    signed by `key`. Connections that stand stay as they are. Raises OSError where the kernel cannot do it."""
+    signed by `key`. Connections that stand stay as they are. Raises OSError where Linux cannot do it."""
     unused = 4 if end.family == socket.AF_INET6 else 0
     where = struct.pack("=HH", end.family, 0) + bytes(unused) + socket.inet_pton(end.family, peers)
     rest = struct.pack("=BBHI", FLAG_PREFIX, prefix, len(key), 0) + key.ljust(KEY_BYTES, b"\0")
@@ -246,7 +246,7 @@ def shut_door(listening: socket.socket) -> None:
 
 
 def unavailable() -> str:
-    """Why it cannot be told here whose a connection is, or empty."""
+    """Why the owner of a connection cannot be found here, or empty."""
     try:
         with (
             SockDiag() as kernel,

@@ -1,9 +1,9 @@
 """The store's gate: who may reach the store of a run (`serve`, in a process of `agent.store_host`).
 
 At the store's port there is a gate (`store_proxy`), on the loopback alone; behind it the store listens on a socket made
-here, in one of two ways. torch's libuv server listens on another address of the loopback, where the kernel answers only
+here, in one of two ways. torch's libuv server listens on another address of the loopback, where Linux answers only
 connections that are signed by a key of this process. Its older server listens on a unix socket whose name is gone as
-soon as it is bound; it is used where libuv takes no socket (up to torch 2.7) or the kernel signs nothing, and has no
+soon as it is bound; it is used where libuv takes no socket (up to torch 2.7) or Linux signs nothing, and has no
 queues (`Store.queue_push`). Without a kernel that reports a connection's owner (not Linux), or a torch that takes
 either, there is no gate. Then anybody on this machine reaches the store, and the answer to the agent says why.
 """
@@ -32,7 +32,7 @@ SECONDS = 1.0  # to connect to a store in this process
 FAR_SECONDS = 4.0  # and on another node: a packet that is lost is sent again after 1 s and after 3 s
 
 Connect = Callable[[], socket.socket]
-# a listening socket for a port of whose number torch is told, and how to connect to it; None if the port will not do
+# a listening socket for a port whose number torch gets, and how to connect to it; None if the port will not do
 Listen = Callable[[int, ExitStack], tuple[socket.socket, Connect] | None]
 
 
@@ -60,7 +60,7 @@ def open_store(root: int, *others: int, roots: Iterable[int] = ()) -> Served:
         return _in_the_open(unguarded)
     pool = sock_owner.ProcessTree(root, others, roots)
     if store_host.libuv_takes_listener():
-        with suppress(OSError, RuntimeError):  # the kernel signs nothing, or torch wants another address
+        with suppress(OSError, RuntimeError):  # Linux signs nothing, or torch wants another address
             return _gated(pool, _signed, libuv=True)
     try:
         return _gated(pool, _unix, libuv=False)
@@ -69,8 +69,8 @@ def open_store(root: int, *others: int, roots: Iterable[int] = ()) -> Served:
 
 
 def open_to_nodes(address: str, key: bytes, root: int, *others: int, roots: Iterable[int] = ()) -> Served:
-    """As `open_store`, for this node's processes; gates of other nodes come to a second port, on `address`, where the
-    kernel answers only who signs with `key`. Raises OSError where the kernel cannot do that, or there is no gate."""
+    """As `open_store`, for this node's processes; gates of other nodes come to a second port, on `address`, where Linux
+    answers only who signs with `key`. Raises OSError where Linux cannot do that, or there is no gate."""
     why = sock_owner.unavailable()
     if why:
         raise OSError(f"the store cannot be guarded between nodes: {why}")
@@ -141,7 +141,7 @@ def _listening(listen: Listen, before: ExitStack) -> tuple[list[socket.socket], 
 
 
 def _signed(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | None:
-    """On another address, where the kernel answers only who signs."""
+    """On another address, where Linux answers only who signs."""
     key = os.urandom(KEY_BYTES)
     hidden = socket.socket()
     try:

@@ -1,8 +1,8 @@
 """The verdict on the numbers of a proof: equal within rounding, off by a factor with a known meaning, or not known.
 Pure.
 
-A parameter is equal if its gradients on N ranks and in one process differ by less than rounding can explain. That is
-told by the narrowest floating type in which the step computes. The difference is measured against the gradient's own
+A parameter is equal if its gradients on N ranks and in one process differ by less than rounding can explain. The
+narrowest floating type in which the step computes decides that. The difference is measured against the gradient's own
 size, and against a part of the size of all gradients. A gradient that is zero but for rounding proves nothing.
 """
 

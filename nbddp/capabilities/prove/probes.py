@@ -1,4 +1,4 @@
-"""Trial of copies of DDP models, as those of other seams in `capabilities.doctor`."""
+"""Test of copies of DDP models, as those of other private APIs in `capabilities.doctor`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Attempt:
 
     @property
     def kind(self) -> str:
-        """LATE or UNFIT, if a copy says so."""
+        """LATE or UNFIT, if a copy reports that."""
         return next((a.kind for a in self.answers.values() if a.kind in (LATE, UNFIT)), "")
 
     @property

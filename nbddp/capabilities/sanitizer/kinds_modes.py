@@ -123,7 +123,7 @@ def _starved(view: RanksView, replica: Replica) -> Iterator[Seen]:
         typical = {r: median(each) for r, each in waits.items()}
         worst = max(typical, key=lambda r: typical[r])
         others = [typical[r] for r in typical if r != worst]
-        usual = max(quarters[r][2] for r in quarters if r != worst)  # on a busy machine now and then a rank waits
+        usual = max(quarters[r][2] for r in quarters if r != worst)  # on a busy machine a rank occasionally waits
         if quarters[worst][0] > max(0.005, 5 * usual):
             yield make(
                 "starved-rank", f"rank {worst} waits for its data loader, and the others wait for rank {worst}",

@@ -29,7 +29,7 @@ class HostReads:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.found: dict[int, HostRead] = {}
-        self.early: dict[int, list[float]] = {}  # reads of what may be the loss, until its backward says so
+        self.early: dict[int, list[float]] = {}  # reads of what may be the loss, until its backward decides
         self.names: dict[int, str] = {}
         self.trained = False  # whether a backward came since the last forward
         self.simulated = False

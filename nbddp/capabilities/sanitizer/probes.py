@@ -1,4 +1,4 @@
-"""Trial of what the sanitizer reads of a training step, as those of other seams in `capabilities.doctor`."""
+"""Trial of what the sanitizer reads of a training step, as those of other private APIs in `capabilities.doctor`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ NOWHERE = Place("", 0, "", "")
 @dataclass
 class ModelFacts:
     """A model that replicates or shards: made by `place`, or before the cell. names: of the parameters it exchanges;
-    order: a digest of all names in their order. ignored: names that it was told to ignore. hook: its communication
+    order: a digest of all names in their order. ignored: names that it was set to ignore. hook: its communication
     hook. start: a sample of the parameters when it was made, or first seen. ends: a sample of each tensor when the
     program ended: parameters first, then buffers. buffers: samples at some steps.
     drops: names of its dropout modules. moved: what became of its parameters' dtype or device."""

@@ -1,7 +1,7 @@
 """The ranks that failed in a run as torchrun has them: exit code, error file, and its summary (torch/distributed/
 elastic/multiprocessing/errors). Pure.
 
-A rank that was told to end because another had failed is none of them.
+A rank that nbddp ended because another had failed is none of them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ NONE: Which = {None: _SETS["0"]}
 class LogOptions:
     """folder: the base of the log directory; None: one is made, if any stream is written. redirects: streams that go to
     a file instead of the screen; tee: to both. only: local ranks that are shown; None: all. filters: for each stream,
-    the words of which a line must have one to be written to `filtered_stdout.log` as well."""
+    words: a line that has one of them is written to `filtered_stdout.log` as well."""
 
     folder: str | None = None
     redirects: Which = field(default_factory=lambda: NONE)

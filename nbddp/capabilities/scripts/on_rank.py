@@ -48,7 +48,8 @@ class Script:
         self._processes = {p.pid for p in multiprocessing.active_children()}
 
     def run(self) -> None:
-        """Run it, to its end unless it keeps its names. Raises nothing: an interrupt is the program's `error` too."""
+        """Run it, to its end unless it keeps its variables. Raises nothing: an interrupt is the program's `error`
+        too."""
         path, main, hook = [*sys.path], sys.modules.get(MAIN), sys.excepthook
         try:
             with outside_loop():

@@ -23,7 +23,7 @@ DASHED, UNDERSCORED = "--local-rank", "--local_rank"
 @dataclass(frozen=True)
 class ScriptProgram:
     """A `Program` of `nbddp.protocol.request`. target: the path as typed, or the module's name (`module`). keep: the
-    ranks and the script's names outlive it.
+    ranks and the script's variables survive it.
 
     run_id, role: TORCHELASTIC_RUN_ID and ROLE_NAME; empty: the pool's, and torchrun's `default`. signals: those that
     the launcher passes on to the ranks, in a terminal. local_rank: the option by which each rank is given its local
@@ -56,7 +56,7 @@ class ScriptProgram:
     def env(self, base: Mapping[str, str]) -> dict[str, str | None]:
         """What its environment has that a cell's has not; None: a variable that is not set there.
 
-        base: as in `torchrun_env.of_worker`. If the process outlives the script, it outlives a failed collective; else
+        base: as in `torchrun_env.of_worker`. If the process survives the script, it survives a failed collective; else
         NCCL's errors end it, as under torchrun.
         """
         env: dict[str, str | None] = {

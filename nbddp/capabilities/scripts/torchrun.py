@@ -2,7 +2,7 @@
 
 Flags, abbreviations, defaults and `PET_*` variables are those of torchrun 2.15 (torch/distributed/run.py, launch.py). A
 flag that has no meaning in a pool of living workers is answered. If the program is the same without it, a sentence
-beside the run says so; else an error says what to use. Pure.
+beside the run reports that; else an error says what to use. Pure.
 """
 
 from __future__ import annotations

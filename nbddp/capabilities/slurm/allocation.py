@@ -1,7 +1,7 @@
 """Nodes that Slurm has allocated to a pool, by Slurm's own commands: asked for, looked at, given back.
 
-An allocation lives as long as its holder (`capabilities.slurm.holder`). So it outlives cells, new workers and agents
-that end. It ends with the kernel unless it is kept.
+An allocation lives as long as its holder (`capabilities.slurm.holder`). So it survives cells, new workers and agents
+that end. It ends with the notebook kernel unless it is kept.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Allocation:
         return commands.left_words(self.job, self.nodes, self.left())
 
     def keep(self, seconds: float, what: Message) -> None:
-        """Have it outlive its owner by so long; 0: not at all. what: of the pool, for who takes it then."""
+        """Let it survive its owner by so long; 0: not at all. what: of the pool, for who takes it then."""
         if self._write is not None:
             with suppress(OSError):  # it has ended; who looks at its state sees it
                 self._write.write(encode({"op": "keep", "seconds": seconds, "what": what}))
@@ -291,15 +291,15 @@ def _granted(process: subprocess.Popen[bytes], log: Path, progress: Callable[[st
 
 def _cancel(comment: str) -> None:
     """End the job with this comment, if there is one."""
-    with suppress(AgentFailed):  # Slurm is away; why there are no nodes is told
+    with suppress(AgentFailed):  # Slurm is away; the error has the reason why there are no nodes
         rows = ask("squeue", "--me", "--noheader", "--name=nbddp", "--format=%A %k").splitlines()
         for job in [row.split()[0] for row in rows if row.strip().endswith(comment)]:
             ask("scancel", job)
 
 
 def _end(process: subprocess.Popen[bytes], granted: bool = True) -> None:
-    """Have salloc give nodes back, which it does when its holder has read that it is to end; it takes a job out of the
-    queue when it is told to end itself."""
+    """Have salloc give nodes back, which it does when its holder has read that it is to end; it removes a job from the
+    queue when it ends on a signal."""
     for stream in filter(None, (process.stdin, process.stdout)):
         with suppress(OSError):
             stream.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nbddp.errors import BadInput
 from nbddp.launch.units import lasts
 
-LONG_BEFORE = 300.0  # seconds before a job's end at which that is told
+LONG_BEFORE = 300.0  # seconds before a job's end at which that is reported
 SHARED = ("SLURM_CONF", "SLURM_CLUSTERS")  # variables that say where Slurm is; all others say in which job this is
 OPTIONS = {  # field → salloc's option
     "nodes": "--nodes", "partition": "--partition", "time": "--time", "gpus_per_node": "--gpus-per-node",

@@ -26,7 +26,7 @@ NPROC = 2  # workers of a node without GPUs where nobody says how many
 
 
 class HeldJobs:
-    """The part of one pool. `allocations`: as long as they are held; they outlive agents and workers."""
+    """The part of one pool. `allocations`: as long as they are held; they survive agents and workers."""
 
     def __init__(self, pool: PoolState | None = None) -> None:
         self.allocations: list[Allocation] = []
@@ -72,7 +72,7 @@ class HeldJobs:
         self._ends.pop(held, None)
 
     def keep(self, spec: LaunchSpec) -> None:
-        """Have the allocations outlive the kernel, if `spec` says so."""
+        """Let the allocations survive the notebook kernel, if `spec` asks for it."""
         for held in self.allocations:
             if held.ours and spec.keep_alive is not None:
                 held.keep(spec.keep_alive, stored(spec))

@@ -31,7 +31,7 @@ from nbddp.capabilities.slurm import commands
 from nbddp.protocol.jsonl import MARK, LineBuffer, Message, encode, log_unknown
 
 FOLDER, RECORD = "jobs", "job.json"
-LOOK_EVERY = 2.0  # seconds between two looks whether the owner lives, where the kernel does not tell
+LOOK_EVERY = 2.0  # seconds between two looks whether the owner lives, where Linux does not report it
 LONGEST = 1 << 16  # bytes of a message
 
 
@@ -59,7 +59,7 @@ class Holder:
                     read, owner = self._wait(door)
 
     def _serve(self, read: int, owner: ProcessId) -> None:
-        """As long as this owner lives. Raises Over if it says so."""
+        """As long as this owner lives. Raises Over if it ends the job."""
         lines = LineBuffer()
         while owner.alive():
             if not self._ready([read]):

@@ -53,7 +53,7 @@ def _header(run: int) -> bytes:
 
 
 class StreamCopy:
-    """The copy of one stream. failed: is told once a run why its text could not be kept, and where."""
+    """The copy of one stream. failed: gets once a run the reason why its text could not be kept, and where."""
 
     def __init__(self, path: str, failed: Callable[[str, str], None]):
         self.path, self._failed = path, failed

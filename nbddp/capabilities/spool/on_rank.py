@@ -1,7 +1,7 @@
-"""A copy of a run's text that outlives the process.
+"""A copy of a run's text that survives the process.
 
 A message of a process that is killed may never leave it. So what is written to stdout and stderr during a run is also
-written to files (`copies`), which the kernel of the operating system keeps. When a rank has died, the notebook gets
+written to files (`copies`), which the operating system keeps. When a rank has died, the notebook gets
 from its node's agent what has not come (`part`, `on_agent`).
 
 What C++ writes to the descriptors lies in a pipe first, until a thread of this process has read it; a process that

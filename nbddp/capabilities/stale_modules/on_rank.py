@@ -77,7 +77,7 @@ class Modules:
         return list(takewhile(lambda name: name != self._newest, reversed(sys.modules)))
 
     def others(self) -> list[tuple[str, str]]:
-        """Before a run: (module, "changed" or "moved") since they were imported; each change is told once."""
+        """Before a run: (module, "changed" or "moved") since they were imported; each change is reported once."""
         found = []
         for name, (file, mark) in list(self._known.items()):
             if name not in sys.modules:

@@ -91,7 +91,7 @@ def install(worker: RankWorker | None) -> None:
 
 
 def _without_cell(original: Callable[[str], dict[str, object]]) -> Callable[[str], dict[str, object]]:
-    """What a new process is told first; a cell is no file to be run again."""
+    """The first instruction of a new process; a cell is not a file to be run again."""
 
     @functools.wraps(original)
     def get_preparation_data(name: str) -> dict[str, object]:
@@ -234,7 +234,7 @@ def _guard_stores() -> None:
 
 
 def _waits_here(original: Callable[..., None]) -> Callable[..., None]:
-    """A client of a store in a new process waits for its server as one in a worker does, and says so."""
+    """A client of a store in a new process waits for its server as one in a worker does, and reports it."""
 
     @functools.wraps(original)
     def __init__(store: Any, *args: Any, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from nbddp.protocol.run_spec import Question
 if TYPE_CHECKING:
     from nbddp.pool.pool import WorkerPool
 
-RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
+RECORDED_BY = {"DDP's reducer", "end of backward"}  # private APIs without which nothing is recorded
 
 
 def timings(ranks: IdleRanks) -> Recording:

@@ -54,7 +54,7 @@ def timeline(view: StepView) -> Sheet:
 
 
 def _head(sheet: Sheet, mine: RankView, buckets: int, top: float, row: int) -> None:
-    """A line with the rank's name and what it lost; it has the words of all its bars together."""
+    """A line with the rank's name and what it lost; it has the text of all its bars together."""
     share = "no exchange" if mine.hidden_share is None else f"{100 * mine.hidden_share:.0f} % hidden"
     lost = f" · exposed {duration(mine.exposed / 1e9)}" if mine.exposed else ""
     head(sheet, f"rank {mine.rank}", f"{share}{lost}", top, of_rank(mine, buckets), row)

@@ -48,7 +48,7 @@ RING = 2000  # steps kept
 AT_ONCE = 256  # steps that `pace` tells of
 LOADS = 64  # batches that a step remembers
 VALUES = 256  # in the inputs of a step, of which the tensors are counted
-STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
+STAND_IN = "nbddp"  # the backend's name where the real one is not known
 now = clock.perf_counter_ns
 
 
@@ -477,8 +477,8 @@ def passed_on(done: list[GpuMark | int], future: Any) -> Any:
 
 
 def keep_out_of_graphs(*modules: Any) -> None:
-    """Have torch.compile leave out the functions of these modules: it traces all Python that runs meanwhile, ours too,
-    which has no place in a graph."""
+    """Keep the functions of these modules out of torch.compile's graphs. It traces all Python that runs meanwhile, ours
+    too, which has no place in a graph."""
     for module in modules:
         own = [m for m in vars(module).values() if getattr(m, "__module__", "") == module.__name__]
         for owner in (module, *filter(inspect.isclass, own)):

@@ -82,7 +82,7 @@ class StepMarks:
 @dataclass(eq=False)
 class Tally:
     """What a DDP model has done so far: forwards with gradients, and buckets of ended backwards. parameters: by `id`,
-    those that its reducer exchanges; ranks: how many its group has. It holds no group, and may outlive the model."""
+    those that its reducer exchanges; ranks: how many its group has. It holds no group, and may survive the model."""
 
     parameters: frozenset[int] = frozenset()
     ranks: int = 0

@@ -81,7 +81,7 @@ class Tracer:
         return self._profile is not None
 
     def start(self) -> None:
-        """Begin a trace, unless the program has a profiler on: then `why` says so."""
+        """Begin a trace, unless the program has a profiler on: then `why` has the reason."""
         from torch import profiler
 
         os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
@@ -103,7 +103,7 @@ class Tracer:
                 pass
 
     def stop(self, failed: bool = False) -> None:
-        """End it and keep its trace, or why there is none; nothing if none is on. How the cell ended is told either
+        """End it and keep its trace, or why there is none; nothing if none is on. The cell's end is reported either
         way, so this does not raise.
 
         To end it waits for the GPUs. After a failure they may wait for a peer that will never come. So then it stays

@@ -62,7 +62,7 @@ class WaitingProcess:
         )
 
     def connect(self) -> socket.socket | None:
-        """A connection to that very process, as the kernel has it; None if it does not listen."""
+        """A connection to that very process, as the operating system has it; None if it does not listen."""
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(PATIENCE)
         try:

@@ -136,8 +136,8 @@ class Imports:
 
 
 def _began() -> float:
-    """When this process began, in seconds since the epoch. (psutil's answer is a second off at worst, since the kernel
-    gives the time of its boot in whole seconds.)"""
+    """When this process began, in seconds since the epoch. (psutil's answer is a second off at worst, since Linux gives
+    the time of its boot in whole seconds.)"""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
@@ -177,7 +177,8 @@ def _distributions() -> set[str]:
 
 
 def _entries(folder: str, stems: Iterable[str], endings: tuple[str, ...] = ()) -> list[str] | None:
-    """What of these names a folder has, with any ending, and what has one of these endings; None if it is no folder."""
+    """What of these names a folder has, with any ending, and what has one of these endings; None if it is not a
+    folder."""
     wanted = set(stems)
     try:
         return sorted(e for e in os.listdir(folder) if e.partition(".")[0] in wanted or e.endswith(endings))

@@ -40,7 +40,7 @@ def told(agent: NodeAgent) -> Message:
 
 
 def keep(agent: NodeAgent, peer: Peer, message: Message) -> Message:
-    """Have the process outlive the owner by `seconds`; 0 for not at all."""
+    """Let the process survive the owner by `seconds`; 0 for not at all."""
     kept = agent.part(_kept)
     kept.inherited = message["inherited"]
     agent.keep = 0.0 if server.why_not() else message["seconds"]

@@ -59,7 +59,7 @@ class NewOwner:
 
 
 class EndedUnused(Exception):
-    """Nobody came in time, or it was told to end."""
+    """Nobody came in time, or a message ended it."""
 
 
 def why_not() -> str:
@@ -156,7 +156,8 @@ def _record(place: Path, facts: Message) -> None:
 
 
 def _heard(connection: socket.socket, imports: fingerprint.Imports, place: Path) -> NewOwner | None:
-    """Who takes this process; None if this client does not. Raises Ended if it is told to end, or no good any more."""
+    """Who takes this process; None if this client does not. Raises Ended if a message ends it, or it is no longer
+    usable."""
     connection.settimeout(PATIENCE)
     pid, uid = peer(connection)
     message = _asked(connection) if uid == os.getuid() else {}

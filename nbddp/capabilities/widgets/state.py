@@ -191,7 +191,7 @@ class Widgets:
         return _control(model)
 
     def _width(self, model: WidgetModel) -> float:
-        """In pixels, as far as its layout says so."""
+        """In pixels, as far as its layout has a width."""
         layout = self._models.get(str(model.state.get("layout", "")).removeprefix(REFERENCE))
         found = PIXELS.fullmatch(str(layout.state.get("width") or "")) if layout is not None else None
         return float(found[1]) if found else float("inf")

@@ -1,6 +1,6 @@
-"""What processes that a program has started wait for: while one does, a file of its own says so, in its pool's folder.
+"""What processes that a program has started wait for: while one does, it has a file in its pool's folder.
 
-A process that was forked from a worker knows the folder; one that is started by spawn or forkserver is told
+A process that was forked from a worker knows the folder; one that is started by spawn or forkserver gets it
 (`capabilities.subprocesses.on_rank`). A file is named by its process, and contains that one's start time. So a file of
 a killed process is not read for a later process with the same pid.
 """
@@ -29,7 +29,7 @@ def begin(home: str) -> None:
 
 
 def folder() -> str:
-    """What a started process is to be told."""
+    """The folder's name, for a process that is started."""
     return _folder
 
 

@@ -52,7 +52,7 @@ def call(original: Callable[..., Any], store: Any, bottom: Any, *args: Any, **kw
 
 
 def _are_right(keys: Any, limits: list[Any]) -> bool:
-    """Whether torch will take them; if not, it says so."""
+    """Whether torch will take them; if not, it reports that."""
     listed = isinstance(keys, (list, tuple)) and all(isinstance(key, str) for key in keys)
     return listed and all(isinstance(limit, timedelta) for limit in limits)
 

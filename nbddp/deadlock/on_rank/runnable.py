@@ -1,10 +1,10 @@
 """What else of a program may still run its code on this rank, apart from the thread that represents the rank.
 
 A rank is out of the game only if there is nothing of the kind. So this is a list of what is known to call nobody.
-Everything else counts: each Python thread that is no service of ours, of torch's or of the kernel's, and no idle thread
-of an executor; each thread of C's that is not known by its name or by the libraries on its stack; RPC, whose agent runs
-what others ask for; and where the main thread runs Python, signal handlers and what stands in its event loop. Each is a
-few words for people.
+Everything else counts: each Python thread that is no service of nbddp's, torch's or the IPython kernel's, and no idle
+thread of an executor; each thread of C's that is not known by its name or by the libraries on its stack; RPC,
+whose agent runs what others ask for; and where the main thread runs Python, signal handlers and what stands in its
+event loop. Each is a few words for people.
 
 Known is what was there before the first run (`before_first_run`), and what the tables here name.
 """
@@ -72,7 +72,7 @@ ANSWER = 0.1  # seconds in which an idle main thread says what stands in its eve
 
 _known: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # that were there before the first run
 _resting: weakref.WeakKeyDictionary[threading.Thread, tuple[int | None, float]] = weakref.WeakKeyDictionary()
-_natives: set[str] = set()  # the kernel's numbers of C's threads that are known to call nobody
+_natives: set[str] = set()  # Linux's numbers of C's threads that are known to call nobody
 _handlers: dict[int, Any] = {}  # signal → its handler before the first run
 
 

@@ -28,7 +28,7 @@ SLEEPS = ("7", "271", "23", "270", "61", "247", "73", "72", "260", "232", "281",
           "219", "128")  # fmt: skip  # the last are of one that goes on after it was disturbed
 NAPS = ("230", "35", "115", "101")  # it goes on by itself
 
-_machinery: set[str] = set()  # the kernel's numbers of the threads that were there before the first run
+_machinery: set[str] = set()  # Linux's numbers of the threads that were there before the first run
 
 Stacks = dict[int, list[SeenFrame]]
 Asks = Callable[[SeenFrame], bool]
@@ -69,7 +69,7 @@ def waits(thread: int | None) -> str:
 
 
 def ran(thread: int | None) -> int | None:
-    """Nanoseconds that a thread, by the kernel's number, has run on a core; None where it does not say."""
+    """Nanoseconds that a thread, by Linux's number, has run on a core; None where it does not say."""
     try:
         return int(short(f"/proc/self/task/{thread}/schedstat").split()[0])
     except (OSError, IndexError):
@@ -77,14 +77,14 @@ def ran(thread: int | None) -> int | None:
 
 
 def native(ident: int) -> int | None:
-    """The kernel's number of a Python thread."""
+    """Linux's number of a Python thread."""
     if ident == threading.main_thread().ident:
         return main_native()
     return next((t.native_id for t in threading.enumerate() if t.ident == ident), None)
 
 
 def main_native() -> int | None:
-    """The kernel's number of the main thread. After a fork Python still has that of the parent's (up to 3.13)."""
+    """Linux's number of the main thread. After a fork Python still has that of the parent's (up to 3.13)."""
     return os.getpid() if system.is_linux() else threading.main_thread().native_id
 
 
@@ -95,18 +95,18 @@ def before_first_run() -> None:
 
 
 def machinery() -> set[str]:
-    """The kernel's numbers of the threads that were there before the first run."""
+    """Linux's numbers of the threads that were there before the first run."""
     return _machinery
 
 
 def tasks() -> list[str]:
-    """The kernel's numbers of all threads of this process, C++'s too; none where it does not say."""
+    """Linux's numbers of all threads of this process, C++'s too; none where it does not say."""
     return os.listdir("/proc/self/task") if system.has_proc() else []
 
 
 def children() -> tuple[list[int], int]:
-    """The processes that this one and those have started and that run, and the CPU time that they have used, in the
-    kernel's ticks; none where it does not say. Without what serves multiprocessing alone."""
+    """The processes that this one and those have started and that run, and the CPU time that they have used, in Linux's
+    ticks; none where it does not say. Without what serves multiprocessing alone."""
     found, ticks = [], 0
     for process in _below(os.getpid(), forked=False) if system.has_proc() else ():
         state, *numbers = orphans.facts(process, "stat").rpartition(")")[2].split() or (ENDED,)
@@ -130,9 +130,9 @@ def _below(process: int, *, forked: bool) -> Iterator[int]:
 
 def bytes_moved() -> int | None:
     """Bytes that the threads of this process's programs have read and written so far: gloo's transfers are among
-    them. None where the kernel does not say.
+    them. None where Linux does not report them.
 
-    The kernel's counters of sockets would be more exact, and are locked for up to 0.4 s while 1 GB is sent.
+    Linux's counters of sockets would be more exact, and are locked for up to 0.4 s while 1 GB is sent.
     """
     if not _tells_bytes():
         return None
@@ -180,7 +180,7 @@ def _io(path: str) -> int:
 
 
 def short(path: str) -> bytes:
-    """A short file of the kernel's: a file object would take three times as long, and these are read in every rank."""
+    """A short file of Linux's: a file object would take three times as long, and these are read in every rank."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, SHORT)

@@ -76,7 +76,7 @@ def _pane(sheet: Sheet) -> str:
 
 
 def _spot(mark: Mark, sheet: Sheet) -> str:
-    """The words of a part, where the pointer rests on a picture; `live.js` takes all of it."""
+    """The text of a part, where the pointer rests on a picture; `live.js` takes all of it."""
     share = {
         "left": mark.left, "top": mark.top / sheet.height, "width": mark.right - mark.left,
         "height": (mark.bottom - mark.top) / sheet.height,

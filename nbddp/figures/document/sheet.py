@@ -1,4 +1,4 @@
-"""A drawing: its parts as SVG, and the words of those that have some.
+"""A drawing: its parts as SVG, and the text of those that have some.
 
 Across, places are shares of the width; down, they are pixels. So a drawing is as wide as the page, and its text keeps
 its size. A label shows itself from the width on at which it fits.

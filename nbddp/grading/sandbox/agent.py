@@ -53,7 +53,7 @@ class GuardedAgent(server.NodeAgent):
     def _watch_children(self) -> None:
         children.adopt_orphans()
         super()._watch_children()
-        if system.is_linux():  # elsewhere neither descendants nor their memory can be told
+        if system.is_linux():  # elsewhere neither descendants nor their memory are known
             signal.signal(signal.SIGALRM, lambda *_: None)  # wakes the loop
             signal.setitimer(signal.ITIMER_REAL, EVERY, EVERY)
 
@@ -96,8 +96,8 @@ class GuardedAgent(server.NodeAgent):
             self.running = False
 
     def _held(self, pids: Collection[int]) -> int:
-        """Bytes of memory of these processes, less what those that were forked had from this one to begin with. (What
-        they really share is known too, but takes the kernel 200 times as long, and more with every page.)"""
+        """Bytes of memory of these processes, less what those that were forked had from this one to begin with. (Linux
+        can count the memory that they really share too, but takes 200 times as long, and more with every page.)"""
         return sum(orphans.memory(p) - self._inherited * (orphans.stack(p) == self._stack) for p in pids)
 
     def _end_workers(self, ours: Collection[int], why: str) -> None:

@@ -1,8 +1,8 @@
 """Resource limits of a process that runs untrusted code, set in a new process before its work begins.
 
-Limits are the kernel's own (`setrlimit`), hard ones, so only root can lift them again. They are per process: several
-processes together may use several times as much, which `grading.sandbox.agent` watches. Not bounded here: the network,
-the number of files, and what may be read.
+Limits are hard ones of the operating system (`setrlimit`), so only root can lift them again. They are per process:
+several processes together may use several times as much, which `grading.sandbox.agent` watches. Not bounded here: the
+network, the number of files, and what may be read.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _lower(bound: int, hard: int) -> int:
 
 
 def _mapped() -> tuple[int, int]:
-    """Bytes of address space, and of data, that this process has now, as the kernel counts them for its limits."""
+    """Bytes of address space, and of data, that this process has now, as Linux counts them for its limits."""
     with open("/proc/self/statm") as file:
         pages = [int(n) for n in file.read().split()]
     page = os.sysconf("SC_PAGE_SIZE")

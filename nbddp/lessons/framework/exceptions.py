@@ -21,7 +21,7 @@ PLAIN = (
         "a collective takes a tensor, not a number or None; .grad is None before backward",
     ),
     (r"Tensor post accumulate grad hooks should return None", "change p.grad in place instead"),
-    (r"trying to initialize the default process group twice", "the check has made the process group; leave that out"),
+    (r"trying to initialize the default process group twice", "the check has made the process group; remove that call"),
     (r"Default process group has not been initialized", "the check has made one and needs it; do not end it"),
     (r"EOF when reading a line", "input() does not work on a rank; use the arguments"),
     (r".*forward\(\) missing 1 required positional argument", "an autograd Function is called by its .apply"),
@@ -34,8 +34,7 @@ SHORT = (
     ),
     (
         r"Invalid rank",
-        "num_replicas is the world size and rank this process's own; DistributedSampler finds both if you leave them "
-        "out",
+        "num_replicas is the world size and rank this process's own; without them, DistributedSampler finds both",
     ),
 )
 

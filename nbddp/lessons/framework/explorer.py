@@ -118,7 +118,7 @@ class Explorer:
         return " · ".join(f"{c.label}: {c.shown(setting[c.name])}" for c in self.controls)
 
     def describe(self) -> str:
-        """The words of the two settings, each under its caption."""
+        """The text of the two settings, each under its caption."""
         return self._words([self.show(**s) for s in self.settings])
 
     __repr__ = describe
@@ -232,7 +232,7 @@ def _with_buttons(w: Any, slider: Any) -> Any:
     play = w.Play(min=slider.min, max=slider.max, step=slider.step, value=slider.value, interval=PACE)
     play.show_repeat = False
     w.jslink((slider, "max"), (play, "max"))
-    w.jslink((play, "value"), (slider, "value"))  # in the front end, so that it plays while the kernel draws
+    w.jslink((play, "value"), (slider, "value"))  # in the front end, so that it plays while the notebook kernel draws
     presses = w.HBox([play, button("back", -1), button("next", 1)], layout=w.Layout(flex="0 0 auto"))
     row = w.HBox(
         [slider, presses], layout=w.Layout(flex_flow="row wrap")

@@ -3,8 +3,8 @@
 The answer is chosen or typed in a widget, or given to the call: `predict.local_rank(0)`. It may be changed until the
 next cell has run. Then what was predicted is shown below that cell's output, beside what came, and where the question
 is shown; a saved notebook keeps both. An explorer's answer has yet to be looked for: there a button shows it. Without a
-prediction nothing is shown below the cell; the question says so, can still be answered, and shows what came on request.
-After a cell that failed, and not on purpose, no answer is shown: the question stays
+prediction nothing is shown below the cell; the question reports that, can still be answered, and shows the result on
+request. After a cell that failed, and not on purpose, no answer is shown: the question stays
 open until the corrected cell has run.
 """
 
@@ -36,7 +36,7 @@ class Change(TypedDict):
 
 
 class AskedQuestion:
-    """A question that was asked in this kernel, and what became of it."""
+    """A question that was asked in this notebook kernel, and its answer."""
 
     def __init__(self, question: Question):
         self.question = question
@@ -133,7 +133,7 @@ class AskedQuestion:
         return whole
 
     def _chosen(self, change: Change) -> None:
-        """Keep what was chosen or typed; what is no answer is answered with what is expected."""
+        """Keep what was chosen or typed; other text gets a list of the expected answers."""
         if not change["new"]:
             return
         try:
@@ -190,7 +190,7 @@ class Prediction:
 
 
 class Asks:
-    """All that were asked in this kernel. Hears when a cell has run."""
+    """All that were asked in this notebook kernel. Hears when a cell has run."""
 
     def __init__(self) -> None:
         self.of: dict[str, AskedQuestion] = {}

@@ -32,10 +32,10 @@ from nbddp.public import Pool, inner
 DEADLINE = 20.0  # seconds a check's run may take
 CLEANUP = 2.0  # seconds that ranks have to clean up when it is ended
 ALIKE = "all ranks call the same collectives in the same order, with tensors of one shape"
-HANG_AFTER = 1.0  # seconds a deadlock stands before it is told
+HANG_AFTER = 1.0  # seconds a deadlock stands before it is reported
 BADGE = "border: 1.5px solid #2e9e5b; border-radius: 4px; padding: 1px 8px; margin-right: 6px; font-weight: 600"
 NAMES = 8  # of those that are lost, that a line has
-ENDINGS = (RankStatus.DIED, RankStatus.REPLACED, RankStatus.ENDED)  # with its process a rank loses its names
+ENDINGS = (RankStatus.DIED, RankStatus.REPLACED, RankStatus.ENDED)  # with its process a rank loses its variables
 WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks communicate, and a CPU is everywhere
 
 T = TypeVar("T")
@@ -312,7 +312,7 @@ def failure_words(failed: WorkerFailed) -> str:
     """`rank 1 raised ValueError: text (line 3, in average)`: the innermost place in the learner's own code.
 
     The line is the same in every run. If several ranks fail, the first in time is by chance, and not named. gloo's own
-    messages hold addresses, so the likely cause is told instead.
+    messages hold addresses, so the likely cause is shown instead.
     """
     cause = failed.cause
     if cause.overrun:

@@ -165,6 +165,6 @@ by_host = exercise(
     (
         "which process hosts the store?",
         "the one with RANK 0; does any process have it?",
-        "ranks run from 0 to WORLD_SIZE - 1: leave out the + 1",
+        "ranks run from 0 to WORLD_SIZE - 1: remove the + 1",
     ),
 )

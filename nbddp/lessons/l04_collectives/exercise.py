@@ -2,7 +2,7 @@
 
 A schedule is judged by carrying it out on symbols, so every one that ends right is right, in whatever order it sends.
 An all-reduce is run on four, three and two ranks, also with lengths that the ranks do not divide. Its first input is
-made so that each number of the answer says how often each rank's part is in it. From that the mistake can be told.
+made so that each number of the answer says how often each rank's part is in it. That shows the mistake.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _why(size: int, segments: Sequence[Segment]) -> str:
         return "every rank returned its own x: return the sum"
     if all(sum(map(bool, parts)) == 1 for s in segments for parts in s.parts):
         return (
-            "what arrived replaced your chunk, and nothing was added: receive into a separate buffer, then "
+            "the received chunk replaced yours, and nothing was added. Receive into a separate buffer, then "
             "add it to the chunk in the first world_size - 1 steps"
         )
     if all(len(set(s.parts)) == 1 and sum(s.parts[0]) == size - 1 for s in segments):

@@ -67,13 +67,13 @@ def _called(function: Callable[..., Any], tensor: Any) -> Any:
 
 @contextmanager
 def left_standing() -> Iterator[None]:
-    """The process group can be neither made nor ended while the block lasts: Misused says so."""
+    """The process group can be neither made nor ended while the block lasts: Misused reports it."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
     def refuse(name: str) -> Callable[..., Any]:
         def refused(*args: Any, **kwargs: Any) -> Any:
-            raise Misused(f"leave out {name}(): {STANDS}")
+            raise Misused(f"remove {name}(): {STANDS}")
 
         return refused
 

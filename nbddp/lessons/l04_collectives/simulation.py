@@ -171,7 +171,7 @@ class RingState:
             return f"right: every rank has every chunk complete, {LETTERS[:n]}"
         bad = sum(len(ranks) for _, _, ranks in wrong)
         chunk, what, ranks = wrong[0]
-        return f"wrong: {bad} of {n * n} chunks are incomplete, such as chunk {chunk} on {rank_words(ranks)}: {what}"
+        return f"wrong: {bad} of {n * n} chunks are incomplete, such as chunk {chunk} on {rank_words(ranks)} ({what})"
 
     def describe(self) -> str:
         n = self.ranks

@@ -109,7 +109,7 @@ class Dealt:
 
 
 def dealt(samples: int = 10, ranks: int = 4, order: str = TOLD, tail: str = PADDED) -> Dealt:
-    """The first EPOCHS epochs; `order` is TOLD, UNTOLD or STRAIGHT, `tail` is PADDED or DROPPED."""
+    """The first EPOCHS epochs; `order` has the value TOLD, UNTOLD or STRAIGHT, `tail` is PADDED or DROPPED."""
     epochs = (
         shares(samples, ranks, shuffle=order != STRAIGHT, epoch=e * (order == TOLD), drop_last=tail == DROPPED)
         for e in range(EPOCHS)

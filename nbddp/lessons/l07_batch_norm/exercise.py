@@ -60,7 +60,7 @@ def judge_statistics(shards: Sequence[Rows], by_rank: Mapping[int, object]) -> s
             if not near([given[f][r]], [right[f]]):
                 why = why_moment(ways, shards, given) or (why_divisor(shards, given) if name == MEAN else "")
                 told = _differs(given[f][r], right[f], why)
-                return f"{_where(shards)}: rank {r}, {name} of feature {f}: {told}"
+                return f"{_where(shards)}: rank {r}, {name} of feature {f}, {told}"
     return OK
 
 

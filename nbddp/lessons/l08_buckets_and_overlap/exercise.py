@@ -33,7 +33,7 @@ def packed(sizes: Sequence[int], first: int, cap: int) -> list[list[int]]:
 
 
 def cut(sizes: Sequence[int], first: int, cap: int, order: Sequence[int], full: Callable[[int, int], bool]) -> Any:
-    """Buckets of `order` that close when `full(held, limit)` says so; for wrong ways to do it."""
+    """Buckets of `order` that close when `full(held, limit)` is true; for wrong ways to do it."""
     made: list[list[int]] = [[]]
     held, limit = 0, first
     for i in order:

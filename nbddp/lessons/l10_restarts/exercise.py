@@ -70,7 +70,7 @@ def _progress(resumed: Run) -> str:
             return f"load returns {began!r} on rank {rank}; it must return the step to continue with, a whole number"
         if began == 0:
             return (
-                f"rank {rank} continues with step 0: the step is not in the checkpoint or not returned, and all steps "
+                f"rank {rank} continues with step 0: the step is not in the checkpoint or not returned. All steps "
                 "would be repeated on weights that are already trained"
             )
         if began != LAST_SAVE:
@@ -115,7 +115,7 @@ def _lost(part: str, words: str, lost_on: Sequence[int], pairs: Mapping[int, tup
         kept = next(r for r in pairs if r not in lost_on)
         if all(pairs[r][1]["rng"] == pairs[kept][0]["rng"] for r in lost_on):
             return (
-                f"{where}: the random state is rank {kept}'s; each rank has its own: gather them on the rank that "
+                f"{where}: the random state is rank {kept}'s, and each rank has its own. Gather them on the rank that "
                 "writes, or write a file for each rank"
             )
     return f"{where}: {words}"

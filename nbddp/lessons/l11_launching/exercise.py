@@ -1,6 +1,6 @@
 """Lesson 11: a Slurm task's variables → those that a process group reads, and a node list → the hosts' names.
 
-Both are worked out on every rank of the pool from made-up jobs. The judging is pure.
+Every rank of the pool computes both from example jobs. The judging is pure.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ MISTAKES: Mapping[str, Mistakes] = {
         ),
         "rank 0 opens the store, and it runs on the first node, not the last": lambda slurm, hosts: hosts[-1],
         "that is the list as Slurm writes it; return one host's name": lambda slurm, hosts: slurm["SLURM_JOB_NODELIST"],
-        "those are all hosts; return the name of the one where the ranks meet": lambda slurm, hosts: ",".join(hosts),
+        "those are all hosts; return the name of the one with the store": lambda slurm, hosts: ",".join(hosts),
         "every node is its own localhost: they would never meet": lambda slurm, hosts: "localhost",
         "every node is its own 127.0.0.1: they would never meet": lambda slurm, hosts: "127.0.0.1",
     },
@@ -160,7 +160,7 @@ def _shape(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
                 return f"{_task(task)}: {name} is {value[name]!r}; an environment variable is one string"
             if not isinstance(value[name], str):
                 text = str(value[name])
-                return f"{_task(task)}: {name} is {value[name]!r}; an environment variable is a string: {text!r}"
+                return f"{_task(task)}: {name} is {value[name]!r}; an environment variable is a string, here {text!r}"
     return ""
 
 

@@ -77,18 +77,18 @@ class Passes:
             return f"{who}: nothing went through DDP; call model(inputs), since model.module bypasses it"
         if not self.exchanges and len(self.exchanged) < self.count:
             return (
-                f"{who}: {times(len(self.exchanged), 'forward')}, all inside no_sync, so no gradients were exchanged: "
-                "the last micro-batch is missing, and it belongs outside"
+                f"{who}: {times(len(self.exchanged), 'forward')}, all inside no_sync, so no gradients were exchanged. "
+                "The last micro-batch is missing, and it belongs outside"
             )
         if not self.exchanges:
             return (
-                f"{who}: no gradients were exchanged, so every rank has its own: the last micro-batch was inside "
+                f"{who}: no gradients were exchanged, so every rank has its own. The last micro-batch was inside "
                 "no_sync too"
             )
         if not self.exchanged[-1]:
             at = 1 + max(i for i, did in enumerate(self.exchanged) if did)
             return (
-                f"{who}: gradients were exchanged in micro-batch {at}, and what came after it is every rank's own: the "
+                f"{who}: gradients were exchanged in micro-batch {at}, and later ones are every rank's own. The "
                 "one outside no_sync must be the last"
             )
         return ""

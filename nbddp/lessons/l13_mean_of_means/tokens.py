@@ -77,8 +77,8 @@ KNOWN: tuple[tuple[str, Weights], ...] = (
     (f"{MEAN}: that is the mean of means", lambda s, p: 1 / (s.world * p.mates * p.tokens)),
     (f"{MEAN}, and the means were added up", lambda s, p: 1 / (s.world * p.tokens)),
     (
-        "you divided by the tokens of this rank alone, so a rank with few tokens counts as much as one with many: "
-        "all_reduce the number of tokens",
+        "you divided by the tokens of this rank alone, so a rank with few tokens counts as much as one with many. "
+        "All-reduce the number of tokens",
         lambda s, p: 1 / (s.world * p.own),
     ),
     (

@@ -18,7 +18,7 @@ zero = Explorer(
 
 
 gathers = Explorer(
-    "Lesson 15: one step of FSDP on two ranks, layer by layer: all-gathers, computation, and what is held in full.",
+    "Lesson 15: one step of FSDP on two ranks, with all-gathers, computation, and the layers held in full.",
     schedule_gathers,
     draw_gathers,
     Slider("layers", "layers", 2, 6, at=(4, 4)),

@@ -35,7 +35,7 @@ UNITS = {1e-9: "GB", 1e-6: "MB", 2.0**-30: "GiB", 2.0**-20: "MiB", 8: "bits"}
 
 
 def why_not_so_many(case: Case, answer: Any) -> str:
-    """Which stage's bytes were given instead, in another unit, or that it is no number."""
+    """Which stage's bytes were given instead, in another unit, or that it is not a number."""
     _, parameters, ranks = case
     if isinstance(answer, list):
         return "return one number of bytes: the sum of the parts"

@@ -110,7 +110,7 @@ def _fits(called: str, output: Any, given: Any, world_size: int) -> None:
     if whole.numel() != world_size * part.numel():
         raise Misused(
             f"{called}: the {words[0]} has {whole.numel()} numbers and the {words[1]} {part.numel()}; on {world_size} "
-            f"ranks the {words[0]} has {world_size} × as many: pad the flat tensor with zeros to a multiple of the "
+            f"ranks the {words[0]} has {world_size} × as many. Pad the flat tensor with zeros to a multiple of the "
             "world size"
         )
     if whole.dtype != part.dtype:

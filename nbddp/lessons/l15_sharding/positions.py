@@ -42,13 +42,13 @@ def _padded(order: Sequence[int], seen: int, rank: int, world: int) -> list[int]
 
 RULES: Mapping[str, Rule] = {
     "seen counts the samples of all ranks together, not those of each rank": lambda o, s, r, w: list(o[r::w][s:]),
-    "that is right only if the world size divides seen: first leave out what was read, then share out the rest": (
+    "that is right only if the world size divides seen: first remove the samples that were read, then share out the rest": (
         lambda o, s, r, w: list(o[r::w][s // w :])
     ),
-    "that rounds up if the world size does not divide seen: first leave out what was read, then share out the rest": (
+    "that rounds up if the world size does not divide seen: first remove the samples that were read, then share out the rest": (
         lambda o, s, r, w: list(o[r::w][-(-s // w) :])
     ),
-    "that restarts the epoch; leave out the first `seen` samples of order": lambda o, s, r, w: list(o[r::w]),
+    "that restarts the epoch; remove the first `seen` samples of order": lambda o, s, r, w: list(o[r::w]),
     "every rank reads all remaining samples; share them out": lambda o, s, r, w: list(o[s:]),
     "those are positions in order; return the samples at these positions": lambda o, s, r, w: list(
         range(s + r, len(o), w)
@@ -128,7 +128,7 @@ rest_of_epoch = Exercise(
     NAME,
     tabulated(CASES, _judge),
     (
-        "first leave out the seen samples, then share out the rest; the old world size does not matter",
+        "first remove the seen samples, then share out the rest; the old world size does not matter",
         "the remaining samples begin at order[seen]; rank r takes every world_size-th of them, beginning with the r-th",
         "order[start::step] does both at once: which start, which step?",
     ),

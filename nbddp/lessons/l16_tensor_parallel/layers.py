@@ -74,7 +74,7 @@ def _output(right: Rows, r: int, by_rank: Mapping[int, Computed], world: int) ->
 def _gradient(name: on_rank.Name, right: Rows, r: int, by_rank: Mapping[int, Computed], whole: Expected) -> str:
     found, world = by_rank[r][name], len(by_rank)
     if found is None:
-        return f"rank {r}: {name} has no gradient: was it detached, or computed with under torch.no_grad()?"
+        return f"rank {r}: {name} has no gradient. Was it detached, or computed with under torch.no_grad()?"
     if near(found, right):
         return ""
     every = [part for k in sorted(by_rank) if (part := by_rank[k][name]) is not None]
@@ -91,7 +91,7 @@ def _gradient(name: on_rank.Name, right: Rows, r: int, by_rank: Mapping[int, Com
     at = next((i, j) for i, row in enumerate(right) for j, v in enumerate(row) if not abs(found[i][j] - v) <= CLOSE)
     value, wanted = found[at[0]][at[1]], right[at[0]][at[1]]
     told = mismatch(f"{wanted:.3f}", f"{value:.3f}", why)
-    return f"rank {r}: gradient of {name}[{at[0]}][{at[1]}]: {told}"
+    return f"rank {r}: in the gradient of {name}[{at[0]}][{at[1]}], {told}"
 
 
 def near(some: Rows, other: Rows) -> bool:

@@ -83,7 +83,7 @@ class Mesh:
         return "activations stay on the fast links"
 
     def describe(self) -> str:
-        rows = [f"rank {r}: data {d}, tensor {t}: samples {d}, shard {SHARDS[t]}" for r, (d, t) in self._places()]
+        rows = [f"rank {r} (data {d}, tensor {t}): samples {d}, shard {SHARDS[t]}" for r, (d, t) in self._places()]
         return "\n".join([self.head(), *self.lines(), *rows, self.verdict()])
 
     def _places(self) -> list[tuple[int, tuple[int, int]]]:

@@ -216,7 +216,7 @@ def _wrong_gradients(micro_batches: int, found: Mapping[int, StageStep], right: 
             )
         off = max(abs(x - y) for n in reference for x, y in zip(gradients[n], reference[n], strict=True))
         why = "loss_of receives the wrong arguments or the wrong targets" if rank == last else (
-            f"rank {last}'s are right, so a wrong tensor came back from rank {rank + 1}, or went into backward(): pass "
+            f"rank {last}'s are right, so a wrong tensor came back from rank {rank + 1}, or went into backward(). Pass "
             f"on the gradient of the loss with respect to the stage's input, x.grad of the same micro-batch"
         )  # fmt: skip
         return f"{who}: yours differs from the gradient of one process by up to {off:.2g}; {why}"
@@ -309,7 +309,7 @@ def stopped_because(cause: BaseException | None, schedule: str, stages: int) -> 
             )
         if schedule == ONE_F_ONE_B:
             return (
-                "; under 1F1B a stage sends an activation forward while the next one sends a gradient back, and a "
+                "; under 1F1B a stage sends an activation forward while the next one sends a gradient back. A "
                 "send ends only when the other side receives. Start sends with isend, keep what it returns, and wait "
                 "for all of them at the end"
             )
@@ -341,7 +341,7 @@ run_stage = Exercise(
     "run_stage",
     step_judge,
     (
-        "go through steps; for F: get x (inputs[i] on rank 0, else recv from rank - 1 and x.requires_grad_()), "
+        "go through steps. For F, get x: inputs[i] on rank 0, else recv from rank - 1 and x.requires_grad_(). Then "
         "compute, send y.detach() to rank + 1, and keep x and y under i",
         "for B: on the last rank (loss / micro-batches).backward(), else recv the gradient from rank + 1 and "
         "y.backward(gradient); then send x.grad to rank - 1, unless this is rank 0",

@@ -22,8 +22,8 @@ WIDTH, ROWS = 5, 3  # of a micro-batch
 SHAPE = (ROWS, WIDTH)
 SEED = 170
 NEIGHBOURS = (
-    "a stage's neighbours are rank - 1 and rank + 1: the first stage, rank 0, has none before it, and the last one, "
-    "dist.get_world_size() - 1, none after it"
+    "a stage's neighbours are rank - 1 and rank + 1. The first stage, rank 0, has none before it, and the last one, "
+    "dist.get_world_size() - 1, has none after it"
 )
 
 Known = dict[str, list[float]]  # gradients of a stage by parameter, flat

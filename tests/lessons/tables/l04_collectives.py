@@ -128,9 +128,9 @@ RING_ALL_REDUCE = Table("ring_all_reduce", every=3, nproc=4, wrong={
     changed(("torch.cat(chunks)", "torch.cat(chunks) + .5")): "are not sums of the ranks'",
     HEAD + "    raise ValueError('no idea')": "a rank raised ValueError: no idea",
     HEAD + "    dist.init_process_group()\n" + LOOP:
-        "leave out init_process_group(): the check has created the process group",
+        "remove init_process_group(): the check has created the process group",
     changed(("    return", "    dist.destroy_process_group()\n    return")):
-        "leave out destroy_process_group(): the check has created the process group and still needs it",
+        "remove destroy_process_group(): the check has created the process group and still needs it",
     HEAD.replace(" % n", "") + LOOP:
         "4 ranks, 12 numbers: a send or recv names a rank that does not exist; the ranks are 0 to 3, and the "
         "neighbours are (rank + 1) % world_size",

@@ -68,7 +68,7 @@ AVERAGE_GRADIENTS = Table("average_gradients", after, every=3, unwritten="nothin
         "a rank raised TypeError: incompatible function arguments; an argument has a type that the function",
     after(MEAN_OF, over="sorted(model.parameters(), key=len, reverse=n * dist.get_rank())"):
         "all ranks call the same collectives in the same order",
-    "dist.init_process_group()": "the check has made the process group; leave that out",
+    "dist.init_process_group()": "the check has made the process group; remove that call",
     "input()": "input() does not work on a rank",
     "g = p.grad.clone(); dist.all_reduce(g); g /= n": "the result was not put into p.grad",
     "p.grad /= 0 * p.grad": "is not finite",

@@ -18,7 +18,7 @@ HEAD = """
         own, own_var = x.mean(0), x.var(0, unbiased=False)
 """
 BATCH_STATISTICS = Table("batch_statistics", within(HEAD + "        ...\n"), every=3, wrong={
-    "return own, own_var": "rank 0, mean of feature 0: expected",
+    "return own, own_var": "rank 0, mean of feature 0, expected",
     "return total(own) / world(), var": "so it is not the mean of the ranks' means",
     "return s / own_n, var": "is divided by the rank's own count; add up the counts too",
     "return s / (own_n * world()), var": "world size × the rank's own count",
@@ -32,7 +32,7 @@ BATCH_STATISTICS = Table("batch_statistics", within(HEAD + "        ...\n"), eve
     "return mean, total(own_var)": "the ranks' variances are added up",
     "return mean, total(x.sum(0) ** 2) / n - mean**2": "each rank's sum is squared instead",
     "return mean, q / n - s / n**2": "the square of the mean is (sum / n) ** 2, not",
-    "return mean, mean**2 - q / n": "variance of feature 0: expected",
+    "return mean, mean**2 - q / n": "variance of feature 0, expected",
     "return var, mean": "that is the variance; return the mean first",
     "return s / total(x.numel()), var": "the count is the number of values (samples × features)",
     "return s / total(x.shape[1]), var": "the count is the number of features;",

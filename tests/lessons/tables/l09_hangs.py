@@ -68,7 +68,7 @@ TRAIN_UNEVEN = Table("train_uneven", train, every=3, unwritten=HANGS, wrong={
     "with model.no_sync():\n    " + EACH.format("") + "\nfor p in model.parameters(): dist.broadcast(p.data, 0)":
         "rank 0 alone would get these parameters",
     "n = agreed(len(batches), dist.ReduceOp.MIN)\noptimizer.param_groups[0]['lr'] *= world\n" + EACH.format("[:n]"):
-        "all ranks agree, but not on what averaged gradients give",
+        "all ranks agree, but not on the result of averaged gradients",
     "n = agreed(len(batches), dist.ReduceOp.MIN)\noptimizer.zero_grad = lambda: None\n" + EACH.format("[:n]"):
         "optimizer.zero_grad() is missing",
     HEAD + "    pass\ndef train_uneven(): pass": "raised TypeError: train_uneven() takes 0",

@@ -27,7 +27,7 @@ VARIABLES_OF = Table("variables_of", VARIABLES.format, wrong={
     "found['MASTER_ADDR'] = 'localhost'": "its own localhost",
     "import random; found['MASTER_PORT'] = str(random.randint(2000, 60000))": "differs from",
     "found['MASTER_PORT'] = slurm['SLURM_JOB_ID'][:3]": "from 1024 to 65535",
-    "found['RANK'] = int(found['RANK'])": "RANK is 0; an environment variable is a string: '0'",
+    "found['RANK'] = int(found['RANK'])": "RANK is 0; an environment variable is a string, here '0'",
     "del found['MASTER_PORT']": "MASTER_PORT is missing in the dict",
     "found = list(found.items())": "return a dict of",
     "import os; found['RANK'] = os.environ['SLURM_PROCID']": "task 0 of 8 on gpu01: it",

@@ -35,7 +35,7 @@ ACCUMULATE = Table("accumulate", body, every=4, marker="mutants", nproc=4, wrong
     GUARDED.format(guard="model.no_sync()", scale=" / n"):
         "rank 0, 5 micro-batches: no gradients were exchanged, so every rank has its own",
     GUARDED.format(guard="model.no_sync() if i else contextlib.nullcontext()", scale=" / n"):
-        "exchanged in micro-batch 1, and what came after it is every rank's own",
+        "exchanged in micro-batch 1, and later ones are every rank's own",
     "for i, (x, y) in enumerate(micro_batches):\n    loss = loss_of(model(x), y) / n\n"
     "    with model.no_sync() if i + 1 < n else contextlib.nullcontext():\n        loss.backward()":
         "although no_sync was entered: DDP decides in forward",
@@ -66,7 +66,7 @@ ACCUMULATE = Table("accumulate", body, every=4, marker="mutants", nproc=4, wrong
     "sum(loss_of(model(x), y) / n for x, y in micro_batches).backward()":
         "up to 5 losses waited for backward() at a time",
     "with model.no_sync():\n    for x, y in micro_batches[:-1]: (loss_of(model(x), y) / n).backward()":
-        "4 forwards, all inside no_sync, so no gradients were exchanged: the last micro-batch is missing",
+        "4 forwards, all inside no_sync, so no gradients were exchanged. The last micro-batch is missing",
     GUARDED.format(guard=LATER, scale=" / (n - 1 if i + 1 < n else n)"):
         "got 0.20 for the last and 0.25 for each before it",
     GUARDED.format(guard=LATER, scale=" / n") + "for p in model.parameters(): p.grad.zero_()":
@@ -142,7 +142,7 @@ TOKEN_WEIGHTED = Table("token_weighted_backward", tokens, every=4, marker="mutan
         "the gradients are right, but they were exchanged 3 times for 3 micro-batches, and once is enough",
     tokens(RIGHT, "model.no_sync()"): "rank 0, 3 micro-batches: no gradients were exchanged",
     tokens(RIGHT, "model.no_sync() if i else contextlib.nullcontext()"):
-        "gradients were exchanged in micro-batch 1, and what came after it is every rank's own",
+        "gradients were exchanged in micro-batch 1, and later ones are every rank's own",
     tokens(f"(loss if i else 0) + {RIGHT}").replace("            loss.backward()", "") + "    loss.backward()\n":
         "right, but up to 3 losses waited for backward() at a time",
     tokens(RIGHT, end="    model.zero_grad()"): "rank 0: 0.weight has no gradient",

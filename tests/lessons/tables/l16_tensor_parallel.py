@@ -35,11 +35,11 @@ COLUMN_THEN_ROW = Table("column_then_row", body, every=4, marker="mutants", npro
         "that is the sum divided by the world size",
     "return G(G(torch.relu(F(x) @ up.T) @ down.T))": "the world size × the sum",
     "return G(torch.relu(x @ up.T) @ down.T)":
-        ("gradient of x[0][0]: expected", "so all-reduce its gradient in backward"),
+        ("gradient of x[0][0], expected", "so all-reduce its gradient in backward"),
     "G = function(True, True)\nreturn G(torch.relu(F(x) @ up.T) @ down.T)":
         "the backward of your sum all-reduces again",
     "from torch.distributed.nn.functional import all_reduce\nreturn all_reduce(torch.relu(F(x) @ up.T) @ down.T)":
-        "4 ranks: the outputs are right; rank 0: gradient of down[0][0]: expected",
+        "4 ranks: the outputs are right; rank 0: in the gradient of down[0][0], expected",
     "return G(torch.relu(F(x) @ up.T) @ down.T) * 4 / dist.get_world_size()": "3 ranks: rank 0",
     "return G(F(x) @ up.T @ down.T)": "compare relu(x @ up.T) @ down.T on this rank's parts",
     "return G((torch.relu(F(x) @ up.T) @ down.T).detach())": "has no graph",

@@ -30,7 +30,7 @@ recording: list[Callable[..., Any]] = []  # a CUDA graph that is being captured:
 
 
 def library(namespace: str) -> Any:
-    """To register kernels in. A CUDA build has some already; torch says so with a warning each time."""
+    """To register kernels in. A CUDA build has some already; torch reports that with a warning each time."""
     warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
     made = torch.library.Library(namespace, "IMPL")
     machine.held.append(made)

@@ -1,4 +1,4 @@
-"""The machine-near part: where torch keeps the device of a tensor, and how its C++ is told that there are GPUs.
+"""The machine-near part: where torch keeps the device of a tensor, and how its C++ learns that there are GPUs.
 
 Only this file reads and writes torch's own memory. Its four steps:
 

@@ -147,7 +147,7 @@ OWN: Mapping[str, Callable[[Values], None]] = {  # kernels that check by themsel
 
 
 def convolution(x: Any, weight: Any, bias: Any, sizes: Sequence[Any]) -> None:
-    """Types of input, weight and bias, in the words of the backend that torch would take. sizes: stride and so on."""
+    """Types of input, weight and bias, as the backend that torch would take names them. sizes: stride and so on."""
     for what, other in (("weight", weight), ("bias", bias)):
         if other is None or (x.is_cuda, x.dtype) == (other.is_cuda, other.dtype):
             continue

@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def _forked() -> None:
-    """A driver that was in use cannot be used after fork(); torch says so at the next use."""
+    """A driver that was in use cannot be used after fork(); torch reports that at the next use."""
     if torch.cuda._initialized:
         devices.forked = True
 

@@ -116,7 +116,7 @@ def one_gpu_twice(rank: int, other: int, bus: int) -> str:
 
 
 def no_such_root(word: str, root: int, size: int) -> str:
-    """NCCL's error for a root that is no rank. word: Broadcast or Reduce."""
+    """NCCL's error for a root that is not a rank. word: Broadcast or Reduce."""
     return (
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3780, invalid argument (run with "
         f"NCCL_DEBUG=WARN for details), NCCL version {'.'.join(map(str, nccl()))}\n"
