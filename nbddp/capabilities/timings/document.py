@@ -80,8 +80,10 @@ def median(some: Sequence[CurvePoint]) -> int:
 
 
 def columns_of(view: StepView) -> list[tuple[Sequence[CurvePoint], CurvePoint]]:
-    """The columns of the curves: steps, and which of them it is about: this one, the median one, or the longest."""
-    some, special = view.curves, (view.number, median(view.curves))
+    """The columns of the curves: steps, and which of them it is about: this one, the slowest of all, the median one, or
+    the slowest of the column."""
+    some = view.curves
+    special = view.number, max(some, key=lambda c: c.duration).number, median(some)
     each = -(-len(some) // MOST_COLUMNS)
     groups = [some[i : i + each] for i in range(0, len(some), each)]
     return [(group, max(group, key=lambda c: (*(c.number == n for n in special), c.duration))) for group in groups]

@@ -67,7 +67,7 @@
     redraw(scene) {
       [...this.cards.keys()].forEach((part) => this.unpin(part));
       const kept = this.svg.querySelectorAll(":scope > style, :scope > defs");
-      const made = asSvg(`<svg xmlns="http://www.w3.org/2000/svg">${scene.body}</svg>`);
+      const made = asSvg(`<svg xmlns="${this.svg.namespaceURI}">${scene.body}</svg>`);
       this.sheet.style.minHeight = `${Math.max(this.sheet.offsetHeight, scene.height)}px`;
       this.svg.replaceChildren(...kept, ...made.childNodes);
       this.svg.setAttribute("height", scene.height);

@@ -78,7 +78,8 @@ def page(made: Document, text: str, tables: Sequence[Table] = (), caption: Seque
 def _head(text: str, said: Sequence[str] | None, shorter: str = "") -> str:
     """The title, and what no drawing shows."""
     title, *more = text.split("\n")
-    return f"<b>{escape(shorter or title)}</b>" + "".join(f"\n{escape(line)}" for line in (more if said is None else said))
+    lines = more if said is None else said
+    return f"<b>{escape(shorter or title)}</b>" + "".join(f"\n{escape(line)}" for line in lines)
 
 
 def _folded(text: str, tables: Sequence[Table], said: Sequence[str] | None) -> str:
