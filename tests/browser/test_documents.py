@@ -446,7 +446,7 @@ FOLDS = {  # what the drawing shows, and what it does not
     "program": ("of communication is hidden behind compute", "rank 5 "),
     "memory": ("parameters 6.0 GiB", "at the peak of the last cell"),
     "bench": ("bus bandwidth reaches", "every element of every result was correct"),
-    "forecast": ("is extrapolated", "Assumed:"),
+    "forecast": ("is extrapolated", "the model predicts"),
 }
 
 

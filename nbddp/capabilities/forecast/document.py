@@ -17,7 +17,7 @@ WEAK, STRONG = 0, 1  # numbers of lines
 
 
 def forecast_document(some: Forecast, said: Sequence[str]) -> Document:
-    """Step time at the left, efficiency at the right. said: what the plots do not show."""
+    """Step time at the left, efficiency at the right. said: what stands above them."""
     keys = [
         (swatch("mint"), "compute"), (swatch("moves"), "exposed communication"), (stroke(3, True), "measured"),
         (stroke(WEAK, True, False), "weak scaling"), (stroke(STRONG, True, False), "strong scaling"),
