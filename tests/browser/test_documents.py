@@ -182,6 +182,8 @@ def test_every_part_says_its_numbers_under_the_pointer_and_to_the_keyboard(brows
         place = card.bounding_box()
         assert place["x"] >= 0
         assert place["x"] + place["width"] <= 900
+        figure = seen.locator(".nbddp-figure").bounding_box()
+        assert place["y"] + place["height"] <= figure["y"] + figure["height"] + 1, "a front end would cut it off"
         every = pane.locator("[data-i]")
         reached = seen.evaluate(WALK)
         assert reached == every.count(), "arrow keys reach every part"

@@ -95,13 +95,14 @@
       this.at(this.card, this.shown);
     }
 
-    // Below its part, or above where there is no room, and never beyond the sides of the pane.
+    // Below its part, or above where there is no room, and never beyond the sides of the pane or below the figure.
     at(card, part) {
       const pane = this.pane.getBoundingClientRect(), box = part.firstElementChild.getBoundingClientRect();
       const left = Math.max(box.left, pane.left) - pane.left;
       card.style.left = `${Math.max(0, Math.min(left, pane.width - card.offsetWidth))}px`;
       const below = box.bottom - pane.top + 6, above = box.top - pane.top - card.offsetHeight - 6;
-      card.style.top = `${below + card.offsetHeight > pane.height && above > 0 ? above : below}px`;
+      const end = this.pane.closest(".nbddp-figure").getBoundingClientRect().bottom - pane.top - card.offsetHeight;
+      card.style.top = `${below + card.offsetHeight > pane.height && above > 0 ? above : Math.max(0, Math.min(below, end))}px`;
       card.hidden = box.right < pane.left || box.left > pane.right;
     }
 
