@@ -3,6 +3,7 @@ words, a page a real one. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 CELLS = 24  # characters of a bar in words
@@ -22,6 +23,25 @@ class StageText(str):
 
     def __getnewargs__(self) -> Any:
         return str(self), self.stage
+
+
+class StillText(StageText):
+    """The sentence of progress that was said before, with the seconds that it is true so far: a line that is printed
+    for each sentence says it no more than once."""
+
+
+def counting(progress: Callable[[str], None], words: str, stage: Stage) -> Callable[[float], None]:
+    """Say what is being waited for. Returns what is to be told the seconds of waiting, and says each whole one."""
+    said = 0
+
+    def wait(seconds: float) -> None:
+        nonlocal said
+        if seconds >= said + 1:
+            said = int(seconds)
+            progress(StillText(f"{words} · {said} s", stage))
+
+    progress(StageText(words, stage))
+    return wait
 
 
 class Progress(StageText):

@@ -242,7 +242,7 @@ CLAIMS = {  # a sentence of a lesson → what its saved words must say, with wha
         "08",
         r"The bars on rank \*\*0\*\* are long",
         "def late()",
-    ): r"(?m)^rank 1 starts all buckets last, by \d{3} ms.*\n[\s\S]*^cause: between steps",
+    ): r"(?m)^over \d+ steps rank 1 takes \d{3} ms longer .*\n[\s\S]*^cause: between steps",
     ("18", r"The gradients of this model, 404 KiB, fit into one bucket", "%%ddp --timings\nfrom"): r"1 bucket, 404 KiB",
 }
 
