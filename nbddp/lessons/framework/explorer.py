@@ -27,8 +27,12 @@ CLASS = "nbddp-explorer"  # CSS class; its sliders keep their keys in Notebook 7
 TEXT = "nbddp-text"  # of the folded words
 HEADER = f".{TEXT} :is(.lm-Widget, .p-Widget) {{color: var(--jp-ui-font-color0, inherit)}}"  # ipywidgets' is too faint
 FOCUS = "outline: 2px solid var(--jp-ui-font-color0, #33608c) !important; outline-offset: 1px"
-CONTROLS_STYLE = (  # the class thrice: ipywidgets' own rules take the ring away from sliders
-    f".{CLASS}.{CLASS}.{CLASS} :focus-visible {{{FOCUS}}} .{CLASS} :is(button, select) {{min-height: 24px}} "
+ALL = f".{CLASS}.{CLASS}.{CLASS}"  # the class thrice: ipywidgets' own rules take the ring away from sliders
+HANDLE = f"{ALL} .noUi-handle"  # of 16 px; around it, as much again takes the pointer
+CONTROLS_STYLE = (
+    f"{ALL} :focus-visible {{{FOCUS}}} .{CLASS} :is(button, select) {{min-height: 24px}} "
+    f"{HANDLE} {{border: 1px solid var(--jp-ui-font-color2, #595959)}} {HANDLE}::before {{content: ''; display: block; "
+    "position: absolute; inset: -6px; width: auto; height: auto; background: none} "
     f"@media (prefers-reduced-motion: reduce) {{.{CLASS} * {{transition: none !important}}}} "
 )
 PACE = 1000  # milliseconds from a step to the next, when it is played
