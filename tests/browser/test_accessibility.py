@@ -46,8 +46,8 @@ SMALL = """root => [...root.querySelectorAll('button, select, input:not([type=ch
       const hit = (dx, dy) => { const box = e.getBoundingClientRect();
         const at = document.elementFromPoint((box.left + box.right) / 2 + dx, (box.top + box.bottom) / 2 + dy);
         return at !== null && e.contains(at); };
-      const small = e.matches('[role=slider]') ? ![[-11, 0], [11, 0], [0, -11], [0, 11]].every(([dx, dy]) => hit(dx, dy))
-        : r.width < 24 || r.height < 24;
+      const sides = [[-11, 0], [11, 0], [0, -11], [0, 11]];
+      const small = e.matches('[role=slider]') ? !sides.every(([dx, dy]) => hit(dx, dy)) : r.width < 24 || r.height < 24;
       return small ? [[r.width, r.height, e.outerHTML.slice(0, 120)]] : [];
     })"""
 RING = "e => { const s = getComputedStyle(e); return [s.outlineStyle, parseFloat(s.outlineWidth), s.outlineColor]; }"
@@ -144,12 +144,8 @@ def test_axe_finds_nothing_serious_on_any_explorer(tmp_path: Path) -> None:
             page.wear(theme)
             shown = page.select(number).locator(".jp-Cell-outputWrapper")
             shown.scroll_into_view_if_needed()
-            for kind, bad in (
-                ("axe", serious(shown)),
-                ("name", shown.evaluate(NAMELESS)),
-                ("size", shown.evaluate(SMALL)),
-            ):
-                found += [(name, theme, kind, bad)] if bad else []
+            bad = {"axe": serious(shown), "nameless": shown.evaluate(NAMELESS), "small": shown.evaluate(SMALL)}
+            found += [(name, theme, kind, some) for kind, some in bad.items() if some]
     assert not found, found
 
 
