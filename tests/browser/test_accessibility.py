@@ -47,7 +47,7 @@ SMALL = """root => [...root.querySelectorAll('button, select, input:not([type=ch
         const at = document.elementFromPoint((box.left + box.right) / 2 + dx, (box.top + box.bottom) / 2 + dy);
         return at !== null && e.contains(at); };
       const sides = [[-11, 0], [11, 0], [0, -11], [0, 11]];
-      const small = e.matches('[role=slider]') ? !sides.every(([dx, dy]) => hit(dx, dy)) : r.width < 24 || r.height < 24;
+      const small = e.matches('[role=slider]') ? !sides.every((to) => hit(...to)) : r.width < 24 || r.height < 24;
       return small ? [[r.width, r.height, e.outerHTML.slice(0, 120)]] : [];
     })"""
 RING = "e => { const s = getComputedStyle(e); return [s.outlineStyle, parseFloat(s.outlineWidth), s.outlineColor]; }"
