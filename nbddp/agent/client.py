@@ -189,9 +189,10 @@ class AgentClient:
     def on_event(self, callback: Callable[[Message], None]) -> None:
         self._callbacks.append(callback)
 
-    def wait_warm(self, timeout: float = START_TIMEOUT) -> Warm:
-        """Wait until workers can be started; what the agent said then (devices, cores, host)."""
-        self.wait_until(lambda: self.warm is not None or self.closed, timeout)
+    def wait_warm(self, timeout: float = START_TIMEOUT, waits: Callable[[float], None] = lambda seconds: None) -> Warm:
+        """Wait until workers can be started; what the agent said then (devices, cores, host). waits: is told the
+        seconds of waiting, some times in each."""
+        self.wait_until(lambda: self.warm is not None or self.closed, timeout, waits)
         if self.warm is None:
             why = "exited while starting" if self.closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.log))
@@ -262,13 +263,20 @@ class AgentClient:
             raise AgentFailed(f"{self.name} failed: {answer['error']}")
         return answer
 
-    def wait_until(self, done: Callable[[], bool], timeout: float) -> None:
-        end = time.monotonic() + timeout
+    def wait_until(
+        self, done: Callable[[], bool], timeout: float, waits: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        began = time.monotonic()
+        end = began + timeout
+        while not self._changed_to(done, min(SLICE, max(0.0, end - time.monotonic()))):
+            stop.check()
+            if time.monotonic() >= end:
+                return
+            waits(time.monotonic() - began)
+
+    def _changed_to(self, done: Callable[[], bool], timeout: float) -> bool:
         with self._changed:
-            while not self._changed.wait_for(done, min(SLICE, max(0.0, end - time.monotonic()))):
-                stop.check()
-                if time.monotonic() >= end:
-                    return
+            return self._changed.wait_for(done, timeout)
 
     def keep(self, seconds: float) -> None:
         """Let the warm process survive its owner for so long, where it can (`why_not_kept`); 0: not at all."""

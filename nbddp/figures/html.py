@@ -59,9 +59,10 @@ def folded(text: str) -> str:
 def picture(png: bytes, width: int, alt: str, more: str = "", spots: Sequence[Spot] = ()) -> str:
     """The picture as HTML. width: CSS pixels; alt: what a reader gets who does not see it; more: further classes.
     spots: parts whose words appear where the pointer rests. They are hidden from screen readers, since words and table
-    beneath the picture say the same. Where styles are removed, the plain picture is left."""
+    beneath the picture say the same. The picture is a block: below one in a line is room for descenders, which would
+    shift them. Where styles are removed, the plain picture is left."""
     least = round(LEAST * width)
-    size = f"max-width: 100%; min-width: {least}px; height: auto; background: #ffffff"
+    size = f"display: block; max-width: 100%; min-width: {least}px; height: auto; background: #ffffff"
     data = f"data:image/png;base64,{b64encode(png).decode()}"
     image = f'<img class="{PICTURE} {more}" alt="{escape(alt)}" width="{width}" style="{size}" src="{data}">'
     if spots:

@@ -29,6 +29,25 @@ class StageText(str):
         return str(self), self.stage
 
 
+class StillText(StageText):
+    """The sentence of progress that was said before, with the seconds that it is true so far: a line that is printed
+    for each sentence says it no more than once."""
+
+
+def counting(progress: Callable[[str], None], words: str, stage: Stage) -> Callable[[float], None]:
+    """Say what is being waited for. Returns what is to be told the seconds of waiting, and says each whole one."""
+    said = 0
+
+    def wait(seconds: float) -> None:
+        nonlocal said
+        if seconds >= said + 1:
+            said = int(seconds)
+            progress(StillText(f"{words} · {said} s", stage))
+
+    progress(StageText(words, stage))
+    return wait
+
+
 class Progress(StageText):
     """`████░░░░ 3/9  all_reduce of 64 KiB`; `words` is what is done, `done` and `of` how much of it."""
 

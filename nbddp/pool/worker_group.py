@@ -22,7 +22,7 @@ from nbddp.compat.system import LOOPBACK
 from nbddp.compat.working_dir import here, known
 from nbddp.errors import AgentFailed, PoolError, PoolNotRunning, RankStatus
 from nbddp.launch.topology import Topology, Worker
-from nbddp.output.progress import Progress, StageText
+from nbddp.output.progress import Progress, StageText, counting
 from nbddp.pool import start_requests
 from nbddp.pool.change import RankLayout, plan_change
 from nbddp.pool.host_source import HostSource
@@ -168,11 +168,12 @@ class WorkerGroup:
     def warm_here(self, progress: Callable[[str], None]) -> None:
         """Wait until the agent of this machine is warm."""
         node = self.nodes[0]
-        if not node.warm:
-            only = node.agent.controls_only
-            words = "waiting for the node agent" if only else "importing torch in the warm process, once"
-            progress(StageText(words, "agent"))
-        node.agent.wait_warm()
+        if node.warm:
+            node.agent.wait_warm()  # which raises if a package is missing
+            return
+        only = node.agent.controls_only
+        words = "waiting for the node agent" if only else "importing torch in the warm process, once"
+        node.agent.wait_warm(waits=counting(progress, words, "agent"))
 
     def leave(self, gone: Sequence[PoolNode]) -> None:
         """Go on without these nodes, which have no workers any more. Ranks meet at new stores from here on."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nbddp.capabilities.panel.state import PAGES
+from nbddp.lessons.framework.explorer import Explorer
+from nbddp.teach import explore
 from tests.browser import test_documents as documents
 from tests.browser.test_browser import browsers, sync_api, until
 from tests.browser.test_panel_browser import TRAIN, Panel
@@ -27,6 +30,8 @@ CELLS = (
     Output("prints", "%%ddp\nprint('here')"), Output("fails", "%%ddp\n1 / 0"),
     Output("explorer", "from nbddp.teach import explore, predict\nexplore.buckets()"),
     Output("question", "predict.global_rank_as_device()"), Output("status", "%ddp status"),
+    Output("long", "%%ddp\nfor i in range(60): print('step', i, 'on', dist.get_rank())"),
+    Output("timings", "%ddp timings"),
 )  # fmt: skip
 SERIOUS = ("serious", "critical")
 AXE = """async element => (await axe.run(element, {resultTypes: ['violations']})).violations.flatMap(
@@ -34,9 +39,18 @@ AXE = """async element => (await axe.run(element, {resultTypes: ['violations']})
 NAMELESS = """root => [...root.querySelectorAll('button, select, input, [role=slider], [contenteditable=true]')]
     .filter(e => e.offsetParent !== null && !(e.ariaLabel || e.labels?.[0]?.innerText.trim() || e.innerText.trim()))
     .map(e => e.outerHTML.slice(0, 200))"""
-SMALL = """root => [...root.querySelectorAll('button, select, input:not([type=checkbox], [type=radio])')]
-    .filter(e => e.offsetParent !== null).map(e => [e.getBoundingClientRect(), e.outerHTML.slice(0, 120)])
-    .filter(([r]) => r.width < 24 || r.height < 24).map(([r, html]) => [r.width, r.height, html])"""
+# Of a slider, what takes the pointer may be larger than what is seen; in the panel's curves the whole plot takes it
+SMALL = """root => [...root.querySelectorAll('button, select, input:not([type=checkbox], [type=radio]), [role=slider]')]
+    .filter(e => e.offsetParent !== null && !e.closest('.nbddp-steps')).flatMap(e => {
+      const r = e.getBoundingClientRect();
+      e.scrollIntoViewIfNeeded?.();
+      const hit = (dx, dy) => { const box = e.getBoundingClientRect();
+        const at = document.elementFromPoint((box.left + box.right) / 2 + dx, (box.top + box.bottom) / 2 + dy);
+        return at !== null && e.contains(at); };
+      const sides = [[-11, 0], [11, 0], [0, -11], [0, 11]];
+      const small = e.matches('[role=slider]') ? !sides.every((to) => hit(...to)) : r.width < 24 || r.height < 24;
+      return small ? [[r.width, r.height, e.outerHTML.slice(0, 120)]] : [];
+    })"""
 RING = "e => { const s = getComputedStyle(e); return [s.outlineStyle, parseFloat(s.outlineWidth), s.outlineColor]; }"
 BEHIND = "() => getComputedStyle(document.body).getPropertyValue('--jp-layout-color0').trim()"
 
@@ -62,12 +76,14 @@ def hex_of(colour: str) -> str:
     return f"#{int(red):02x}{int(green):02x}{int(blue):02x}"
 
 
-def ring(page: Page, element: Any) -> None:
-    """What the keyboard has focused has a ring of 2 px, 3 : 1 to the page."""
+def ring(page: Page, element: Any, away: str = "Shift+Tab", back: str = "Tab") -> None:
+    """What the keyboard has focused has a ring of 2 px, 3 : 1 to the page. away, back: keys between it and what is
+    beside it. That is no editor of a cell, which takes Tab as text."""
     element.focus()
-    page.page.keyboard.press("Shift+Tab")
-    page.page.keyboard.press("Tab")
-    style, width, colour = page.page.evaluate(f"({RING})(document.activeElement)")
+    page.page.keyboard.press(away)
+    page.page.keyboard.press(back)
+    assert element.evaluate("e => e === document.activeElement"), "the keys came back to it"
+    style, width, colour = element.evaluate(RING)
     assert (style, width >= 2) == ("solid", True), (style, width)
     assert contrast(hex_of(colour), hex_of(page.page.evaluate(BEHIND))) >= 3
 
@@ -130,6 +146,30 @@ def test_axe_finds_nothing_serious_on_figures(browser: Any, name: str) -> None:
         seen.close()
 
 
+EXPLORERS = sorted(name for name in dir(explore) if isinstance(getattr(explore, name), Explorer))
+
+
+@pytest.mark.looks
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(FOUND is None, reason="to test with axe-core: pip install axe-playwright-python")
+def test_axe_finds_nothing_serious_on_any_explorer(tmp_path: Path) -> None:
+    if not browsers():
+        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
+    cells = [Output("import", "from nbddp.teach import explore"), *(Output(n, f"explore.{n}()") for n in EXPLORERS)]
+    found = []
+    with opened("lab", cells, tmp_path, scale=1) as page:
+        add_axe(page)
+        for number in range(len(cells)):
+            page.ended(page.begin(number))
+        for theme, (number, name) in product(THEMES, enumerate(EXPLORERS, 1)):
+            page.wear(theme)
+            shown = page.select(number).locator(".jp-Cell-outputWrapper")
+            shown.scroll_into_view_if_needed()
+            bad = {"axe": serious(shown), "nameless": shown.evaluate(NAMELESS), "small": shown.evaluate(SMALL)}
+            found += [(name, theme, kind, some) for kind, some in bad.items() if some]
+    assert not found, found
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(FOUND is None, reason="to test with axe-core: pip install axe-playwright-python")
 def test_axe_finds_nothing_serious_on_panel_explorers_questions_and_outputs(tmp_path: Path) -> None:
@@ -146,8 +186,10 @@ def test_axe_finds_nothing_serious_on_panel_explorers_questions_and_outputs(tmp_
                 found = serious(cell.locator(".jp-Cell-outputWrapper"))
                 assert not found, (output.name, theme, found)
                 assert not cell.locator(".jp-Cell-outputWrapper").evaluate(NAMELESS), output.name
+                assert not cell.locator(".jp-Cell-outputWrapper").evaluate(SMALL), output.name
             ring(page, shown.at.get_by_role("tab", selected=True))
-            ring(page, cells[3].get_by_role("slider").first)
+            for control in cells[3].get_by_role("slider").all():
+                ring(page, control, "Tab", "Shift+Tab")
         shown.turn_to("Debugger")
         ring(page, shown.at.get_by_label("line", exact=True))
         group = cells[4].get_by_role("radiogroup")

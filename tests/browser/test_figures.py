@@ -470,6 +470,16 @@ def test_each_bar_says_what_it_is_at_any_width(browser: Any, width: int) -> None
     page.close()
 
 
+def test_outlines_lie_on_the_parts_of_a_picture_in_a_page_of_today(browser: Any) -> None:
+    """A page with a doctype has room for the descenders of a line below a picture that is no block."""
+    html = notebook_of(timeline()).cells[0].outputs[0].data["text/html"]
+    page = browser.new_page(viewport={"width": 900, "height": 1000})
+    page.set_content(f"<!DOCTYPE html><body style='font: 20px/2 serif'>{html}</body>")
+    image = page.locator("img.nbddp-picture")
+    assert page.locator("*:has(> .nbddp-spot)").bounding_box() == pytest.approx(image.bounding_box(), abs=0.1)
+    page.close()
+
+
 def assert_pointed(page: Any) -> None:
     """What is said of a place is what is drawn there."""
     picture = pixels(page.locator("img.nbddp-picture"))

@@ -20,6 +20,7 @@ import pytest
 from nbddp.capabilities.by_rank.tabs import page as drawn
 from nbddp.errors import Raised, RankStatus
 from nbddp.output.buffer import RankOutput
+from nbddp.output.layout import Print, flat
 from nbddp.output.page import NOT_LIVE, OutputState, live
 from nbddp.protocol.outcome import Outcome, RankExit
 from tests.browser.test_browser import PATIENCE, SETTINGS, jupyterlab, places, sync_api
@@ -259,6 +260,49 @@ def book(shown: str, text: str = "rank 0 │ the text", name: str = "") -> Any:
     )
 
 
+def with_figures(folder: Path, ranks: int) -> Any:
+    """A cell whose ranks have displayed what only an application shows, and which has then failed."""
+    outs = outputs(folder, ranks, 20)
+    for out in outs:
+        figure = {"application/vnd.plotly.v1+json": {}, "text/plain": f"figure of rank {out.rank}"}
+        out.take("display_data", {"data": figure, "metadata": {}})
+    found = drawn(OutputState(outs, {}))
+    assert found is not None
+    text, more = flat(outs, found.shows)
+    kept = [nbformat.v4.new_output("display_data", {"text/plain": text, "text/html": found.html})]
+    for piece in more:
+        kept.append(
+            nbformat.v4.new_output("stream", name=piece.stream, text=piece.text)
+            if isinstance(piece, Print)
+            else nbformat.v4.new_output("display_data", piece.data, metadata=piece.metadata)
+        )
+    kept.append(nbformat.v4.new_output("error", ename="RunFailed", evalue="all", traceback=["RunFailed: rank 1"]))
+    return nbformat.v4.new_code_cell("%%ddp", outputs=kept, execution_count=1)
+
+
+def figures_follow(page: Any, cell: Any) -> None:
+    """A rank's tab has that rank's figures alone, below it, and what is not of ranks stays."""
+    tabs = cell.get_by_role("tab")
+    for name, ranks in {"rank 1": [1], "all": [0, 1, 2], "rank 2": [2], "side by side": [0, 1, 2]}.items():
+        tabs.filter(has_text=re.compile(f"^{name}$")).click()
+        shown = cell.locator("pre", has_text=re.compile(r"^\s*(rank \d │ )?figure of rank \d\s*$"))
+        said = [p.inner_text().strip() for p in shown.all() if p.is_visible()]
+        assert sorted({int(words[-1]) for words in said}) == ranks, (name, said)
+        assert len(said) == 2 * len(ranks), "the line with the rank, and its figure"
+        sync_api.expect(cell.get_by_text("RunFailed: rank 1")).to_be_visible()
+
+
+def test_figures_that_follow_the_view_are_those_of_the_tab(page: Any, tmp_path: Path) -> None:
+    made = book("<p>no tabs</p>")
+    made.cells += [with_figures(tmp_path, 3)]
+    nbformat.write(made, tmp_path / "saved.ipynb")
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "saved.ipynb"]
+    subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
+    page.route(re.compile("^http"), lambda route: route.abort())
+    page.goto((tmp_path / "saved.html").as_uri())
+    figures_follow(page, page.locator(".jp-Cell").last)
+
+
 @pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.looks), "dark"])
 def test_what_nbconvert_writes_has_tabs_without_a_kernel_or_a_network(page: Any, tmp_path: Path, theme: str) -> None:
     nbformat.write(book(html(outputs(tmp_path, 4, 60), failed=1)), tmp_path / "saved.ipynb")
@@ -289,6 +333,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         made.cells += book(html(pictured(base / f"{name}-rich", 3)), name=f"{name}-rich").cells
         running = live(html(outputs(base / f"{name}-live", 4, 60), running=True), time.time())
         made.cells += book(running, name=f"{name}-live").cells
+        made.cells += [with_figures(base / f"{name}-below", 3)]
         nbformat.write(made, folder / f"{name}.ipynb")
     trust = [sys.executable, "-m", "jupyter", "trust", str(folder / "trusted.ipynb")]
     subprocess.run(trust, env=os.environ | places(base), check=True, capture_output=True)
@@ -312,7 +357,7 @@ def test_jupyterlab_has_tabs_in_both_themes_on_narrow_and_wide_pages(browser: An
         page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", THEMES[theme])
         page.wait_for_function(SWITCHED, arg=THEMES[theme])
         roots = page.locator(ROOT)
-        sync_api.expect(roots).to_have_count(3)
+        sync_api.expect(roots).to_have_count(4)
         for root in roots.all():
             area = root.locator("xpath=ancestor::*[contains(@class, 'jp-OutputArea-output')]")
             assert area.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
@@ -324,6 +369,7 @@ def test_jupyterlab_has_tabs_in_both_themes_on_narrow_and_wide_pages(browser: An
     for key, name in (("ArrowRight", "differences"), ("End", "rank 3"), ("Home", "all")):
         page.keyboard.press(key)
         sync_api.expect(strip.locator("[aria-selected=true]")).to_have_text(name)
+    figures_follow(page, page.locator(".jp-CodeCell").last)
     page.close()
 
 

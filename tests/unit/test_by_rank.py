@@ -10,8 +10,8 @@ import pytest
 
 from nbddp.capabilities.by_rank.differences import MOST as LISTED
 from nbddp.capabilities.by_rank.embedded import embedded, is_whole
-from nbddp.capabilities.by_rank.panes import BELOW, LEAST, LIVE_LINES
-from nbddp.capabilities.by_rank.tabs import MANY, page
+from nbddp.capabilities.by_rank.panes import BELOW_FIGURE, LEAST, LIVE_LINES
+from nbddp.capabilities.by_rank.tabs import LATER, MANY, page
 from nbddp.errors import Raised, RankStatus
 from nbddp.output.buffer import HEAD, TAIL, VIEW, Display, RankOutput
 from nbddp.output.layout import Print, Show, block, flat
@@ -220,8 +220,42 @@ def test_what_is_no_part_of_the_page_is_displayed_below_it_under_its_label(tmp_p
         Print("stdout", "rank 1 │ Figure\n"),
         Show({"application/vnd.plotly.v1+json": {}, "text/plain": "Figure"}, {}),
     ]
-    assert drawn.html.count(BELOW) == 2, "in its pane, and as a difference"
+    assert drawn.html.count(BELOW_FIGURE) == 2, "in its pane, and as a difference"
     assert drawn.html.count("data:image/png") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_page"),
+    [
+        ("application/vnd.plotly.v1+json", {}, True),
+        ("application/vnd.jupyter.widget-view+json", {"model_id": "7"}, False),
+        ("text/markdown", "*a*", False),
+    ],
+)
+def test_figures_of_several_ranks_that_an_application_shows_have_tabs(
+    kind: str, value: object, is_page: bool, tmp_path: Path
+) -> None:
+    """The tabs show and hide them. A widget may be a bar of a line, and Markdown a word."""
+    outs = printing(tmp_path, "", "")
+    for out in outs:
+        show(out, {kind: value, "text/plain": f"of rank {out.rank}"})
+    assert (page(OutputState(outs, {})) is not None) == is_page
+    assert page(OutputState(outs[:1], {})) is None, "there is one"
+
+
+def test_while_the_cell_runs_the_differences_are_those_of_lines_that_are_all_there(tmp_path: Path) -> None:
+    outs = printing(tmp_path, numbered(50) + "mine\n", numbered(50))
+    drawn = page(OutputState(outs, {}, True))
+    assert drawn is not None
+    _, _, differ = drawn.html.partition('<summary style="display: list-item; cursor: pointer">differences')
+    assert "mine" in differ
+    assert "line 7" not in differ
+    alike = page(OutputState(printing(tmp_path, numbered(50), numbered(50)), {}, True))
+    assert alike is not None
+    assert "Every line so far is the same on all ranks." in alike.html
+    long = page(OutputState(printing(tmp_path, numbered(2 * LIVE_LINES), numbered(50)), {}, True))
+    assert long is not None
+    assert LATER in long.html, "the oldest lines are not there, so they would all differ"
 
 
 def test_the_text_of_the_page_is_that_of_the_block(tmp_path: Path) -> None:

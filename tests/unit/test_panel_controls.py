@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,10 @@ from nbddp.capabilities.panel.curves import Curve, cut, top
 from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.rows import Rank, Use
 from nbddp.capabilities.panel.state import State
+from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
 from nbddp.teach import explore
 from tests.unit.test_panel import CPU
 
@@ -99,13 +103,34 @@ def test_an_answer_is_of_a_page_and_a_step_that_is_wanted_is_not_moved_back() ->
     assert panel_state.timed(drawn, 2, Curve()).wanted == -1
 
 
-@pytest.mark.parametrize("name", ["buckets", "ring", "pipeline"])
+EXPLORERS = [name for name in dir(explore) if isinstance(getattr(explore, name), Explorer)]
+STEPPED = [name for name in EXPLORERS if any(isinstance(c, Steps) for c in getattr(explore, name).controls)]
+
+
+def values(control: Slider | Choice) -> list[Any]:
+    if isinstance(control, Choice):
+        return [o[1] if isinstance(o, tuple) else o for o in control.options]
+    return [*range(control.low, control.high + 1, control.step)]
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_every_control_of_an_explorer_changes_something_where_it_begins(name: str) -> None:
+    explorer = getattr(explore, name)
+    for control in explorer.controls:
+        drawn = []
+        for value in values(control):
+            with contextlib.suppress(BadInput):  # a sentence is no change
+                drawn.append(explorer.show(**{**explorer.begins, control.name: value}))
+        assert len({d.words for d in drawn}) > 1 or len({d.png() for d in drawn}) > 1, control.name
+
+
+@pytest.mark.parametrize("name", STEPPED)
 def test_every_move_of_an_explorer_changes_something(name: str) -> None:
     explorer = getattr(explore, name)
-    (steps,) = [c for c in explorer.controls if getattr(c, "moves", None)]
-    for setting in explorer.settings:
+    (steps,) = [c for c in explorer.controls if isinstance(c, Steps)]
+    for setting in (*explorer.settings, explorer.begins):
         most = steps.most(explorer.simulate(**setting))
         shown = [explorer.simulate(**{**setting, steps.name: n}) for n in range(steps.low, most + 1)]
         texts = [found.describe() for found in shown]
         assert all(a != b for a, b in pairwise(texts)), setting
-        assert most < steps.high or name == "pipeline"
+        assert most < steps.high or steps.moves is None or name == "pipeline"

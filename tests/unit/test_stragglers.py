@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import statistics
 from dataclasses import replace
 
@@ -10,7 +11,19 @@ import pytest
 
 from nbddp.analysis.cause import BACKWARD, BATCH, EITHER, FORWARD, INPUT, MACHINE, OPTIMIZER, UNKNOWN, cause, steady
 from nbddp.analysis.steps import Bucket, Recording, Span, Step
-from nbddp.capabilities.timings.analysis import AFTER, BETWEEN, LOSS, latest_bucket, own, parts, slow, verdict
+from nbddp.analysis.wait_time import Straggler, straggler, transfers
+from nbddp.capabilities.timings.analysis import (
+    AFTER,
+    BETWEEN,
+    LOSS,
+    analysed,
+    latest_bucket,
+    own,
+    parts,
+    slow,
+    verdict,
+)
+from nbddp.capabilities.timings.text import sentences
 
 MS = 1_000_000
 
@@ -211,6 +224,44 @@ def test_the_part_of_a_step_that_takes_longer_is_found_though_all_leave_backward
     assert found.describe()[0].startswith(
         "over 14 steps rank 1 takes 100 ms longer per step than the other ranks; it starts"
     )
+
+
+def late_in(made: Recording, number: int, rank: int, by: int) -> Recording:
+    """In this step the gradients of `rank` are ready that many milliseconds later; the exchange ends with them."""
+
+    def later(s: Step) -> Step:
+        buckets = tuple(replace(b, ready=b.ready + by * MS, sent=b.sent + by * MS) for b in s.buckets)
+        start, computed, done = s.backward
+        return replace(s, buckets=buckets, backward=(start, computed + by * MS, done))
+
+    return replace(made, steps={r: [later(s) if (r, s.number) == (rank, number) else s for s in some]
+                                for r, some in made.steps.items()})  # fmt: skip
+
+
+def on_ranks(made: Recording, number: int) -> list[str]:
+    """The sentences of a step's text that are about ranks, without the first, on its buckets."""
+    return sentences(analysed(made, number))[1:]
+
+
+def test_the_text_of_a_step_names_only_the_rank_that_is_slow_over_all_steps() -> None:
+    made = recording({FORWARD: 100})
+    whole = "over 14 steps rank 1 takes 100 ms longer per step than the other ranks; it starts 28 of 28 buckets last"
+    assert on_ranks(made, 7)[0] == f"{whole}, in this step 2 of 2, by 100 ms"
+    other = late_in(made, 7, rank=0, by=130)
+    assert straggler(transfers(other.step(7))) == Straggler(0, 130 * MS, 2, 2), "here rank 0 comes last"
+    first, why = on_ranks(other, 7)
+    assert first == f"{whole.replace('28 of', '26 of')}, in this step 0 of 2"
+    assert why.startswith("cause: forward")
+    assert on_ranks(other, 8)[0].endswith("starts 26 of 28 buckets last, in this step 2 of 2, by 100 ms")
+
+
+@pytest.mark.parametrize(("count", "known"), [(15, "no rank is slower than noise (± 30.0 ms over 14 steps)"),
+                                              (4, "whether a rank is slower is not known: ")])  # fmt: skip
+def test_where_no_rank_is_slow_the_text_of_a_step_names_none_however_late_one_is(count: int, known: str) -> None:
+    (said,) = on_ranks(late_in(recording({}, count=count), 2, rank=0, by=130), 2)
+    assert said.startswith(known)
+    assert said.endswith("; in this step the ranks wait 130 ms for the last one to start a bucket")
+    assert not re.search(r"rank \d", said)
 
 
 def test_of_a_slow_backward_the_gradients_that_come_late_are_named() -> None:

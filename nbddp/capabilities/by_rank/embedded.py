@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from urllib.parse import quote
 
 from nbddp.output.buffer import Display
+from nbddp.protocol.messages import MimeBundle
 
 VOID = frozenset(("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"))
 OPTIONAL = frozenset(  # may lack an end
@@ -23,7 +24,7 @@ FIT = "max-width: 100%; height: auto"
 def embedded(display: Display) -> str | None:
     """The display as HTML, or None."""
     data = display.data
-    if any(kind.startswith("application/") and kind not in HARMLESS for kind in data):
+    if applied(data):
         return None
     if "text/html" in data:
         html = str(data["text/html"])
@@ -35,6 +36,11 @@ def embedded(display: Display) -> str | None:
         if kind in data:
             return _image(f"data:{kind};base64,{''.join(str(data[kind]).split())}", alt)
     return None
+
+
+def applied(data: MimeBundle) -> bool:
+    """Whether it is for an application, such as a widget's or Plotly's."""
+    return any(kind.startswith("application/") and kind not in HARMLESS for kind in data)
 
 
 def _image(source: str, alt: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbddp.analysis.quantities import size
-from nbddp.capabilities.by_rank.embedded import embedded
+from nbddp.capabilities.by_rank.embedded import applied, embedded
 from nbddp.errors import RankStatus
 from nbddp.execution.report import raised_words
 from nbddp.launch.topology import rank_words
@@ -20,7 +20,7 @@ from nbddp.protocol.outcome import RankExit
 NOTE, MOVING = "note", "moving"  # beside the streams, kinds of a line: said by nbddp; it may still change
 LIVE_LINES, LEAST, MOST = 2000, 5, 200  # lines of all ranks in a live view, and of each at least and at most
 WIDEST = 2000  # characters of a line in a live view
-BELOW = "(displayed below the tabs)"
+BELOW, BELOW_FIGURE = "(displayed below the tabs)", "(a figure, displayed below the tabs)"
 LARGE = re.compile("<(img|svg|table|canvas|video|iframe|object)\\b", re.IGNORECASE)
 BAD = (RankStatus.FAILED, RankStatus.DIED)
 
@@ -59,6 +59,14 @@ class Pane:
 
     def has_large(self) -> bool:
         return any(isinstance(part, Rich) and part.is_large for part in self.parts)
+
+    def is_cut(self) -> bool:
+        """Whether the rank has printed more lines than are here."""
+        return self.lines > sum(isinstance(part, Line) and part.kind in ("stdout", "stderr") for part in self.parts)
+
+    def has_below(self) -> bool:
+        """Whether a figure that an application shows follows the tabs, which show or hide it."""
+        return any(isinstance(part, Line) and (part.kind, part.text) == (NOTE, BELOW_FIGURE) for part in self.parts)
 
 
 def kept(state: OutputState) -> list[Pane]:
@@ -104,7 +112,12 @@ def _parts(item: Item, out: RankOutput) -> list[Line | Rich]:
     html = embedded(item)
     if html is not None:
         return [Rich(html)]
-    return [*(Line("stdout", text) for text in _words(item)), *[Line(NOTE, BELOW)] * is_rich(item.data)]
+    return [*(Line("stdout", text) for text in _words(item)), *[Line(NOTE, _below(item))] * is_rich(item.data)]
+
+
+def _below(display: Display) -> str:
+    """Where the display is. A widget may be a bar of a line, and Markdown words: neither is large by itself."""
+    return BELOW_FIGURE if applied(display.data) and not model_id(display.data) else BELOW
 
 
 def _words(display: Display) -> list[str]:

@@ -81,6 +81,27 @@
       const atEnd = e.scrollHeight > e.clientHeight && e.scrollTop + e.clientHeight > e.scrollHeight - 4;
       state.tops[key] = [e.scrollLeft, live && atEnd ? "end" : e.scrollTop];
     };
+    // What an application shows, such as a widget, is an output of its own: it follows, each below a line with its ranks
+    const CELL = ".jp-OutputArea-child, .output_area", LABEL = /^ranks? (\d[\d–, ]*?)( Out)? *│/;
+    const ranksOf = (words) => words.split(",").flatMap((part) => {
+      const [low, high = low] = part.split("–").map(Number);
+      return Array.from({ length: high - low + 1 }, (_, i) => low + i);
+    });
+    const output = root.closest(CELL);
+    const followOutputs = () => {
+      const pane = chosen().pane, wanted = pane?.dataset.ranks.split(" ").map(Number);
+      let shows = true, labelled = false;
+      for (let e = output?.nextElementSibling; e; e = e.nextElementSibling) {
+        const label = LABEL.exec(e.matches(CELL) && e.querySelector("pre")?.textContent || "");
+        if (label) shows = !wanted || ranksOf(label[1]).some((rank) => wanted.includes(rank));
+        if (label || labelled) e.classList.toggle("nbddp-elsewhere", !shows);
+        labelled = label !== null; // its display comes next
+      }
+    };
+    if (output?.parentElement && !live) {
+      new MutationObserver(followOutputs).observe(output.parentElement, { childList: true });
+    }
+
     let view = "all";
     const show = () => {
       const now = chosen();
@@ -88,6 +109,7 @@
       root.dataset.view = now.pane ? "rank" : now.key;
       for (const pane of panes) pane.hidden = view === "differences" || Boolean(now.pane && now.pane !== pane);
       if (differs) differs.hidden = view !== "differences";
+      if (!live) followOutputs();
       for (const { tab } of tabs) {
         tab.setAttribute("aria-selected", tab === now.tab);
         tab.tabIndex = tab === now.tab ? 0 : -1;

@@ -21,6 +21,7 @@ from nbddp.output.page import OutputPage, OutputState
 
 MANY = 40  # lines from which on output is worth tabs
 NAME = "nbddp-tabs"
+LATER = "Here are only the newest lines of each rank. The lines that differ are listed when the cell has ended."
 SHORT = 12  # ranks from which on a tab has the number alone
 # What is left of the looks where styles are removed
 BOX = "max-height: 22em; overflow: auto"
@@ -43,7 +44,7 @@ def page(state: OutputState) -> OutputPage | None:
 
 def is_worth(panes: Sequence[Pane]) -> bool:
     """Whether there are more lines than a screen has, or pictures and tables of several ranks."""
-    return lines_of(panes) > MANY or sum(pane.has_large() for pane in panes) > 1
+    return lines_of(panes) > MANY or sum(pane.has_large() or pane.has_below() for pane in panes) > 1
 
 
 def lines_of(panes: Sequence[Pane]) -> int:
@@ -56,8 +57,8 @@ def html(panes: Sequence[Pane], live: bool = False, below: Sequence[str] = ()) -
     about = " data-live" * live + " data-rich" * rich + " data-short" * (lines_of(panes) <= MANY)
     count = len(panes)
     body = "".join(_pane(pane, is_open=i == 0, short=count > SHORT) for i, pane in enumerate(panes))
-    if count > 1 and not live:
-        body += _differs(panes)
+    if count > 1:
+        body += _differs(panes, live)
     about += f' data-below="{escape(" · ".join(below))}"' * live  # which the script shows, as long as it is true
     style, script = f"<style>{_file('tabs.css')}</style>", f"<script>{_file('tabs.js')}</script>"
     return f'<div class="{NAME}"{about}>{style}<div class="nbddp-body">{body}</div>{script}</div>'
@@ -79,10 +80,14 @@ def _pane(pane: Pane, *, is_open: bool, short: bool) -> str:
     return _fold("nbddp-rank", said, "".join(parts), about, is_open)
 
 
-def _differs(panes: Sequence[Pane]) -> str:
+def _differs(panes: Sequence[Pane], live: bool) -> str:
+    """live: while the run goes on, of lines that are all there; a line that other ranks have yet to print differs."""
+    if live and any(pane.is_cut() for pane in panes):
+        return _fold("nbddp-differs", "differences", f"<p>{LATER}</p>")
     found = differences(panes)
     said = "".join(f'<div class="nbddp-name">{escape(name)}</div>{_lines(rows)}' for name, rows in found)
-    return _fold("nbddp-differs", "differences", said or "<p>Every line is the same on all ranks.</p>")
+    alike = f"<p>Every line {'so far ' * live}is the same on all ranks.</p>"
+    return _fold("nbddp-differs", "differences", said or alike)
 
 
 def _fold(name: str, said: str, body: str, about: str = "", is_open: bool = False) -> str:

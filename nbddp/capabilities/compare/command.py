@@ -29,8 +29,8 @@ from nbddp.capabilities.compare.replicas import (
 )
 from nbddp.errors import BadInput
 from nbddp.execution.values import check_ranks
-from nbddp.figures.table import Table
 from nbddp.figures.document.page import Document, page
+from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol import pickling

@@ -11,7 +11,7 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,9 @@ class RemoteAgentClient(AgentClient):
         """The address at which the host is reached, for code that asks the routing table for the way to it."""
         return self.hello.reached
 
-    def wait_warm(self, timeout: float = START_TIMEOUT) -> Warm:
+    def wait_warm(self, timeout: float = START_TIMEOUT, waits: Callable[[float], None] = lambda seconds: None) -> Warm:
         """As an agent's here; AgentFailed says what connects to it says, and what to do."""
-        self.wait_until(lambda: self.warm is not None or self.closed, timeout)
+        self.wait_until(lambda: self.warm is not None or self.closed, timeout, waits)
         if self.warm is None:
             raise AgentFailed(self.way.failure(self.host, self._ended(), self._said()), str(self.log))
         return super().wait_warm(timeout)

@@ -25,7 +25,7 @@ from nbddp.errors import AgentFailed, BadInput, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import counted
 from nbddp.launch.units import lasts
-from nbddp.output.progress import StageText
+from nbddp.output.progress import StageText, counting
 from nbddp.output.screens import NullScreen, Screen
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import weakly
@@ -186,9 +186,9 @@ class RemoteNodes(HostSource):
         self.group.warm_here(progress)
         failed: list[AgentFailed] = []
         for node in self.nodes:
-            progress(StageText(f"importing torch on {node.agent.host}, once", "agent"))
+            waits = counting(progress, f"importing torch on {node.agent.host}, once", "agent")
             try:
-                node.agent.wait_warm()
+                node.agent.wait_warm(waits=waits)
             except AgentFailed as e:
                 if not spec.elastic:
                     raise

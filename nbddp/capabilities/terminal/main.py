@@ -23,6 +23,7 @@ from nbddp.launch import options
 from nbddp.launch.topology import counted
 from nbddp.notebook import commands
 from nbddp.notebook.commands import CommandLine
+from nbddp.output.progress import StillText
 from nbddp.protocol.capability import DetachedResource, load, rows
 
 PROG = "python -m nbddp"
@@ -102,6 +103,12 @@ def restart(line: CommandLine) -> None:
         )
 
 
+def _print_progress(text: str) -> None:
+    """A line for each sentence, once, and none for its seconds."""
+    if not isinstance(text, StillText):
+        print(text, file=sys.stderr)
+
+
 def start(line: CommandLine) -> None:
     """Hold a pool in the foreground until it is stopped."""
     from nbddp.pool.pool import WorkerPool
@@ -110,7 +117,7 @@ def start(line: CommandLine) -> None:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     pool = WorkerPool()
     try:
-        for note in pool.ensure(line.launch, progress=lambda text: print(text, file=sys.stderr)):
+        for note in pool.ensure(line.launch, progress=_print_progress):
             print(note)
     except KeyboardInterrupt:
         pool.close()

@@ -8,8 +8,8 @@ from nbddp.analysis.clocks import clocks_agree
 from nbddp.analysis.quantities import duration, size, speed
 from nbddp.analysis.row_limit import note
 from nbddp.analysis.steps import Bucket, recorded_from
-from nbddp.analysis.wait_time import CurvePoint, Straggler
-from nbddp.capabilities.timings.analysis import BucketView, RankView, StepView
+from nbddp.analysis.wait_time import CurvePoint
+from nbddp.capabilities.timings.analysis import BucketView, RankView, Slow, StepView
 from nbddp.figures.table import Table
 from nbddp.launch.topology import counted, rank_words
 
@@ -47,10 +47,7 @@ def folded(view: StepView) -> str:
 
 def sentences(view: StepView) -> list[str]:
     """What the step shows, the most important first."""
-    lines = [_first(view)]
-    if view.late is not None:
-        lines.append(_straggler(view.late, view.slow is not None and view.slow.rank == view.late.rank))
-    lines += view.judged.describe() if view.judged is not None else []
+    lines = [_first(view), *_of_ranks(view)]
     if view.rebuilt:
         lines.append(
             "This is the first exchange: DDP rebuilds its buckets after it, in the order in which gradients arrived."
@@ -73,12 +70,25 @@ def _first(view: StepView) -> str:
     return f"{buckets}: {100 * view.hidden_share:.0f} % of all-reduce time is hidden behind backward"
 
 
-def _straggler(late: Straggler, slow: bool) -> str:
-    """Some rank is the last in each step: it is named if it is slow in others too."""
-    if not slow:
-        return f"in this step the ranks wait {duration(late.late / 1e9)} for the last one to start a bucket"
-    buckets = "all buckets" if late.last == late.of else f"{late.last} of {late.of} buckets"
-    return f"rank {late.rank} starts {buckets} last, by {duration(late.late / 1e9)}, and the others wait for it"
+def _of_ranks(view: StepView) -> list[str]:
+    """One statement on all steps and on this one, and its cause. In each step some rank is the last: it is named only
+    if the test over steps names it, and then no other rank is."""
+    said = view.judged.describe() if view.judged is not None else []
+    if view.slow is not None:
+        return [said[0] + _of_slow(view, view.slow), *said[1:]]
+    if view.late is None:
+        return said
+    here = f"in this step the ranks wait {duration(view.late.late / 1e9)} for the last one to start a bucket"
+    return [f"{said[0]}; {here}", *said[1:]] if said else [here]
+
+
+def _of_slow(view: StepView, slow: Slow) -> str:
+    """How many of this step's buckets the slow rank starts last, as `Slow.describe` says it of all steps."""
+    if not slow.of or not view.transfers:
+        return ""
+    last = sum(t.slowest == slow.rank for t in view.transfers)
+    by = f", by {duration(view.late.late / 1e9)}" if view.late is not None and view.late.rank == slow.rank else ""
+    return f", in this step {last} of {len(view.transfers)}{by}"
 
 
 # -- where the pointer rests -----------------------------------------------------------------------

@@ -27,8 +27,12 @@ CLASS = "nbddp-explorer"  # CSS class; its sliders keep their keys in Notebook 7
 TEXT = "nbddp-text"  # of the folded words
 HEADER = f".{TEXT} :is(.lm-Widget, .p-Widget) {{color: var(--jp-ui-font-color0, inherit)}}"  # ipywidgets' is too faint
 FOCUS = "outline: 2px solid var(--jp-ui-font-color0, #33608c) !important; outline-offset: 1px"
-CONTROLS_STYLE = (  # the class thrice: ipywidgets' own rules take the ring away from sliders
-    f".{CLASS}.{CLASS}.{CLASS} :focus-visible {{{FOCUS}}} .{CLASS} :is(button, select) {{min-height: 24px}} "
+ALL = f".{CLASS}.{CLASS}.{CLASS}"  # the class thrice: ipywidgets' own rules take the ring away from sliders
+HANDLE = f"{ALL} .noUi-handle"  # of 16 px; around it, as much again takes the pointer
+CONTROLS_STYLE = (
+    f"{ALL} :focus-visible {{{FOCUS}}} .{CLASS} :is(button, select) {{min-height: 24px}} "
+    f"{HANDLE} {{border: 1px solid var(--jp-ui-font-color2, #595959)}} {HANDLE}::before {{content: ''; display: block; "
+    "position: absolute; inset: -6px; width: auto; height: auto; background: none} "
     f"@media (prefers-reduced-motion: reduce) {{.{CLASS} * {{transition: none !important}}}} "
 )
 PACE = 1000  # milliseconds from a step to the next, when it is played
@@ -90,7 +94,8 @@ class Explorer:
     """An idea under controls, whose values `simulate` takes by name; `draw` makes a figure with words of the result.
 
     If `simulate` raises BadInput, its sentence is shown instead. settings: the values of the first still and those of
-    the second; begins: which of them the controls have at the beginning, the second where the first shows little.
+    the second; begins: where the controls do not stand as in the first still when a page shows them. So every control
+    changes something there, and no question of the lesson is answered.
     """
 
     def __init__(
@@ -99,12 +104,12 @@ class Explorer:
         simulate: Callable[..., Any],
         draw: Callable[[Any], DescribedFigure],
         *controls: Slider | Choice,
-        begins: int = 0,
+        begins: Mapping[str, Any] | None = None,
     ):
         self.__doc__ = about
         self.simulate, self.draw, self.controls = simulate, draw, controls
         self.settings = tuple({c.name: c.at[still] for c in controls} for still in range(2))
-        self.begins = begins
+        self.begins = {**self.settings[0], **(begins or {})}
 
     def __call__(self) -> Explorer:
         return self
@@ -144,7 +149,7 @@ class Explorer:
         import ipywidgets as w
 
         label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
-        made = {c.name: _control(w, c, self.settings[self.begins][c.name], label) for c in self.controls}
+        made = {c.name: _control(w, c, self.begins[c.name], label) for c in self.controls}
         rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
         drawn, refusal, words, keys = (
             w.HTML(),
@@ -160,22 +165,25 @@ class Explorer:
         drawn.layout.margin = "6px 0 0 0"
 
         def draw(change: Any = None) -> None:
+            chosen = {name: control.value for name, control in made.items()}
             try:
-                found = self.simulate(**{name: control.value for name, control in made.items()})
+                found = self.simulate(**chosen)
             except BadInput as refused:
                 refusal.value = words_of(str(refused))
                 drawn.layout.display = text.layout.display = "none"
                 return
             self._limit(made, found)
+            if chosen != {name: control.value for name, control in made.items()}:
+                return  # a slider has moved with its end, and that is drawn
             shown = self.draw(found)
             data = shown.png()
             drawn.value = picture(data, width_of(data), shown.words.partition("\n")[0], "widget-image")
             refusal.value, words.value = "", words_of(shown.words)
             drawn.layout.display = text.layout.display = ""
 
-        draw()
         for control in made.values():
             control.observe(draw, "value")
+        draw()
         whole = w.VBox([*rows, drawn, refusal, text, keys])
         whole.add_class(CLASS)
         return whole

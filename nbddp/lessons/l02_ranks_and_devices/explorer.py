@@ -14,4 +14,5 @@ layout = Explorer(
     Slider("gpus", "GPUs per node", 1, 8, at=(4, 4)),
     Slider("per_process", "GPUs per process", 1, 8, at=(1, 1)),
     Choice("by", "device taken by", (LOCAL, GLOBAL), at=(LOCAL, GLOBAL)),
+    begins={"nodes": 2},
 )

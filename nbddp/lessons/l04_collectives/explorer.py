@@ -24,4 +24,5 @@ ring = Explorer(
     Slider("ranks", "ranks", 2, 5, at=(4, 4)),
     Steps("step", "steps taken", 0, 8, at=(0, 5), moves=lambda found: len(found.steps)),
     Choice("program", "program", PROGRAMS, at=(RING, SHORT)),
+    begins={"step": 1},
 )

@@ -14,4 +14,5 @@ statistics = Explorer(
     Slider("ranks", "ranks", 1, 4, at=(1, 2)),
     Slider("shift", "shift from rank to rank, in tenths", 0, 40, 5, at=(0, 20)),
     Choice("sizes", "shards", (EQUAL, UNEQUAL), at=(EQUAL, UNEQUAL)),
+    begins={"ranks": 2},
 )

@@ -25,7 +25,7 @@ buckets = Explorer(
     Steps(
         "sent", "buckets exchanged", 0, MOST, to_all=True, at=(MOST, MOST), moves=lambda some: len(some.step.buckets)
     ),
-    begins=1,
+    begins={"layers": 8, "width": 1024, "cap_mb": 8, "ranks": 8},
 )
 
 

@@ -12,5 +12,5 @@ collectives = Explorer(
     draw_collectives,
     Choice("program", "program", tuple(simulation.PROGRAMS), at=(simulation.ORDERED, simulation.UNEVEN)),
     Slider("ranks", "ranks", 2, 6, at=(4, 4)),
-    Steps("moves", "moves", 0, 12, at=(2, 3)),
+    Steps("moves", "moves", 0, simulation.MOST_MOVES, at=(2, 3), moves=lambda found: found.last),
 )

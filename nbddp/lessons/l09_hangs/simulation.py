@@ -97,6 +97,7 @@ UNEVEN, SLOW = "one batch fewer on the last rank", "the last rank is slow"
 ALONE, SHAPES = "rank 0 alone makes a call", "rank 1 has another shape"
 MAXIMUM = "the last rank uses MAX instead of SUM"
 CROSSED, ORDERED = "a ring, all receive first", "a ring, rank 0 sends first"
+MOST_MOVES = 12  # of the explorer
 PROGRAMS: dict[str, Callable[[int, int], list[Action]]] = {
     UNEVEN: _uneven,
     ALONE: _alone,
@@ -125,12 +126,14 @@ class LoggedCall:
 
 @dataclass(frozen=True)
 class CallHistory:
-    """What every rank has called after `moves` moves. waits: rank → the ranks that it waits for."""
+    """What every rank has called after `moves` moves. waits: rank → the ranks that it waits for; last: the move after
+    which nothing changes, if it is known."""
 
     entries: Mapping[int, tuple[LoggedCall, ...]]
     waits: Mapping[int, tuple[int, ...]]
     deadlock: Deadlock | None
     moves: int
+    last: int = 0
 
     @property
     def ended(self) -> list[int]:
@@ -276,4 +279,7 @@ def _move(ranks: Sequence[_Rank]) -> None:
 
 def log(program: str, ranks: int, moves: int) -> CallHistory:
     """A program of PROGRAMS on so many ranks after so many moves."""
-    return play([PROGRAMS[program](r, ranks) for r in range(ranks)], moves)
+    programs = [PROGRAMS[program](r, ranks) for r in range(ranks)]
+    said = [play(programs, n).describe() for n in range(MOST_MOVES + 1)]
+    last = max((n for n in range(1, len(said)) if said[n] != said[n - 1]), default=0)
+    return replace(play(programs, moves), last=last)

@@ -13,5 +13,5 @@ restarts = Explorer(
     Slider("every", "steps per checkpoint", 1, STEPS, at=(5, 8)),
     Slider("life", "steps until a failure", 0, STEPS, at=(STEPS, 7)),
     Slider("max_restarts", "--max-restarts", 0, 7, at=(4, 4)),
-    begins=1,
+    begins={"every": 3, "life": 7},
 )

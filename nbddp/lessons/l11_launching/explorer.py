@@ -15,4 +15,5 @@ launch = Explorer(
     Slider("processes", "processes per node", 1, 8, at=(2, 4)),
     Choice("backend", "backend", (NCCL, GLOO), at=(GLOO, NCCL)),
     Choice("rendezvous", "rendezvous", (C10D, STATIC, SRUN), at=(C10D, STATIC)),
+    begins={"nodes": 2},
 )

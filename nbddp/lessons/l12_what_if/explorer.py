@@ -15,4 +15,5 @@ what_if = Explorer(
     Choice("latency", "latency", DELAYS, at=("10us", "10us")),
     Choice("model", "parameters", tuple(MODELS), at=("100 M", "1 B")),
     Slider("micro_batches", "micro-batches", 1, 16, at=(1, 1)),
+    begins={"nodes": 16},
 )

@@ -18,4 +18,5 @@ weights = Explorer(
     Slider("other_first", "rank 1, first", 1, MOST, at=(8, 2)),
     Slider("other_second", "rank 1, second", 1, MOST, at=(8, 6)),
     Choice("rule", "loss divided by", RULES, at=(MEANS, MEANS)),
+    begins={"first": 12, "second": 4},
 )

@@ -14,4 +14,5 @@ loss_scale = Explorer(
     Slider("first", "first scale, power of 2", 10, 20, at=(16, 18)),
     Slider("interval", "growth interval, steps", 2, 8, at=(4, 4)),
     Steps("step", "steps", 0, STEPS, at=(3, STEPS)),
+    begins={"step": STEPS},
 )

@@ -14,6 +14,7 @@ zero = Explorer(
     Choice("billion", "parameters in 10⁹", (0.125, 1, 3, 7.5, 13, 70, 175), at=(7.5, 7.5)),
     Choice("ranks", "ranks", (1, 2, 4, 8, 16, 64, 256, 1024), at=(1, 64)),
     Choice("precision", "precision", tuple(PRECISIONS), at=("mixed", "mixed")),
+    begins={"ranks": 8},
 )
 
 

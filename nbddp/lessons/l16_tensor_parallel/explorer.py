@@ -14,4 +14,5 @@ mesh = Explorer(
     Choice("gpus", "GPUs per node", (2, 4, 8), at=(2, 2)),
     Choice("tensor", "tensor ranks", (1, 2, 4, 8), at=(1, 2)),
     Choice("inner", "side by side", (TENSOR, DATA), at=(TENSOR, TENSOR)),
+    begins={"gpus": 4, "tensor": 4},
 )

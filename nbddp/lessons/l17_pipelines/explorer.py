@@ -18,4 +18,5 @@ pipeline = Explorer(
     Slider("micro_batches", "micro-batches", 1, MICRO_BATCHES, at=(2, 8)),
     Choice("schedule", "schedule", tuple(SCHEDULES), at=(GPIPE, ONE_F_ONE_B)),
     Steps("time", "ticks", 0, LONGEST, at=(3, LONGEST), moves=lambda found: found.run.ticks),
+    begins={"stages": 3, "micro_batches": 4, "time": LONGEST},
 )

@@ -16,5 +16,6 @@ training = Explorer(
     Choice("mistake", "mistake", MISTAKES, at=(NONE, NO_OPTIMIZER)),
     Slider("ranks", "ranks", 1, RANKS, at=(2, 4)),
     Slider("fails", "failure in step (0: none)", 0, STEPS, at=(0, 25)),
-    Steps("time", "steps taken", 0, LONGEST, to_all=True, at=(8, LONGEST)),
+    Steps("time", "steps taken", 0, LONGEST, to_all=True, at=(8, LONGEST), moves=lambda found: found.total),
+    begins={"time": LONGEST},
 )
