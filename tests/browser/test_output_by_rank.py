@@ -373,6 +373,7 @@ def test_jupyterlab_has_tabs_in_both_themes_on_narrow_and_wide_pages(browser: An
     page.close()
 
 
+@pytest.mark.looks
 def test_jupyterlab_shows_folds_of_a_notebook_that_it_does_not_trust(browser: Any, saved: Any) -> None:
     page = in_lab(browser, saved, "strange")
     outs = page.locator(".jp-OutputArea-output")

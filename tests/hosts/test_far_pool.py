@@ -391,6 +391,7 @@ def test_a_script_runs_there_and_its_log_files_are_here(far: WorkerPool, tmp_pat
     assert len([*(tmp_path / "logs").rglob("error.json")]) == 1
 
 
+@pytest.mark.more
 def test_hosts_of_a_start_that_failed_get_no_workers_of_the_next(hosts: Hosts) -> None:
     pool = on(hosts, "nodea", nproc=1)
     with pytest.raises(nbddp.BadInput, match="--ranks"):  # all is reached by then

@@ -103,7 +103,7 @@ def one_line(shown: Shown) -> bool:
     )  # fmt: skip
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_stop_gives_one_line_and_the_next_cell_works(stopped: Kernel, name: str) -> None:
     k, code, chance = stopped, COMMANDS[name], random.Random(name)
