@@ -365,10 +365,12 @@ class WorkerGroup:
 
     def begin_logs(self, ranks: Sequence[int]) -> None:
         """Text of earlier cells does not belong to the next run's last output."""
-        asked = AgentRequests()
-        for node in self.nodes:
-            node.begin_logs(ranks, asked)
-        asked.take()
+        there = {node: own for node in self.nodes if (own := node.begin_logs(ranks))}
+        if there:  # waited for: a rank may die before the agent has read it
+            asked = AgentRequests()
+            for node, own in there.items():
+                asked.post_if_alive(node.agent, "begin_logs", ranks=own)
+            asked.take()
 
     def kill(self, ranks: Sequence[int]) -> None:
         """Kill processes, and wait until they have ended."""

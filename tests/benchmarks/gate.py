@@ -28,7 +28,7 @@ from tests.versions import hidden
 ROOT = Path(__file__).parents[2]
 SET_UP = (
     "import os, time, torch, torch.distributed as dist\nfrom nbddp.capabilities.private import "
-    "peer_check as pairs\nt = torch.ones(1)\n"
+    "on_rank as pairs\nt = torch.ones(1)\n"
 )
 INIT = """
 began = time.perf_counter()

@@ -421,7 +421,7 @@ def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
 def test_group_is_destroyed_when_every_rank_is_through_its_making(two: WorkerPool, slow: str) -> None:
     """The init or new_group of a slow rank would be cut off. Of gloo's groups no rank is through before all are."""
     code = f"""import os, time, torch.distributed as dist
-from nbddp.capabilities.private import peer_check
+from nbddp.capabilities.private import on_rank as peer_check
 peer_check.check, known_check = lambda *_: False, peer_check.check
 groups = get_ipython().kernel.groups
 def slowly(group, more, known=groups._through):
@@ -443,7 +443,7 @@ through, destroyed"""
 def test_group_is_destroyed_all_the_same_if_a_rank_never_is(two: WorkerPool) -> None:
     code = """import os, time, torch.distributed as dist
 from nbddp.worker import process_groups
-from nbddp.capabilities.private import peer_check
+from nbddp.capabilities.private import on_rank as peer_check
 peer_check.check, known_check = lambda *_: False, peer_check.check
 groups = get_ipython().kernel.groups
 if os.environ['RANK'] == '1':  # it waits for rank 0, and never says that it is through itself

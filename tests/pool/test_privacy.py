@@ -423,7 +423,7 @@ def test_connection_that_gloo_has_set_aside_is_not_one_that_it_uses(pool: Worker
     """gloo has read its number, and nobody waits for that: so it is with a rank's own, if a stranger was first."""
     code = """
 import socket, struct
-from nbddp.capabilities.private import peer_check
+from nbddp.capabilities.private import on_rank as peer_check
 from nbddp.worker import release
 known, found = peer_check.check, []
 def check(descriptors, store, rank, size):
@@ -487,7 +487,7 @@ def test_nobody_is_answered_at_the_ports_of_a_group_that_has_been_made(pool: Wor
 def test_no_rank_is_through_init_before_all_are_connected(pool: WorkerPool) -> None:
     """So a rank that ends its group at once cuts off no slower one."""
     code = """
-from nbddp.capabilities.private import peer_check
+from nbddp.capabilities.private import on_rank as peer_check
 known, connected = peer_check.Endpoints.said, []
 def slowly(ends):
     if rank == 1: time.sleep(0.3)
@@ -503,7 +503,7 @@ connected[0], through"""
 
 def test_rank_that_waits_for_others_connections_is_freed(pool: WorkerPool) -> None:
     code = """
-from nbddp.capabilities.private import peer_check
+from nbddp.capabilities.private import on_rank as peer_check
 known = peer_check.check
 def fails(descriptors, store, rank, size):
     store.wait([f'{peer_check.KEY}/0'])  # rank 0 waits now: it has said what it is connected to
@@ -537,7 +537,7 @@ def test_ranks_that_do_not_connect_in_time_are_named(monkeypatch: pytest.MonkeyP
 def test_group_of_torchs_own_store_is_looked_at_too(pool: WorkerPool) -> None:
     """There others could say what they like, so only other users are told."""
     code = """
-from nbddp.capabilities.private import peer_check
+from nbddp.capabilities.private import on_rank as peer_check
 known, asked = peer_check.check, []
 def check(descriptors, store, rank, size):
     asked.append((len(descriptors) > 0, store is None))

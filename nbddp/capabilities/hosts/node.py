@@ -89,10 +89,8 @@ class RemoteNode(PoolNode):
             with suppress(AgentFailed):  # it has just gone, which is reported as the end of its ranks
                 self.agent.tell("signal", pids=pids, signal=int(number), group=group)
 
-    def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
-        own = [r for r in ranks if r in self.workers]
-        if own:  # waited for: a rank may die before the agent has read it
-            asked.post_if_alive(self.agent, "begin_logs", ranks=own)
+    def begin_logs(self, ranks: Sequence[int]) -> Sequence[int]:
+        return [r for r in ranks if r in self.workers]
 
     def hear_home(self, event: Message) -> None:
         """The events of this machine's agent, in its reader thread."""

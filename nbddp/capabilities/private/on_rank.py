@@ -1,5 +1,5 @@
 """The guard of a rank. Stores of its programs listen where the pool alone can connect. The peers of a new group are
-checked before it is used (`peer_check`).
+checked before it is used.
 
 While all ranks are on this machine, stores that a program makes itself listen on the loopback alone. Else they listen
 on the address that joins this node to the others (`listen`). torch's `TCPStore(host, port, is_master=True)` listens on
