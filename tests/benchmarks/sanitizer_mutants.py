@@ -27,7 +27,8 @@ TWINS = (
     "clip_value_of_rank", "load_on_rank0_after_wrap", "unequal_batches", "loss_logged", "same_dropout_mask",
     "ema_copied_back_on_rank0", "accumulation_remainder", "weighted_unequal", "amp_scaler", "labels_ignored",
     "optimizer_state_on_rank0", "several_optimizers", "swa_on_rank0", "bn_buffers_not_broadcast", "warmup_of_rank",
-    "weights_noised", "masked_mean",
+    "weights_noised", "masked_mean", "two_backwards_through_one_forward", "clipped_before_the_exchange",
+    "other_numbers_of_micro_batches", "class_weights_of_each_rank",
 )  # fmt: skip
 RUN = """
 import hashlib

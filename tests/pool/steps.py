@@ -384,6 +384,89 @@ def step(): o2.zero_grad(); F.cross_entropy(model(x), y).backward(); o2.step()
 def step():
     opt.zero_grad(); l = F.cross_entropy(model(x), y); l.backward(); nn.utils.clip_grad_norm_(model.parameters(), .01 * (1 + l.item())); opt.step()
 """, "differs", "as clipping by its own loss"),
+    Step("closure_of_the_optimizer", """
+def step():
+    opt.zero_grad(); h = len(x) // 2
+    with model.no_sync(): (F.cross_entropy(model(x[:h]), y[:h]) / 2).backward()
+    def closure(): l = F.cross_entropy(model(x[h:]), y[h:]) / 2; l.backward(); return l
+    opt.step(closure)
+""", "proven", always=True),
+    Step("lbfgs", """
+o2 = torch.optim.LBFGS(model.parameters(), max_iter=2)
+def step():
+    def closure(): o2.zero_grad(); l = F.cross_entropy(model(x), y); l.backward(); return l
+    o2.step(closure)
+""", "proven"),
+    Step("keyword_and_nested_batch", """
+class K(nn.Module):
+    def __init__(s): super().__init__(); s.n = net()
+    def forward(s, *, inputs, scale=None): return s.n(inputs["x"]) * scale
+torch.manual_seed(0); m2 = DDP(K()); batch = {"inputs": {"x": x}, "scale": torch.ones(6, 1) * 2, "y": y}
+def step(batch): F.cross_entropy(m2(inputs=batch["inputs"], scale=batch["scale"]), batch["y"]).backward()
+""", "proven", line="step batch"),
+    Step("own_function", """
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t): return t * 2
+    @staticmethod
+    def backward(ctx, g): return g * 2
+def step(): F.cross_entropy(Double.apply(model(x)), y).backward()
+""", "proven"),
+    Step("own_function_of_the_world", """
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t): return t.clone()
+    @staticmethod
+    def backward(ctx, g): return g * dist.get_world_size()
+def step(): F.cross_entropy(Scaled.apply(model(x)), y).backward()
+""", "differs", "Known meaning of N:"),
+    Step("hook_on_a_parameter", """
+m2 = DDP(net()); m2.module[0].weight.register_hook(lambda g: g * 3)
+def step(): F.cross_entropy(m2(x), y).backward()
+""", "proven"),
+    Step("buffer_in_the_forward", """
+class B(nn.Module):
+    def __init__(s): super().__init__(); s.n = net(); s.register_buffer("mean", torch.full((8,), .5)); s.register_buffer("count", torch.tensor(0))
+    def forward(s, x): s.count += 1; return s.n(x - s.mean)
+torch.manual_seed(0); m2 = DDP(B())
+def step(): F.cross_entropy(m2(x), y).backward()
+""", "proven"),
+    Step("half_precision_model", """
+m2 = DDP(net().to(torch.bfloat16))
+def step(): F.cross_entropy(m2(x.to(torch.bfloat16)).float(), y).backward()
+""", "proven"),
+    Step("two_backwards", """
+def step():
+    z = model(x); F.cross_entropy(z, y).backward(retain_graph=True); z.square().mean().backward()
+""", "differs", "were not averaged"),
+    Step("clipped_before_the_exchange", """
+def step():
+    opt.zero_grad(); h = len(x) // 2
+    with model.no_sync(): (F.cross_entropy(model(x[:h]), y[:h]) / 2).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), .05)
+    (F.cross_entropy(model(x[h:]), y[h:]) / 2).backward()
+""", "not known", "depends on the order of the samples"),
+    Step("dropout_in_eval_mode", """
+m2 = DDP(nn.Sequential(net(), nn.Dropout(.3))).eval()
+def step(): F.cross_entropy(m2(x), y).backward()
+""", "proven"),
+    Step("class_weights_of_a_rank", """
+cw = torch.tensor([1., 2., 1., 1.]) if rank else torch.ones(4)
+def step(): F.cross_entropy(model(x), y, weight=cw).backward()
+""", "refused", "cw", batch=()),
+    Step("gathered_and_put_back", """
+def step():
+    z = F.normalize(model(x)); zs = [torch.zeros_like(z) for _ in range(dist.get_world_size())]
+    dist.all_gather(zs, z.detach()); zs[dist.get_rank()] = z; s = torch.cat(zs)
+    (F.cross_entropy(s @ s.T / .1, torch.arange(len(s))) * dist.get_world_size()).backward()
+""", "proven"),
+    Step("tokens_of_micro_batches", """
+yy = y.clone(); yy[: (0 if rank == 0 else 2)] = -100
+def step():
+    n = (yy != -100).sum(); dist.all_reduce(n)
+    for i, (a, b) in enumerate(zip(x.chunk(2), yy.chunk(2))):
+        (F.cross_entropy(model(a), b, reduction="sum") * dist.get_world_size() / n).backward()
+""", "proven"),
     Step("centred_by_batch", """
 def step(): F.cross_entropy(model(x - x.mean(0)), y).backward()
 """, "differs", "a batch's own statistics"),

@@ -148,6 +148,14 @@ HEALTHY = {
     "the end of a loop changes the value": "r = dist.get_rank()\nfor x in xs:\n    torch.cuda.set_device(r)\n    r = r % 4\n",
     "print by rank": f"{WRAP}for x in xs:\n    model(x).backward()\n    print(dist.get_rank(), x)\n",
     "a print of another module": f"from tools import print\n{WRAP}for x in xs:\n    model(x).backward()\n    print(x)\n",
+    "a case of the rank": f"{WRAP}match dist.get_rank():\n    case 0:\n        torch.save(x, 'a.pt')\n",
+    "the case of all others": f"{WRAP}match dist.get_rank():\n    case 1 | 2:\n        pass\n    case _:\n        torch.save(x, 'a.pt')\n",
+    "a case with a guard": f"{WRAP}match mode:\n    case _ if dist.get_rank() == 0:\n        torch.save(x, 'a.pt')\n",
+    "a condition in a list": f"{WRAP}[torch.save(x, 'a.pt') for i in [0] if dist.get_rank() == i]\n",
+    "a loop of the rank's length": f"{WRAP}for _ in range(1 if dist.get_rank() == 0 else 0):\n    torch.save(x, 'a.pt')\n",
+    "a generator of the rank": f"{WRAP}def some():\n    if dist.get_rank() == 0:\n        yield 1\nfor _ in some():\n    torch.save(x, 'a.pt')\n",
+    "one rate for all ranks": f"{WRAP}r = dist.get_rank()\no = torch.optim.SGD(model.parameters(), 0.1 if r >= 0 else 0.2, foreach=r == 0)\n",
+    "each case calls it": "match dist.get_rank():\n    case 0:\n        dist.barrier()\n    case _:\n        dist.barrier()\n",
     "a comment": f"{WRAP}torch.save(model.module.state_dict(), 'a.pt')  # nbddp: ok, one rank\n",
     "a comment below": f"{WRAP}torch.save(\n    model.module.state_dict(),\n    'a.pt',  # nbddp: ok\n)\n",
 }
@@ -182,6 +190,19 @@ def test_a_module_that_is_unwrapped_where_it_is_wrapped_goes_past_ddp() -> None:
     train = f"{WRAP}{text}    loss.backward()\n    optimizer.step()\nstep(model, 1)\n"
     assert "forward-past-ddp" in rules(train)
     assert "forward-past-ddp" not in rules(train.replace("raw(x)", "model(x)"))
+
+
+@pytest.mark.parametrize("call", ["dist.barrier() if r == 0 else None", "r == 0 and dist.barrier()"])
+def test_a_collective_in_an_expression_by_rank_is_found(call: str) -> None:
+    assert "collective-of-some-ranks" in rules(f"r = dist.get_rank()\n{call}\n")
+    assert "collective-of-some-ranks" not in rules(
+        f"r = dist.get_rank()\n{call.replace('None', 'others()')}\n" * ("None" in call)
+    )
+
+
+@pytest.mark.parametrize("value", ["0.1 * (dist.get_rank() + 1)", "0.1 if dist.get_rank() == 0 else 0.2"])
+def test_a_rate_that_has_a_name_is_followed_to_the_rank(value: str) -> None:
+    assert "rank-in-optimizer" in rules(f"{WRAP}lr = {value}\no = torch.optim.AdamW(model.parameters(), lr=lr)\n")
 
 
 @pytest.mark.parametrize("rule", FOLLOWED)

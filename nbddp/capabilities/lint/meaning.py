@@ -86,6 +86,7 @@ class Meaning(Flow):
     ):
         self.cells, self.notebook, self.some_ranks, self._starts = cells, notebook or cells, some_ranks, starts
         self._kinds: dict[ast.expr, frozenset[str]] = {}
+        self._tests: dict[ast.match_case, ast.Compare] = {}
         super().__init__(tree)
 
     # -- the program -------------------------------------------------------------------
@@ -301,10 +302,47 @@ class Meaning(Flow):
             elif isinstance(up, ast.BoolOp):
                 at = next(i for i, value in enumerate(up.values) if value is child)
                 found += [(value, isinstance(up.op, ast.And)) for value in up.values[:at]]
+            elif isinstance(up, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+                within = not isinstance(child, ast.comprehension)
+                found += [(test, True) for one in up.generators for test in one.ifs if within]
+            elif (
+                isinstance(up, (ast.For, ast.AsyncFor)) and self.field[child] == "body" and self._may_be_empty(up.iter)
+            ):
+                found.append((up.iter, True))
+            elif isinstance(up, ast.Match) and isinstance(child, ast.match_case):
+                found += self._of_cases(up, child)
             found += self._left_before(child)
             if isinstance(up, FUNCTIONS):
                 break
         return found
+
+    def _may_be_empty(self, items: ast.expr) -> bool:
+        """Whether a loop's items depend on the rank, or are what a generator of the program yields."""
+        parts = [node for node in ast.walk(items) if isinstance(node, (ast.Name, ast.Attribute, ast.Call))]
+        return any(self.is_rank(one) or (isinstance(one, ast.Call) and self._yields(one)) for one in parts)
+
+    def _yields(self, call: ast.Call) -> bool:
+        function = self.called(call)
+        return function is not None and any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(function))
+
+    def _of_cases(self, match: ast.Match, case: ast.match_case) -> Iterator[Condition]:
+        """`case 0:` as `subject == 0`, which is false in the cases below; the subject itself for another pattern."""
+        for one in match.cases[: match.cases.index(case) + 1]:
+            if one.guard is not None:
+                yield one.guard, one is case
+            if isinstance(one.pattern, ast.MatchValue):
+                yield self._equal(match.subject, one), one is case
+            elif not (isinstance(one.pattern, ast.MatchAs) and one.pattern.pattern is None):
+                yield match.subject, one is case
+
+    def _equal(self, subject: ast.expr, case: ast.match_case) -> ast.Compare:
+        """The test of a case, as a node of the tree."""
+        if case not in self._tests:
+            assert isinstance(case.pattern, ast.MatchValue)
+            made = self._tests[case] = ast.Compare(subject, [ast.Eq()], [case.pattern.value])
+            self.parent[made], self.field[made], self.scope[made] = case, "pattern", self.scope[case]
+            self.order[made], self.last[made] = self.order[case.pattern], self.last[case.pattern]
+        return self._tests[case]
 
     def _left_before(self, child: ast.AST) -> Iterator[Condition]:
         """`if …: return` above a statement: its condition is false here."""

@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.recording import Forward, Pass, Place
+from nbddp.capabilities.sanitizer.recording import Forward, ModelFacts, Pass, Place, Sample
 from nbddp.capabilities.sanitizer.rules import Seen, make
-from nbddp.capabilities.sanitizer.view import RanksView, Replica, percent
+from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
 LEAST = 2  # batches that must have been seen
 LEAKED = 0.2  # of the evaluated samples, at least
+RESTORED = 4  # forwards with equal states, after others
 LATEST = 1 << 60  # after all that happened
 BY_CHANCE = 0.02  # at most, that equal samples of a data set all fall to different ranks
 SAME = "the ranks learn from the same samples, so the step costs as before and learns little more than one rank would"
@@ -22,6 +23,7 @@ SAME = "the ranks learn from the same samples, so the step costs as before and l
 def found(view: RanksView) -> Iterator[Seen]:
     if not view.trains:
         return
+    yield from _alone(view)
     if not view.same_input:
         for replica in view.replicas:
             yield from _samplers(view, replica)
@@ -77,6 +79,42 @@ def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
                 **said,  # type: ignore[arg-type]
             )  # fmt: skip
         return
+
+
+def _alone(view: RanksView) -> Iterator[Seen]:
+    """DDP models of groups of one rank, whose samplers split the data for all ranks."""
+    found_on: dict[int, tuple[ModelFacts, Pass]] = {}
+    for rank, record in view.records.items():
+        own = {f.number: f for f in record.models if f.kind == "ddp" and f.group == (rank,)}
+        of_it = [(own[m], p) for p in record.passes for m in p.models if m in own and p.replicas]
+        if of_it:
+            found_on[rank] = of_it[-1]
+    world = len(view.records)
+    if len(found_on) < world or world < 2 or any(p.replicas != world for _, p in found_on.values()):
+        return
+    facts = {rank: f for rank, (f, _) in found_on.items()}
+    start = difference({rank: f.start for rank, f in facts.items()}, next(iter(facts.values())).start_names)
+    end = difference({rank: f.ends or _last(view, rank, f) for rank, f in facts.items()}, ())
+    exchanged = any(
+        c.numel > LEAST and len(c.group) > 1 for record in view.records.values() for c in record.collectives
+    )
+    if start is not None or end is None or exchanged:
+        return  # models of their own, or averaged by the program
+    rank = min(facts)
+    yield make(
+        "sampler-world", f"the sampler splits the data for {world} ranks, and each rank's DDP has a group of its own",
+        [f"num_replicas is {world}, but DDP's group on rank {rank} is {list(facts[rank].group)}",
+         "the ranks' copies were equal when DDP was made, and differ after training; no gradient was exchanged"],
+        f"each rank trains a model of its own, on 1/{world} of the data",
+        view.records[rank].at(facts[rank].place), ranks=tuple(facts),
+        cure="DDP(model) without process_group, or with the group of all ranks",
+    )  # fmt: skip
+
+
+def _last(view: RanksView, rank: int, facts: ModelFacts) -> Sample:
+    """Of a model that is gone, its parameters after the last step."""
+    parts = [part for step in view.records[rank].steps for part in step.parts if part.model == facts.number]
+    return parts[-1].after if parts else []
 
 
 def _over(view: RanksView, replica: Replica) -> int:
@@ -171,6 +209,9 @@ def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
     for i, one in enumerate(passes):
         for two in passes[i + 1 :]:
             pairs = [(one[r], two[r]) for r in one]
+            if all(a.loader == b.loader and a.iterable and b.keeps_workers for a, b in pairs):
+                yield from _kept_by_workers(view, replica, pairs, two)
+                continue
             if any(a.loader != b.loader or not a.shuffles or a.epoch is None for a, b in pairs):
                 continue
             if any(a.epoch != b.epoch or len(set(a.batches)) < LEAST for a, b in pairs):
@@ -186,6 +227,25 @@ def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
                 place_of(view, two), about=replica.group, ranks=replica.ranks,
             )  # fmt: skip
             return
+
+
+def _kept_by_workers(
+    view: RanksView, replica: Replica, pairs: list[tuple[Pass, Pass]], two: dict[int, Pass]
+) -> Iterator[Seen]:
+    """A data set's epoch that was set here, and whose copies in kept workers go on with the old one."""
+    if any(a.epoch is None or a.epoch == b.epoch or a.batches != b.batches or len(set(a.batches)) < LEAST
+           for a, b in pairs):  # fmt: skip
+        return
+    first, second = pairs[0]
+    yield make(
+        "same-order", "each epoch has the same order, though the data set's epoch is set",
+        [f"epochs {first.number} and {second.number} gave every rank the same {len(first.batches)} batches in the same "
+         f"order, and dataset.epoch went from {first.epoch} to {second.epoch} in the program's process",
+         "the loader keeps its workers (persistent_workers=True), and each has a copy of the data set"],
+        "each rank sees the same samples in the same order again", place_of(view, two),
+        about=replica.group, ranks=replica.ranks,
+        cure="persistent_workers=False, or an epoch in shared memory: torch.tensor(0).share_memory_()",
+    )  # fmt: skip
 
 
 def _same_again(pairs: list[tuple[Pass, Pass]]) -> str:
@@ -232,7 +292,8 @@ _GENERATORS = {"torch": "torch's generator", "random": "Python's random", "numpy
 def _mask(replica: Replica) -> Iterator[Seen]:
     rows = [[*row.values()] for row in replica.side_by_side() if all(f.random and f.drew for f in row.values())]
     rows = [row for row in rows if len({f.batch for f in row}) == len(row)]
-    if len(rows) < LEAST or any(len({f.random for f in row}) > 1 for row in rows):
+    looked, rows = len(rows), _equal_to_the_end(rows)
+    if len(rows) < (LEAST if len(rows) == looked else RESTORED):
         return
     rank = min(replica.ranks)
     if replica.place(rank, rows[0][0].place).through:
@@ -241,13 +302,20 @@ def _mask(replica: Replica) -> Iterator[Seen]:
     if not drops:
         return  # ranks that choose layers or sizes by a draw must draw alike
     names = f"dropout in {', '.join(drops[:4])}"
+    of = f", the last of {looked}," if looked > len(rows) else ""
+    number = counted(len(rows), "training forward")
     yield make(
         "same-mask", "the model draws the same random numbers on all ranks, for different inputs",
-        [f"at {counted(len(rows), 'training forward')} the generator's state was equal on all ranks, and the forward "
-         f"used it: {names}"],
+        [f"at {number}{of} the generator's state was equal on all ranks, and the forward used it: {names}"],
         "masks or noise repeat over ranks, so the average over ranks removes less of their noise",
         replica.place(rank, rows[0][0].place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip
+
+
+def _equal_to_the_end(rows: list[list[Forward]]) -> list[list[Forward]]:
+    """The last rows in which all ranks' generators have one state: they may be equal since a checkpoint was loaded."""
+    apart = [i for i, row in enumerate(rows) if len({f.random for f in row}) > 1]
+    return rows[apart[-1] + 1 :] if apart else rows
 
 
 # -- evaluations -----------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _state(replica)
             yield from _buffers(replica)
             yield from _ends(replica)
+        elif replica.kind == "fsdp2":
+            yield from _sharded_hyper(replica)
 
 
 def by_value(values: Mapping[int, object]) -> str:
@@ -304,6 +306,25 @@ def _hyper(replica: Replica) -> Iterator[Seen]:
             return
 
 
+MOVES = ("lr", "momentum", "weight_decay", "betas", "eps", "dampening", "alpha")  # numbers by which a step moves
+
+
+def _sharded_hyper(replica: Replica) -> Iterator[Seen]:
+    """Numbers by which torch's optimizers move shards."""
+    for step in replica.steps:
+        differs = [(name, values) for name, values in step.hyper() if name.partition(" ")[0] in MOVES]
+        if differs:
+            name, values = differs[0]
+            more = [f"{n}: {by_value(v)}" for n, v in differs[1:4]]
+            yield make(
+                "hyperparameters-differ", f"{name} differs between ranks from step {step.number} on",
+                [f"{name} at step {step.number}: {by_value(values)}", *more],
+                "each rank moves its shard of a parameter by another rule", _of_schedulers(replica, step),
+                about=replica.group, ranks=replica.ranks,
+            )  # fmt: skip
+            return
+
+
 def _of_schedulers(replica: Replica, step: AlignedStep) -> Place:
     """The last scheduler's step before, else the optimizer's."""
     rank = min(step.steps)
@@ -387,8 +408,28 @@ def _ends_of(replica: Replica, first: bool) -> tuple[dict[int, Sample], list[str
     return samples, facts.end_names[:at] if first else facts.end_names[at:]
 
 
+def _added_buffers(replica: Replica) -> Iterator[Seen]:
+    """Buffers that DDP has not met, and broadcasts as little as parameters."""
+    first = next(iter(replica.facts.values()))
+    added = [name for name in first.buffer_names if name not in first.held_buffers]
+    last = {rank: f.buffers[-1] if f.buffers else [] for rank, f in replica.facts.items()}
+    own = {rank: picked(last[rank], f.buffer_names, added) for rank, f in replica.facts.items()}
+    differs = None if first.made_before or not added else difference(own, added)
+    if differs is not None:
+        yield make(
+            "buffers-differ", f"buffers that {replica.title} got after DDP was made differ between ranks",
+            [f"{differs.number} of {counted(len(added), 'added buffer')} before step {first.buffer_steps[-1] - 1}, "
+             f"{differs.words}",
+             "DDP broadcasts the buffers that it has met when it was made"],
+            "the ranks compute by other masks or statistics, and average gradients of different models",
+            replica.any_place({r: f.place for r, f in replica.facts.items()}), about=replica.group, ranks=replica.ranks,
+            cure="change the model first, then wrap it: ddp = DDP(model)",
+        )  # fmt: skip
+
+
 def _buffers(replica: Replica) -> Iterator[Seen]:
     if all(facts.broadcasts for facts in replica.facts.values()):
+        yield from _added_buffers(replica)
         return
     differs, when = difference(*_ends_of(replica, False)), "when the program ended"
     first = next(iter(replica.facts.values()))

@@ -11,6 +11,7 @@ import struct
 import time
 import weakref
 from copy import copy
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -104,6 +105,11 @@ class Data:
             fact.epoch, fact.shuffles, fact.total = sampler.epoch, bool(sampler.shuffle), sampler.total_size
         else:
             fact.shuffles = fact.sampler == "RandomSampler"
+            owner = loader.dataset if fact.iterable else sampler
+            epoch = getattr(owner, "epoch", None)
+            if type(epoch) is int and callable(getattr(owner, "set_epoch", None)):
+                fact.epoch = epoch
+        fact.keeps_workers = bool(loader.num_workers and loader.persistent_workers)
         if not fact.iterable and hasattr(loader.dataset, "__len__"):
             fact.length = len(loader.dataset)
         return fact
@@ -154,6 +160,7 @@ class Data:
         def fetch(fetcher: Any, index: Any) -> Any:
             if not self.recorder.on or self.fetched >= FETCHES:
                 return original(fetcher, index)
+            self._see_order(index)
             before = digest.generators()
             try:
                 return original(fetcher, index)
@@ -161,6 +168,13 @@ class Data:
                 self._fetched(before, digest.generators())
 
         return fetch
+
+    @digest.safely
+    def _see_order(self, index: Any) -> None:
+        """Whether a sampler of the program, which has an epoch, gives its indices in another order than their own."""
+        fact = self.current
+        if fact is not None and fact.epoch is not None and fact.replicas is None and isinstance(index, list):
+            fact.shuffles = fact.shuffles or any(a > b for a, b in pairwise(index))
 
     @digest.safely
     def _fetched(self, before: dict[str, int], after: dict[str, int]) -> None:

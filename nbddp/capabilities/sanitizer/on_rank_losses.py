@@ -8,6 +8,7 @@ count. The program may have corrected it by the counts of all ranks.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from nbddp.compat.torch import has_hooks, saved
 from nbddp.worker.gpus import capturing
 
 KEPT = 400  # losses that are looked at
+WEIGHED = 32  # losses whose weights of classes are looked at
 NODES = 48  # of a graph that are looked through
 AT_ONCE = 4  # counted sums of one loss, and as many of all elements
 ELEMENTWISE = (
@@ -36,6 +38,7 @@ Numbers = tuple[Any, ...]
 class Losses:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
+        self.weighed = 0
 
     def install(self) -> None:
         self.recorder.wrap(torch.Tensor, "backward", self._from, graphs=True)
@@ -66,6 +69,7 @@ class Losses:
             return []
         weight = () if gradient is None else (_number(gradient),)
         at, place, facts = self.recorder.tick(), self.recorder.place(2), []
+        self._note_weights(loss.grad_fn, place)
         try:
             found = counted(loss.grad_fn, weight)
         except (RuntimeError, AttributeError):  # a graph that was let go of, or whose node holds other fields
@@ -82,6 +86,17 @@ class Losses:
             self.recorder.record.losses.append(fact)
             facts.append(fact)
         return facts
+
+    def _note_weights(self, node: Any, place: int) -> None:
+        """The weights of classes in a loss, which are to be the same everywhere."""
+        if self.weighed == WEIGHED:
+            return
+        found = list(weights_below(node))[:AT_ONCE]
+        self.weighed += bool(found)
+        for name, weights in found:
+            fact = CalledFunction(name, self.recorder.tick(), place, [])
+            if self.recorder.keep(self.recorder.record.calls, fact):
+                self.recorder.later(fact.detail, "extend", digest.sample([weights]))
 
     def close(self) -> None:
         pass
@@ -123,6 +138,20 @@ def counted(node: Any, times: Numbers) -> list[tuple[str, int, Any, Any, Numbers
         elif (step := _scaled(node, name)) is not None:
             waiting += [(below, (*times, *step[0]), (*over, *step[1])) for below, _ in node.next_functions]
     return found
+
+
+def weights_below(node: Any) -> Iterator[tuple[str, Any]]:
+    """Weights of classes in the losses that a graph begins with: the argument's name, and the tensor."""
+    waiting, names = [node], {**dict.fromkeys(NLL, "weight"), "BinaryCrossEntropyWithLogitsBackward0": "pos_weight"}
+    for _ in range(NODES):
+        node = waiting.pop(0) if waiting else None
+        if node is None:
+            return
+        kind = type(node).__name__
+        if kind not in names:
+            waiting += [below for below, _ in node.next_functions if below is not None]
+        elif isinstance(weights := saved(node, names[kind]), torch.Tensor):
+            yield names[kind], weights.detach()
 
 
 def _scaled(node: Any, name: str) -> tuple[Numbers, Numbers] | None:

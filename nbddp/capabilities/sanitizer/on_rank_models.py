@@ -91,6 +91,7 @@ class Models:
         own = {name: p for name, p in named.items() if name not in ignored}
         facts.names, facts.order = list(own)[:ENDS], digest.of_names(named)
         facts.ignored, facts.broadcasts = sorted(ignored & named.keys()), bool(ddp.broadcast_buffers)
+        facts.held_buffers = [name for name, _ in inner.named_buffers()][:ENDS]
         exchanged = {name: p for name, p in own.items() if p.requires_grad or made_before}
         known = KnownModel(ddp, facts, exchanged, ddp.process_group)
         known.frozen = {id(p) for p in own.values() if not p.requires_grad} if not made_before else set()
@@ -304,9 +305,11 @@ class Models:
     def look_at_buffers(self, known: KnownModel, step: int) -> None:
         """A sample of buffers that nobody broadcasts, at steps 1, 2, 4, 8 and so on: the model may be gone later."""
         module = known.module()
-        if known.facts.broadcasts or module is None or step & (step - 1) or not step:
+        if module is None or known.facts.kind != "ddp" or step & (step - 1) or not step:
             return
-        named = [(name, each) for name, each in saved_buffers(module.module) if is_whole(each)][:AT_ONCE]
+        met = known.facts.held_buffers if known.facts.broadcasts else ()
+        found = ((name, each) for name, each in saved_buffers(module.module) if is_whole(each) and name not in met)
+        named = list(islice(found, AT_ONCE))
         if named:
             known.facts.buffer_names = [name for name, _ in named]
             known.facts.buffer_steps.append(step)

@@ -161,6 +161,8 @@ class Steps:
         outside: list[Any] = []
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             model, name = models.of_parameter(parameter)
+            if model is not None and model.facts.kind != "ddp":
+                known.split.setdefault(model.facts.number, [])  # its numbers are compared, and no shards
             if not is_whole(parameter) or (model is not None and model.facts.kind != "ddp"):
                 continue
             if model is None:
@@ -230,11 +232,18 @@ class Steps:
     def _noted(self, original: Any, shown: str) -> Any:
         def noted(*args: Any, **kwargs: Any) -> Any:
             if self.recorder.on and not torch.compiler.is_compiling():
-                fact = CalledFunction(shown, self.recorder.tick(), self.recorder.place())
-                self.recorder.keep(self.recorder.record.calls, fact)
+                fact = CalledFunction(shown, self.recorder.tick(), self.recorder.place(), [])
+                if self.recorder.keep(self.recorder.record.calls, fact) and shown == "clip_grad_norm_":
+                    self._ratio(fact, *args)
             return original(*args, **kwargs)
 
         return noted
+
+    @digest.safely
+    def _ratio(self, fact: CalledFunction, parameters: Any, limit: Any, norm: Any = None, *args: Any) -> None:
+        """The norm of the gradients that are clipped, over the limit."""
+        if type(norm) is torch.Tensor and not norm.requires_grad and norm.numel() == 1 and not capturing():
+            self.recorder.later(fact.detail, "append", (norm / limit).reshape(()))
 
     def _scaler(self, original: Any) -> Any:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:

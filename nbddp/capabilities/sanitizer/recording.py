@@ -38,8 +38,8 @@ class ModelFacts:
     """A model that replicates or shards: made by `place`, or before the cell. names: of the parameters it exchanges;
     order: a digest of all names in their order. ignored: names that it was set to ignore. hook: its communication
     hook. start: a sample of the parameters when it was made, or first seen. ends: a sample of each tensor when the
-    program ended: parameters first, then buffers. buffers: samples at some steps.
-    drops: names of its dropout modules. moved: what became of its parameters' dtype or device."""
+    program ended: parameters first, then buffers. buffers: samples at some steps. held_buffers: names of those that it
+    had when it was made. drops: names of its dropout modules. moved: what became of its parameters' dtype or device."""
 
     number: int
     kind: str
@@ -62,6 +62,7 @@ class ModelFacts:
     buffers: list[Sample] = field(default_factory=list)
     buffer_steps: list[int] = field(default_factory=list)
     buffer_names: list[str] = field(default_factory=list)
+    held_buffers: list[str] = field(default_factory=list)
     drops: list[str] = field(default_factory=list)
     moved: str = ""
     moved_place: int = 0
@@ -162,7 +163,8 @@ class Pass:
     """An iteration over a data loader. rows, batches: digests. models: those that were trained meanwhile.
     random_before: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for
     each batch. order: digest of the indices that the sampler gave; total: how many those of all ranks are. sizes:
-    batches' rows; shapes: of a row of their first tensor. whole: whether it came to its end."""
+    batches' rows; shapes: of a row of their first tensor. epoch: of the sampler, or of an iterable data set. whole:
+    whether it came to its end."""
 
     loader: int
     number: int
@@ -178,6 +180,7 @@ class Pass:
     length: int | None = None
     total: int | None = None
     workers: int = 0
+    keeps_workers: bool = False
     iterable: bool = False
     batches: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)

@@ -14,7 +14,8 @@ from nbddp.launch.topology import rank_words
 from nbddp.protocol.capability import load
 
 RULES = tuple(
-    f"nbddp.capabilities.sanitizer.kinds_{group}:found" for group in ("gradients", "drift", "data", "means", "modes")
+    f"nbddp.capabilities.sanitizer.kinds_{group}:found"
+    for group in ("gradients", "drift", "data", "means", "modes", "micro_steps")
 )
 
 

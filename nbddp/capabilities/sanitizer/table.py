@@ -29,8 +29,8 @@ ROWS = (
     # -- gradients that are not exchanged
     MistakeKind(
         "past-ddp", GRADIENTS, 95,
-        "a training forward of DDP's module ran outside of DDP's forward, no backward through DDP's output came before "
-        "the step, and gradients differed there",
+        "a training forward of DDP's module ran outside of DDP's forward, no backward through DDP's output came "
+        "before the step, and gradients differed there",
         "call the DDP model, ddp(x), and not ddp.module(x), for all that is trained",
         "loss = loss_fn(ddp.module(x), y)",
         ("gradients-differ", "replicas-differ", "no-exchange", "buffers-differ"),
@@ -92,7 +92,8 @@ ROWS = (
     ),
     MistakeKind(
         "no-exchange", GRADIENTS, 88,
-        "no backward through DDP's output came before a step, or it left no gradients, and gradients differed there",
+        "no backward through DDP's output came before a step, or it left no gradients, or another backward followed "
+        "it, or the step began within it; and gradients differed there",
         "run the forward through the DDP model, and its backward once before each step",
         "",
         ("gradients-differ", "replicas-differ"),
@@ -107,7 +108,8 @@ ROWS = (
     # -- replicas that drift
     MistakeKind(
         "hyperparameters-differ", DRIFT, 84,
-        "a number of the optimizer's groups differed between ranks at the same step",
+        "a number of the optimizer's groups differed between ranks at the same step, and parameters differed after it "
+        "(with FSDP2, where shards cannot be compared: a number such as lr)",
         "compute it from what all ranks know: all_reduce the metric before scheduler.step(metric)",
         "scheduler.step(local_loss)",
         ("replicas-differ",),
@@ -129,7 +131,8 @@ ROWS = (
     ),
     MistakeKind(
         "edited-gradients", DRIFT, 82,
-        "gradients were equal when backward ended, and differed at the step",
+        "gradients were equal when backward ended, and differed at the step; or before the exchange each rank clipped "
+        "its own, by another factor",
         "edit gradients by numbers that are equal on all ranks: all_reduce the norm or the loss first",
         "clip_grad_norm_(ddp.parameters(), loss.item())",
         ("replicas-differ", "gradients-differ"),
@@ -151,9 +154,8 @@ ROWS = (
     ),
     MistakeKind(
         "optimizer-differs", DRIFT, 83,
-        "the ranks' optimizers of one model had other parameters, or groups with other "
-        "numbers; at a step such a parameter became unequal, or stayed as it was on the ranks "
-        "that lack it alone",
+        "the ranks' optimizers of one model had other parameters, or groups with other numbers; at a step such a "
+        "parameter became unequal, or stayed as it was on the ranks that lack it alone",
         "give the optimizer the same parameters, in the same groups, on all ranks",
         "decay = set(names)  # whose order differs by process",
         ("optimizer-state-differs", "replicas-differ"),
@@ -175,7 +177,8 @@ ROWS = (
     ),
     MistakeKind(
         "buffers-differ", DRIFT, 55,
-        "buffers differed between ranks when the program ended, and DDP does not broadcast them",
+        "buffers that a checkpoint has differed between ranks, and DDP does not broadcast them: by its setting, or "
+        "because they were added after DDP was made",
         "use SyncBatchNorm, or DDP's broadcast_buffers=True",
         "DDP(model_with_batch_norm, broadcast_buffers=False)",
     ),
@@ -195,7 +198,8 @@ ROWS = (
     # -- data
     MistakeKind(
         "sampler-world", DATA, 78,
-        "a DistributedSampler of a loader that trained the model was made for another number of replicas",
+        "a DistributedSampler of a loader that trained the model was made for another number of replicas; or for all "
+        "ranks, while each rank's DDP has a group of its own",
         "make the sampler after init_process_group, or pass num_replicas=dist.get_world_size()",
         "DistributedSampler(data, num_replicas=1, rank=0)",
         ("same-batch", "sampler-rank", "overlap"),
@@ -223,13 +227,14 @@ ROWS = (
     ),
     MistakeKind(
         "overlap", DATA, 66,
-        "in one epoch a sample was given to several ranks, though each rank's own samples were distinct",
+        "in one epoch samples were given to several ranks, more than equal samples of a data set explain, and each "
+        "rank's own were distinct",
         "shuffle by a seed that all ranks share, and then take each rank's part",
         "random.shuffle(files); files[rank::world]",
     ),
     MistakeKind(
         "split-differs", DATA, 70,
-        "a rank evaluated samples on which another rank trained, and none on which it trained itself",
+        "a fifth or more of the samples that a rank evaluated were another rank's training samples, and none its own",
         "split with a generator that all ranks seed equally",
         "train, val = random_split(data, [90, 10])",
         ("overlap",),
@@ -243,7 +248,8 @@ ROWS = (
     ),
     MistakeKind(
         "same-order", DATA, 50,
-        "a shuffling DistributedSampler kept its epoch, and two epochs gave the same batches in the same order",
+        "a shuffling sampler kept its epoch, and two epochs gave the same batches in the same order; or a data set's "
+        "epoch was set, and kept workers did not see it",
         "call sampler.set_epoch(epoch) at the start of each epoch",
         "for epoch in range(n): for batch in loader: ...",
     ),
@@ -255,13 +261,14 @@ ROWS = (
     ),
     MistakeKind(
         "same-mask", DATA, 40,
-        "a model with dropout drew random numbers from generators of equal state on all ranks, for other inputs",
+        "a model with dropout drew random numbers from generators of equal state on all ranks, for other inputs: at "
+        "all of the first 16 forwards, or from one of them on",
         "seed by rank once the model is made: torch.manual_seed(seed + rank)",
         "torch.manual_seed(0)  # then dropout on every rank",
     ),
     MistakeKind(
         "evaluated-twice", DATA, 52,
-        "an evaluation saw samples more than once over all ranks",
+        "an evaluation saw samples more than once over all ranks, and no rank gathered results of samples",
         "evaluate range(rank, len(data), world), or drop the sampler's padding before the metric",
         "DataLoader(test, sampler=DistributedSampler(test))",
     ),
@@ -294,7 +301,9 @@ ROWS = (
     ),
     MistakeKind(
         "unequal-batches", MEANS, 58,
-        "ranks trained on batches of different sizes at the same forward, and no count was exchanged",
+        "ranks trained on batches of different sizes at the same forward, no count was exchanged, and a sample's "
+        "weight in the graph was not the same; or they accumulated over different numbers of micro-batches, and each "
+        "rank weighed the same",
         "weight each rank's loss by its share: loss * n * world / n_of_all_ranks",
         "x = x[: 4 - 3 * rank]",
     ),
@@ -305,6 +314,12 @@ ROWS = (
         "divide by the count of all ranks: dist.all_reduce(n); loss = cross_entropy(..., reduction='sum') * world / n",
         "cross_entropy(logits, labels)  # labels of -100 are not counted",
         ("unequal-batches",),
+    ),
+    MistakeKind(
+        "loss-weights-differ", MEANS, 57,
+        "at least 4 losses of a rank had the same weights of classes, and other ranks' losses had others",
+        "compute the weights from the labels of all ranks: dist.all_reduce(counts)",
+        "weight = 1 / torch.bincount(labels_of_this_rank).float(); cross_entropy(logits, y, weight)",
     ),
     MistakeKind(
         "scheduler-steps", MEANS, 56,
@@ -335,7 +350,7 @@ ROWS = (
     ),
     MistakeKind(
         "settings-differ", MODES, 42,
-        "settings of precision or determinism differed between ranks when the program ended",
+        "settings of precision or determinism differed between ranks at an optimizer step",
         "set them on all ranks alike",
         "if rank == 0: torch.set_float32_matmul_precision('high')",
     ),
@@ -367,8 +382,8 @@ ROWS = (
     ),
     MistakeKind(
         "starved-rank", SPEED, 24,
-        "three of four waits for a batch were longer than 5 ms on one rank; three of four on "
-        "each other rank were five times shorter",
+        "three of four waits for a batch were longer than 5 ms on one rank; three of four on each other rank were "
+        "five times shorter",
         "give its loader more workers, or spread the slow samples over all ranks",
         "",
     ),

@@ -270,11 +270,12 @@ class Replica:
 
         backs = {rank: between(rank, self.records[rank].backwards) for rank in steps}
         pasts = {rank: between(rank, [p for p in self.records[rank].past if p.used]) for rank in steps}
-        again = {
-            rank: [c for c in self.calls("backward", rank) if backs[rank][-1].ended < c.at < step.at]
-            for rank, step in steps.items() if backs[rank] and backs[rank][-1].ended  # type: ignore[union-attr]
-        }  # fmt: skip
-        return AlignedStep(number, steps, parts, backs, pasts, since, again)  # type: ignore[arg-type]
+        made = AlignedStep(number, steps, parts, backs, pasts, since)  # type: ignore[arg-type]
+        for rank, step in steps.items():
+            ended = made.backs[rank][-1].ended if made.backs[rank] else 0
+            if ended:
+                made.again[rank] = [c for c in self.calls("backward", rank) if ended < c.at < step.at]
+        return made
 
     def beside(self, step: AlignedStep) -> dict[int, Part]:
         """The part of a step that no model knows."""

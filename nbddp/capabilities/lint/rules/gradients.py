@@ -338,9 +338,24 @@ def rank_in_optimizer(p: Meaning) -> Iterator[Hit]:
         if not p.name_of(call).startswith("torch.optim.") or not p.may(call, OPTIMIZER) or not _moves_ddp(p, call):
             continue
         for given in (*call.args[1:], *(one.value for one in call.keywords)):
-            parts = [n for n in ast.walk(given) if isinstance(n, (ast.Name, ast.Attribute, ast.Call))]
-            if any(p.must(one, RANK, LOCAL, SPAWNED, NAMED) for one in parts) and not isinstance(given, ast.Compare):
+            known = p.bindings(given) if isinstance(given, ast.Name) else []
+            value = known[0].value if len(known) == 1 and known[0].how == "value" else given
+            if _depends_on_rank(p, value or given):
                 yield Hit(given, {"value": ast.unparse(given)})
+
+
+def _depends_on_rank(p: Meaning, value: ast.expr) -> bool:
+    """Whether a number surely differs by rank: it is computed from the rank, or chosen by a condition that is not the
+    same everywhere."""
+    if isinstance(value, ast.IfExp):
+        return p.on_some_ranks(value.test) and ast.unparse(value.body) != ast.unparse(value.orelse)
+    if isinstance(value, (ast.Compare, ast.BoolOp)):
+        return False
+    parts = [n for n in ast.walk(value) if isinstance(n, (ast.Name, ast.Attribute, ast.Call))]
+    tests = [n for n in ast.walk(value) if isinstance(n, (ast.Compare, ast.IfExp))]
+    return any(
+        p.must(one, RANK, LOCAL, SPAWNED, NAMED) and not any(p.inside(one, test) for test in tests) for one in parts
+    )
 
 
 def scheduler_world_times(p: Meaning) -> Iterator[Hit]:

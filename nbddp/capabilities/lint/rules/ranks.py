@@ -54,6 +54,11 @@ def _of_group(call: ast.Call) -> bool:
 def _others_may_call(p: Meaning, call: ast.Call, test: ast.expr, name: str) -> bool:
     """Whether the branch of the other ranks calls something that may make the same call."""
     branch = p.parent[test]
+    if isinstance(branch, (ast.IfExp, ast.BoolOp)) and isinstance(p.parent[branch], ast.Expr):
+        others = (
+            [] if isinstance(branch, ast.BoolOp) else [branch.orelse if p.inside(call, branch.body) else branch.body]
+        )
+        return any(isinstance(node, ast.Call) for other in others for node in ast.walk(other))
     if not isinstance(branch, ast.If):
         return True
     inside = any(p.inside(call, one) for one in branch.body)
