@@ -26,7 +26,7 @@ WORD = re.compile(r"(?<![\w<\\])[A-Za-z][a-z]+(?![\w\\(=])")
 NO_MESSAGE = re.compile(r"<[\w.…]+[ >]|</|\{\w+: |\\[dswb(]|\(\?|^\s*import |^\s*def |: var\(|px;|^[\w ]+: [\w-]+;")
 LITERALS = (ast.Constant, ast.JoinedStr, ast.BinOp)
 HELP = {"help", "description", "epilog", "usage", "metavar", "target"}
-SKIPPED = ("figures/labextensions", "lessons/", "grading/sandbox")
+SKIPPED = ("figures/labextensions", "lessons/l", "grading/sandbox")  # a lesson's own texts are in the lesson
 PARTS = {  # folder → heading; a capability's folder is its own heading
     "errors.py": "Errors",
     "launch": "Lines, options and layouts",
@@ -42,6 +42,7 @@ PARTS = {  # folder → heading; a capability's folder is its own heading
     "analysis": "Recorded steps",
     "figures": "Figures",
     "grading": "Exercises and grading",
+    "lessons": "Exercises and grading",
     "teach": "Exercises and grading",
 }
 

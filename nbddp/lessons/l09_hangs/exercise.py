@@ -142,8 +142,8 @@ def verdict(found: Mapping[int, Sequence[float]], held: Shards) -> str:
     if known is not None:
         return known.words or OK
     return (
-        "all ranks agree, but not on the result of averaged gradients. It fits neither the batches that every rank has, "
-        "nor all of them as Join takes them"
+        "all ranks agree, but not on the result of averaged gradients. It fits neither the batches that every rank "
+        "has, nor all of them as Join takes them"
     )
 
 

@@ -58,7 +58,7 @@ def _line(taken: RankAccumulation) -> str:
     if taken.did["moved"]:
         return f"rank {taken.rank}: a parameter changed; accumulate leaves gradients, and its caller takes the step"
     if taken.did["turned"]:
-        return f"rank {taken.rank}: loss_of takes the outputs first, then the targets, as in loss_of(model(inputs), targets)"
+        return f"rank {taken.rank}: loss_of takes the outputs, then the targets, as in loss_of(model(inputs), targets)"
     gradients: dict[str, Sequence[float]] = {}
     for name, values in taken.did["gradients"].items():
         if values is None:

@@ -42,10 +42,10 @@ def _padded(order: Sequence[int], seen: int, rank: int, world: int) -> list[int]
 
 RULES: Mapping[str, Rule] = {
     "seen counts the samples of all ranks together, not those of each rank": lambda o, s, r, w: list(o[r::w][s:]),
-    "that is right only if the world size divides seen: first remove the samples that were read, then share out the rest": (
+    "that is right only if the world size divides seen: first remove the read samples, then share out the rest": (
         lambda o, s, r, w: list(o[r::w][s // w :])
     ),
-    "that rounds up if the world size does not divide seen: first remove the samples that were read, then share out the rest": (
+    "that rounds up if the world size does not divide seen: first remove the read samples, then share out the rest": (
         lambda o, s, r, w: list(o[r::w][-(-s // w) :])
     ),
     "that restarts the epoch; remove the first `seen` samples of order": lambda o, s, r, w: list(o[r::w]),

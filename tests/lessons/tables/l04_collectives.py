@@ -109,7 +109,7 @@ RING_ALL_REDUCE = Table("ring_all_reduce", every=3, nproc=4, wrong={
     changed(("(rank - step)", "(rank)"), ("(left - step)", "(left)")):
         "rank 0, x[0:3]: the parts of ranks 1–3 are missing",
     changed(("(left - step)", "(rank - step)")): "a wrong chunk was sent or received",
-    changed(("chunks[into] + got if step < n - 1 else got", "got")): "replaced your chunk, and nothing was added",
+    changed(("chunks[into] + got if step < n - 1 else got", "got")): "chunk replaced yours, and nothing was added",
     changed(("torch.cat(chunks)", "torch.cat(chunks) / n")): "the sum divided by the world size",
     changed(("torch.cat(chunks)", "x")): "every rank returned its own x: return the sum",
     changed(("cat(chunks)", "cat(chunks[1:] + chunks[:1])")): "sums are right but in another order",

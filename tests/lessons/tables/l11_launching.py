@@ -34,7 +34,7 @@ VARIABLES_OF = Table("variables_of", VARIABLES.format, wrong={
     "import os; found['MASTER_PORT'] = '1' + os.environ['RANK'] * 4": "use only the arguments",
     "import os; found['RANK'] = os.environ['RANK']": "different answers for RANK",
     "import torch.distributed as d; found['RANK'] = str(d.get_rank())": "contain everything",
-    "found['MASTER_ADDR'] = ','.join(hosts)": "the name of the one where",
+    "found['MASTER_ADDR'] = ','.join(hosts)": "the name of the one with",
     "found['MASTER_ADDR'] = hosts": "an environment variable is one string",
     "found['MASTER_ADDR'] += ':29500'": "the port belongs in MASTER_PORT",
     "found['WORLD_SIZE'] = '8'": "the same for every task of every job",

@@ -27,7 +27,7 @@ ACCUMULATE = Table("accumulate", body, every=4, marker="mutants", nproc=4, wrong
     "n = len(micro_batches)\nmodel.no_sync()\nfor x, y in micro_batches: (loss_of(model(x), y) / n).backward()":
         "they were exchanged 5 times: model.no_sync() was called and never entered; it is a context manager",
     GUARDED.format(guard=LATER, scale=" / n").replace("loss_of(model(x), y)", "loss_of(y, model(x))"):
-        "loss_of takes the outputs first, then the targets",
+        "loss_of takes the outputs, then the targets",
     GUARDED.format(guard=LATER, scale=""):
         "rank 0, 0.weight, 5 micro-batches: yours is 5.00 × the reference: you added up 5 micro-batches",
     GUARDED.format(guard="contextlib.nullcontext()", scale=" / n"):
