@@ -30,8 +30,8 @@ class StageText(str):
 
 
 class StillText(StageText):
-    """The sentence of progress that was said before, with the seconds that it is true so far: a line that is printed
-    for each sentence says it no more than once."""
+    """The sentence of progress that was said before, with its seconds so far. Who prints a line for each sentence
+    leaves it out."""
 
 
 def counting(progress: Callable[[str], None], words: str, stage: Stage) -> Callable[[float], None]:

@@ -131,6 +131,8 @@ SVG = '<svg width="200" height="90"><title>a curve</title><style>.faint {{ fill:
 TEXTS = (
     '<text x="5" y="20" class="faint">faint</text><text x="5" y="40" fill="#1a1a1a">dark</text>'
     '<text x="5" y="60" fill="#1a1a1a" fill-opacity="0.4">pale</text><text x="5" y="80" fill="none">outline</text>'
+    '<rect x="100" width="90" height="30" fill="#33608c"/><text x="110" y="20" fill="#ffffff">on a bar</text>'
+    '<text x="110" y="60" fill="#ffffff">beside it</text><rect x="100" y="40" width="90" height="30" fill="#000000"/>'
 )
 
 
@@ -144,7 +146,9 @@ def test_text_in_a_drawing_is_looked_at_in_the_colour_that_fills_it() -> None:
         page.set_content(f'<body style="color: #000000">{SVG.format("#b0b0b0", TEXTS)}</body>')
         found = {t["text"]: t["ratio"] for t in page.locator("body").evaluate(STRUCTURE)["texts"]}
         browser.close()
-    assert set(found) == {"faint", "dark", "pale"}
+    assert set(found) == {"faint", "dark", "pale", "on a bar", "beside it"}
+    assert found["on a bar"] == pytest.approx(contrast("#ffffff", "#33608c"), rel=0.01)
+    assert found["beside it"] == pytest.approx(1), "what is drawn later is over it"
     assert found["faint"] == pytest.approx(contrast("#b0b0b0", "#ffffff"), rel=0.01)
     assert found["dark"] > 15
     assert found["pale"] < LEAST

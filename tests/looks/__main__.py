@@ -119,6 +119,12 @@ def main(words: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"there is no output {min(unknown)}; the outputs are {', '.join(NAMES)}")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as runtime:  # of pools; tests have one of pytest's
+        os.environ.setdefault("NBDDP_RUNTIME_DIR", runtime)
+        return look_everywhere(asked)
+
+
+def look_everywhere(asked: argparse.Namespace) -> int:
     found: list[str] = []
     for front in asked.front_end or FRONT_ENDS:
         if front == "notebook" and asked.python == sys.executable and find_spec("notebook") is None:

@@ -21,6 +21,19 @@ element => {
     const style = getComputedStyle(e);
     return over(parse(style.backgroundColor), behind(e.parentElement), +style.opacity);
   };
+  // In a drawing a text lies on the parts that are drawn before it, where its middle is
+  const drawnBehind = e => {
+    let root = e; while (root.parentElement?.closest("svg")) root = root.parentElement.closest("svg");
+    const box = e.getBoundingClientRect(), [x, y] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+    let below = behind(root);
+    for (const part of root.querySelectorAll("rect, path, circle, ellipse, polygon")) {
+      if (part.closest("defs") || !(part.compareDocumentPosition(e) & Node.DOCUMENT_POSITION_FOLLOWING)) continue;
+      const at = part.getBoundingClientRect(), style = getComputedStyle(part);
+      if (x < at.left || x > at.right || y < at.top || y > at.bottom || !/^(rgb|color)/.test(style.fill)) continue;
+      below = over(parse(style.fill), below, style.fillOpacity * style.opacity);
+    }
+    return below;
+  };
   const opacity = e => e ? getComputedStyle(e).opacity * opacity(e.parentElement) : 1;
   const light = c => { const [r, g, b] = c.slice(0, 3).map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
     return .2126 * r + .7152 * g + .0722 * b; };
@@ -28,10 +41,10 @@ element => {
   const texts = [], walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const node = walk.currentNode, e = node.parentElement;
-    if (!node.data.trim() || !e.getClientRects().length || /^(STYLE|SCRIPT)$/.test(e.tagName) || e.closest(".jp-OutputPrompt")) continue;
+    if (!node.data.trim() || !e.getClientRects().length || /^(STYLE|SCRIPT)$/.test(e.tagName) || e.closest(".jp-OutputPrompt, :disabled")) continue;
     const style = getComputedStyle(e), drawn = e.closest("svg") !== null;
     if (drawn && !/^(rgb|color)/.test(style.fill)) continue;
-    const below = behind(e), ink = over(parse(drawn ? style.fill : style.color), below, opacity(e) * (drawn ? +style.fillOpacity : 1));
+    const below = drawn ? drawnBehind(e) : behind(e), ink = over(parse(drawn ? style.fill : style.color), below, opacity(e) * (drawn ? +style.fillOpacity : 1));
     texts.push({text: node.data.trim().slice(0, 60), where: name(e), ink: ink.slice(0, 3).map(Math.round), behind: below.slice(0, 3).map(Math.round),
       ratio: ratio(ink, below)});
   }
