@@ -31,7 +31,7 @@ from nbddp.capabilities.memory.figure_timeline import draw_allocations
 from nbddp.capabilities.memory.history import CUDA, Phase, RankAllocations, Window
 from nbddp.capabilities.memory.timeline import Allocations
 from nbddp.capabilities.timings.analysis import StepView, analysed
-from nbddp.capabilities.timings.document import MOST_COLUMNS, chosen, timeline
+from nbddp.capabilities.timings.document import chosen, timeline
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.text import of_bucket, table, when
 from nbddp.figures.document.colours import INKS, KINDS, SERIES
@@ -272,7 +272,7 @@ def test_a_step_chosen_on_the_curves_is_drawn_with_its_words_and_its_table(brows
     made = gallery(8, 8)
     view = analysed(made, STEP)
     kept = chosen(view)
-    assert 20 < len(kept) < 40
+    assert 8 < len(kept) < 40
     seen = opened(browser, html("timings"))
     bars = seen.locator(".nbddp-pane").first.locator("[data-i]")
     bars.nth(1).click()
@@ -288,7 +288,8 @@ def test_a_step_chosen_on_the_curves_is_drawn_with_its_words_and_its_table(brows
     column(seen, kept[-2]).focus()
     seen.keyboard.press("Enter")
     shows(seen, analysed(made, kept[-2]))
-    seen.keyboard.press("ArrowRight")
+    for _ in range(kept[-1] - kept[-2]):
+        seen.keyboard.press("ArrowRight")
     seen.keyboard.press(" ")
     shows(seen, analysed(made, kept[-1]))
     bars.nth(0).focus()
@@ -325,9 +326,9 @@ def test_of_many_steps_the_slowest_the_median_one_and_others_between_are_kept(nu
     assert any(c.duration == middle for c in view.curves if c.number in kept)
     assert kept[0] < 10
     assert kept[-1] >= 990
-    assert max(b - a for a, b in pairwise(kept)) < 120
-    assert 16 * 8 * len(kept) <= 4100
-    assert len(chosen(analysed(recording(2, MOST_COLUMNS), 5))) == MOST_COLUMNS, "of few ranks all are kept"
+    assert max(b - a for a, b in pairwise(kept)) < 160
+    assert 16 * 8 * len(kept) <= 2100
+    assert len(chosen(analysed(recording(2, 100), 5))) == 100, "of few ranks all are kept"
 
 
 def slow(step: Step) -> Step:

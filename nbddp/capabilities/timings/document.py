@@ -17,7 +17,7 @@ from nbddp.figures.document.svg import stroke, swatch
 HEAD, LANE, GAP, BETWEEN = 17, 20, 2, 9  # pixels: of a rank's line, of a lane, between lanes, between ranks
 CURVES, CURVES_FROM = 96, 4  # pixels of the curves; steps from which on there are some
 MOST_COLUMNS = 200  # of the curves that say what they are
-MOST_BARS = 4000  # of all steps that a click draws: some 200 kB of a notebook
+MOST_BARS = 2000  # of all steps that a click draws: some 200 kB of a notebook
 LEAST = 0.001  # of the step: a shorter gap between phases is no lost time to be seen
 AFTER_FORWARD, EXPOSED = "between forward and backward", "exposed communication"
 BEFORE_OPTIMIZER = "before the optimizer"
