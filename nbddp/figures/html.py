@@ -32,7 +32,7 @@ LEAST = 0.8  # of a picture's width: on a narrower page it scrolls, for smaller 
 LOOK = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; line-height: 1.35; margin: 4px 0"
 WORDS = f'<pre style="{LOOK}">{{}}</pre>'  # JupyterLab breaks such lines within words
 FOLDED = "The figure as text"
-SCROLLS = '<div style="overflow-x: auto">{}</div>'
+SCROLLS = '<div style="overflow-x: auto" tabindex="0" role="region" aria-label="table">{}</div>'
 
 
 @dataclass(frozen=True)

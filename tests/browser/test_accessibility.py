@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from nbddp.capabilities.panel.state import PAGES
+from tests.browser import test_documents as documents
 from tests.browser.test_browser import browsers, sync_api, until
 from tests.browser.test_panel_browser import TRAIN, Panel
 from tests.colours import contrast
@@ -45,10 +46,10 @@ def serious(element: Any) -> list[Any]:
     return [found for found in element.evaluate(AXE) if found[0] in SERIOUS]
 
 
-def add_axe(page: Page) -> None:
+def add_axe(page: Any) -> None:
     assert FOUND is not None
     assert FOUND.origin is not None
-    page.page.evaluate(Path(FOUND.origin).with_name("axe.min.js").read_text(encoding="utf-8"))
+    page.evaluate(Path(FOUND.origin).with_name("axe.min.js").read_text(encoding="utf-8"))
 
 
 def hex_of(colour: str) -> str:
@@ -109,6 +110,26 @@ def run_all(shown: Panel) -> Sequence[Any]:
     return [cell, *cells]
 
 
+@pytest.mark.skipif(FOUND is None, reason="to test with axe-core: pip install axe-playwright-python")
+@pytest.mark.parametrize("name", documents.DRAWN)
+def test_axe_finds_nothing_serious_on_figures(browser: Any, name: str) -> None:
+    """With a part's numbers pinned, the text open, and of timings another step."""
+    for theme in documents.THEMES:
+        seen = documents.opened(browser, documents.LAB + documents.html(name), 900, theme)
+        add_axe(seen)
+        if name == "timings":
+            documents.column(seen, 0).click()
+            sync_api.expect(seen.locator(documents.HEAD)).to_contain_text("step 0 of")
+        part = seen.locator("[data-i]").nth(1)
+        part.focus()
+        seen.keyboard.press("Enter")
+        seen.locator("summary").click()
+        found = serious(seen.locator(".nbddp-figure"))
+        assert not found, (theme, found)
+        assert not seen.locator(".nbddp-figure").evaluate(NAMELESS)
+        seen.close()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(FOUND is None, reason="to test with axe-core: pip install axe-playwright-python")
 def test_axe_finds_nothing_serious_on_panel_explorers_questions_and_outputs(tmp_path: Path) -> None:
@@ -116,7 +137,7 @@ def test_axe_finds_nothing_serious_on_panel_explorers_questions_and_outputs(tmp_
         pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
     with opened("lab", CELLS, tmp_path, scale=1) as page:
         shown = Panel(page)
-        add_axe(page)
+        add_axe(page.page)
         cells = run_all(shown)
         for theme in THEMES:
             page.wear(theme)

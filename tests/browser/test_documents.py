@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from html import unescape
-from itertools import product
+from dataclasses import replace
+from html import escape, unescape
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,22 @@ from matplotlib.colors import to_hex
 
 from docs.gallery import PICTURES, of_forecast, of_memory, of_program
 from docs.gallery import recording as gallery
+from nbddp.analysis.steps import Recording, Step
 from nbddp.capabilities.bench.figure import draw_bench
 from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.compare.command import Report, report
+from nbddp.capabilities.compare.replicas import Compared, HeldValue, Leaf
 from nbddp.capabilities.memory.figure_timeline import draw_allocations
 from nbddp.capabilities.memory.history import CUDA, Phase, RankAllocations, Window
 from nbddp.capabilities.memory.timeline import Allocations
-from nbddp.capabilities.timings.analysis import analysed
+from nbddp.capabilities.timings.analysis import StepView, analysed
+from nbddp.capabilities.timings.document import chosen, timeline
 from nbddp.capabilities.timings.figure import draw_timings
-from nbddp.capabilities.timings.text import of_bucket, when
+from nbddp.capabilities.timings.text import of_bucket, table, when
 from nbddp.figures.document.colours import INKS, KINDS, SERIES
 from nbddp.figures.document.page import css, live
 from nbddp.figures.figure import DescribedFigure
-from tests.browser.test_browser import PATIENCE, until
+from tests.browser.test_browser import PATIENCE, sync_api, until
 from tests.colours import contrast
 from tests.pool.test_timings import recording
 
@@ -64,7 +69,20 @@ def benchmark() -> list[Measured]:
     ]
 
 
-DRAWN: dict[str, Callable[[], DescribedFigure]] = {
+def replicas() -> Report:
+    """Four ranks: rank 2 has another bias, and no two ranks agree in the step's number."""
+
+    def held(rank: int) -> HeldValue:
+        norm = 1.25 + 0.5 * (rank == 2)
+        bias = Leaf("0.bias", "parameter", "float32", (8,), f"{norm}", norm, 32)
+        step = Leaf("step", "number", "int", digest=f"{rank}", value=rank, text=f"{rank}")
+        same = Leaf("0.weight", "parameter", "float32", (8, 8), "same", 1.0, 256)
+        return HeldValue("Linear", {leaf.path: leaf for leaf in (same, bias, step)})
+
+    return report([Compared("model", {r: held(r) for r in range(4)}, {("0.bias", 0): 0.5})])
+
+
+DRAWN: dict[str, Callable[[], DescribedFigure | Report]] = {
     "timings": lambda: draw_timings(gallery(8, 8), STEP),
     "topology": PICTURES["topology-2-nodes"],
     "program": of_program,
@@ -72,11 +90,12 @@ DRAWN: dict[str, Callable[[], DescribedFigure]] = {
     "allocations": lambda: draw_allocations(allocations()),
     "bench": lambda: draw_bench(benchmark()),
     "forecast": of_forecast,
+    "compare": replicas,
 }
 
 
-def html_of(shown: DescribedFigure) -> str:
-    return str(shown._repr_mimebundle_()[0]["text/html"])
+def html_of(shown: DescribedFigure | Report) -> str:
+    return shown._repr_html_() if isinstance(shown, Report) else str(shown._repr_mimebundle_()[0]["text/html"])
 
 
 HTML = dict.fromkeys(DRAWN, "")
@@ -153,7 +172,7 @@ def test_every_part_says_its_numbers_under_the_pointer_and_to_the_keyboard(brows
     parts = seen.locator("[data-i]")
     assert parts.count() == len(said) > 0
     names = parts.evaluate_all("all => all.map(p => p.getAttribute('aria-label'))")
-    assert names == [*map(unescape, said)]
+    assert [re.sub(CLICK, COMMAND, words) for words in names] == [*map(unescape, said)]
     for pane in seen.locator(".nbddp-pane").all():
         stops = pane.locator('[data-i][tabindex="0"]')
         assert stops.count() == 1, "one stop for Tab"
@@ -163,12 +182,17 @@ def test_every_part_says_its_numbers_under_the_pointer_and_to_the_keyboard(brows
         place = card.bounding_box()
         assert place["x"] >= 0
         assert place["x"] + place["width"] <= 900
+        figure = seen.locator(".nbddp-figure").bounding_box()
+        assert place["y"] + place["height"] <= figure["y"] + figure["height"] + 1, "a front end would cut it off"
         every = pane.locator("[data-i]")
         reached = seen.evaluate(WALK)
         assert reached == every.count(), "arrow keys reach every part"
     assert not seen.errors
     seen.close()
 
+
+CLICK = r"step (\d+):(.*\n)Click, or press Enter, to draw it above\."
+COMMAND = r"step \1:\2%ddp timings --step \1 draws it"
 
 # How many parts the keys reach: along each row, then from the end of one row to the next
 WALK = """() => {
@@ -217,6 +241,119 @@ def test_a_click_pins_numbers_and_escape_takes_them_away(browser: Any) -> None:
     seen.close()
 
 
+# -- a step that is chosen on the curves ----------------------------------------------------------------
+
+
+HEAD = ".nbddp-figure > pre"
+
+
+def shows(seen: Any, view: StepView) -> None:
+    """Whether the page has this step: drawing, words, table, and the mark on the curves."""
+    sync_api.expect(seen.locator(HEAD)).to_contain_text(f"step {view.number} of {view.model}")
+    first, curve = seen.locator(".nbddp-pane").all()
+    names = first.locator("[data-i]").evaluate_all("all => all.map(p => p.getAttribute('aria-label'))")
+    assert names == [mark.words for mark in timeline(view).marks]
+    place = timeline(view).marks[1]
+    drawn = first.locator("[data-i] > :first-child").nth(1).get_attribute("width")
+    assert float(drawn.rstrip("%")) == pytest.approx(100 * (place.right - place.left), abs=0.01)
+    cells = [cell.replace("\u00a0", " ") for cell in seen.locator("details td").all_text_contents()]
+    assert cells == [f"{value}" for row in table(view).rows for value in row]
+    (pressed,) = curve.locator("[aria-pressed=true]").all()
+    assert pressed.get_attribute("aria-label").startswith(f"step {view.number}:")
+    assert curve.locator(".now").count() == 1
+    assert pressed.locator(".now").count() == 1
+
+
+def column(seen: Any, number: int) -> Any:
+    return seen.locator(f'[data-i][aria-label^="step {number}:"]')
+
+
+def test_a_step_chosen_on_the_curves_is_drawn_with_its_words_and_its_table(browser: Any) -> None:
+    made = gallery(8, 8)
+    view = analysed(made, STEP)
+    kept = chosen(view)
+    assert 8 < len(kept) < 40
+    seen = opened(browser, html("timings"))
+    bars = seen.locator(".nbddp-pane").first.locator("[data-i]")
+    bars.nth(1).click()
+    seen.locator("[data-i]").nth(1).focus()
+    seen.keyboard.press("+")
+    column(seen, kept[0]).click()
+    shows(seen, analysed(made, kept[0]))
+    assert seen.locator(".nbddp-card.pinned").count() == 0, "what was pinned is gone"
+    assert seen.evaluate(ZOOM)[0] == pytest.approx(1.5, abs=0.02), "the zoom stays"
+    bars.nth(2).hover()
+    card = seen.locator(".nbddp-pane").first.locator(".nbddp-card")
+    assert card.inner_text() == bars.nth(2).get_attribute("aria-label")
+    column(seen, kept[-2]).focus()
+    seen.keyboard.press("Enter")
+    shows(seen, analysed(made, kept[-2]))
+    for _ in range(kept[-1] - kept[-2]):
+        seen.keyboard.press("ArrowRight")
+    seen.keyboard.press(" ")
+    shows(seen, analysed(made, kept[-1]))
+    bars.nth(0).focus()
+    assert seen.evaluate(WALK) == bars.count(), "arrow keys reach every part of the new drawing"
+    column(seen, STEP).click()
+    shows(seen, view)
+    assert not seen.errors
+    seen.close()
+
+
+def test_a_step_that_is_not_kept_names_the_command_and_those_that_are_have_marks(browser: Any) -> None:
+    view = analysed(gallery(8, 8), STEP)
+    kept = chosen(view)
+    (other, *_) = (c.number for c in view.curves if c.number not in kept)
+    seen = opened(browser, html("timings"))
+    column(seen, other).click()
+    assert f"%ddp timings --step {other} draws it" in seen.locator(".nbddp-card.pinned").inner_text()
+    curve = seen.locator(".nbddp-pane").nth(1)
+    marks, buttons = curve.locator("[data-i] .tick"), curve.locator("[data-i][role=button]")
+    assert marks.count() == buttons.count() == buttons.locator(".tick").count() == len(kept)
+    sync_api.expect(seen.get_by_text(f"{len(kept)} of 40 steps are kept here")).to_be_visible()
+    seen.close()
+
+
+@pytest.mark.parametrize("number", [500, 3])
+def test_of_many_steps_the_slowest_the_median_one_and_others_between_are_kept(number: int) -> None:
+    made = recording(64, 1000)
+    late = [17, 613, 998]
+    steps = {r: [slow(s) if s.number in late and r == 0 else s for s in some] for r, some in made.steps.items()}
+    view = analysed(Recording(steps, model="Net"), number)
+    kept = chosen(view)
+    assert set(late) | {number} <= set(kept)
+    middle = sorted(c.duration for c in view.curves)[499]
+    assert any(c.duration == middle for c in view.curves if c.number in kept)
+    assert kept[0] < 10
+    assert kept[-1] >= 990
+    assert max(b - a for a, b in pairwise(kept)) < 160
+    assert 16 * 8 * len(kept) <= 2100
+    assert len(chosen(analysed(recording(2, 100), 5))) == 100, "of few ranks all are kept"
+
+
+def slow(step: Step) -> Step:
+    """The same, 20 ms longer."""
+    assert step.optimizer
+    return replace(step, optimizer=(step.optimizer[0], step.optimizer[1] + 20_000_000))
+
+
+def test_a_figure_of_few_steps_or_in_axes_keeps_none(browser: Any) -> None:
+    assert "data-scenes" not in html_of(draw_timings(recording(2, 3), 1))
+    assert "data-scenes" in html_of(draw_timings(recording(2, 4), 1))
+
+
+def test_a_line_below_a_figure_stays_when_another_step_is_drawn(browser: Any) -> None:
+    shown = draw_timings(recording(2, 8), 5)
+    shown.caption("times of simulated GPUs")
+    seen = opened(browser, html_of(shown))
+    head = seen.locator(HEAD)
+    column(seen, 2).click()
+    sync_api.expect(head).to_contain_text("step 2 of Net")
+    assert head.inner_text().endswith("\ntimes of simulated GPUs")
+    assert head.inner_text().count("simulated") == 1
+    seen.close()
+
+
 ZOOM = """() => { const view = document.querySelector('.nbddp-view'), sheet = view.firstElementChild;
   return [sheet.offsetWidth / view.clientWidth, view.scrollLeft]; }"""
 
@@ -227,9 +364,9 @@ def test_time_zooms_by_keys_buttons_and_the_wheel_and_is_dragged(browser: Any) -
     part.focus()
     seen.keyboard.press("+")
     assert seen.evaluate(ZOOM)[0] == pytest.approx(1.5, abs=0.02)
-    seen.get_by_role("button", name="Zoom in").click()
+    seen.get_by_role("button", name="Zoom in").first.click()
     assert seen.evaluate(ZOOM)[0] == pytest.approx(2.25, abs=0.02)
-    seen.get_by_role("button", name="Show the whole width").click()
+    seen.get_by_role("button", name="Show the whole width").first.click()
     assert seen.evaluate(ZOOM)[0] == pytest.approx(1, abs=0.02)
     part.hover()
     seen.keyboard.down("Control")
@@ -265,6 +402,9 @@ def test_what_nbconvert_writes_is_live_without_a_kernel_and_a_network(browser: A
         assert fill == ("rgb(26, 26, 26)" if theme == "light" else "rgb(232, 232, 232)")
         seen.locator("[data-i]").nth(1).hover()
         assert "forward" in seen.locator(".nbddp-card").inner_text()
+        kept = chosen(analysed(gallery(8, 8), STEP))
+        column(seen, kept[1]).click()
+        shows(seen, analysed(gallery(8, 8), kept[1]))
         seen.close()
 
 
@@ -284,6 +424,47 @@ def test_what_a_line_of_a_cell_holds_leads_to_that_line(browser: Any) -> None:
     alone.locator("[data-cell]").first.click()
     assert alone.locator(".nbddp-card button").count() == 1, "without the cell there is nowhere to go"
     alone.close()
+
+
+def test_a_line_in_the_table_leads_to_that_line_of_the_cell(browser: Any) -> None:
+    seen = opened(browser, LAB + html("allocations"))
+    seen.locator("summary").click()
+    seen.locator("td").get_by_role("button", name="In[3] line 2").click()
+    assert seen.locator(".nbddp-found").inner_text() == "y = model(x)"
+    seen.close()
+    elsewhere = opened(browser, LAB.replace("[3]", "[4]") + html("allocations"))
+    elsewhere.locator("summary").click()
+    button = elsewhere.locator("td").get_by_role("button", name="In[3] line 2")
+    button.click()
+    sync_api.expect(button).to_be_disabled()
+    elsewhere.close()
+    alone = opened(browser, html("allocations"))
+    assert alone.locator("td", has_text="In[3] line 2").count() == 1
+    assert alone.locator(".nbddp-place").count() == 0, "where cells have no numbers"
+    alone.close()
+
+
+FOLDS = {  # what the drawing shows, and what it does not
+    "timings": ("16 of 16 ranks", "rank 3 starts all buckets last"),
+    "program": ("of communication is hidden behind compute", "rank 5 "),
+    "memory": ("parameters 6.0 GiB", "at the peak of the last cell"),
+    "bench": ("bus bandwidth reaches", "every element of every result was correct"),
+    "forecast": ("is extrapolated", "the model predicts"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_text_that_a_drawing_shows_is_folded_and_other_text_is_not(name: str) -> None:
+    before, _, fold = re.sub(r'title="[^"]*"|src="[^"]*"', "", html(name)).partition("<details>")
+    keys = re.sub(r'<div class="nbddp-keys">.*', "", before)
+    shown, unseen = FOLDS[name]
+    assert shown not in keys
+    assert unseen in keys
+    assert unseen in fold
+    drawn = DRAWN[name]()
+    assert isinstance(drawn, DescribedFigure)
+    for line in drawn.words.split("\n\n")[0].splitlines():
+        assert escape(line) in fold, "the fold has all of the text"
 
 
 def test_in_topology_the_text_that_the_drawing_shows_is_folded() -> None:
@@ -350,8 +531,14 @@ def test_64_ranks_and_1000_steps_are_small_and_open_soon(browser: Any) -> None:
         seen.set_content(bundle["text/html"])
         seen.locator(".nbddp-svg").nth(1).wait_for()
         took.append(time.monotonic() - began)
+        if len(took) == 3:
+            began = time.monotonic()
+            column(seen, 995).click()
+            sync_api.expect(seen.locator(HEAD)).to_contain_text("step 995 of Net")
+            took_step = time.monotonic() - began
         seen.close()
     assert min(took) < 2
+    assert took_step < 2
 
 
 def test_the_same_figure_is_the_same_html_and_names_no_place_outside() -> None:

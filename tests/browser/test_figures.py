@@ -132,7 +132,7 @@ def test_what_is_kept_of_a_figure_that_was_shown_is_bytes_and_words() -> None:
     shown = timeline()
     first, _ = shown._repr_mimebundle_()
     assert shown._figure is None
-    assert len(pickle.dumps(shown)) < 300_000
+    assert len(pickle.dumps(shown)) < 600_000, "with the steps that a click draws"
     assert shown._repr_mimebundle_()[0] == first
     assert PICTURE not in first["text/html"]
     figure = shown.figure

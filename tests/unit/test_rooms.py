@@ -30,7 +30,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/by_rank": "*",
     "capabilities/capacity": "part",
     "capabilities/collectives": "breakdown command document instances program",
-    "capabilities/compare": "command replicas",
+    "capabilities/compare": "command document replicas",
     "capabilities/completion": "lines",
     "capabilities/debugger": "command messages prompt sender stdin transcript",
     "capabilities/doctor": "command examination findings",

@@ -16,8 +16,9 @@ HEIGHT, NEAR = 230, 9  # pixels: of a plot; around a point that has words
 Of = Callable[[Measured], tuple[float, float, float]]
 
 
-def bench_document(measured: Sequence[Measured], ticks: Sequence[float]) -> Document:
-    """Time at the left, bandwidth at the right. ticks: round times around all that was measured."""
+def bench_document(measured: Sequence[Measured], ticks: Sequence[float], said: Sequence[str]) -> Document:
+    """Time at the left, bandwidth at the right. ticks: round times around all that was measured; said: what the plots
+    do not show."""
     names = list(dict.fromkeys(m.collective for m in measured))
     slow, fast = (ticks[0], ticks[-1]) if ticks else (0.0, 1.0)
     times = _plot("time of a call", measured, (slow, fast), bool(ticks))
@@ -32,7 +33,7 @@ def bench_document(measured: Sequence[Measured], ticks: Sequence[float]) -> Docu
         _points(plot, measured, names, of)
         sizes = sorted({m.bytes for m in measured})
         named_axis(plot, sizes, lambda b: size(b).replace(".0", ""), "size of the buffer")
-    return Document([times.sheet, speeds.sheet], [(stroke(i, True), name) for i, name in enumerate(names)])
+    return Document([times.sheet, speeds.sheet], [(stroke(i, True), name) for i, name in enumerate(names)], said)
 
 
 def _plot(name: str, measured: Sequence[Measured], y: tuple[float, float], log_y: bool = False) -> Plot:

@@ -53,7 +53,7 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
         raise ValueError("nothing was measured")
     own_figure = None
     low, high = min(m.spread[0] for m in measured), max(m.spread[1] for m in measured)
-    document = bench_document(measured, round_numbers(low, high)) if axes is None else None
+    document = bench_document(measured, round_numbers(low, high), [right_or_wrong(measured)]) if axes is None else None
     with rc_context(RC):
         if axes is None:
             figure = own_figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -146,13 +146,13 @@ def sentences(measured: Sequence[Measured]) -> list[str]:
             f"{name}: {duration(least.median)} for {size(least.bytes)}; bus bandwidth reaches "
             f"{speed(most.bus_bandwidth)} at {size(most.bytes)}"
         )
+    return [*lines, right_or_wrong(measured)]
+
+
+def right_or_wrong(measured: Sequence[Measured]) -> str:
     wrong = [m for m in measured if m.wrong]
-    if wrong:
-        told = ", ".join(f"{m.collective} of {size(m.bytes)} ({counted(m.wrong, 'element')})" for m in wrong)
-        lines.append(f"WRONG results: {told}")
-    else:
-        lines.append("every element of every result was correct")
-    return lines
+    told = ", ".join(f"{m.collective} of {size(m.bytes)} ({counted(m.wrong, 'element')})" for m in wrong)
+    return f"WRONG results: {told}" if wrong else "every element of every result was correct"
 
 
 def title(measured: Sequence[Measured]) -> str:

@@ -27,7 +27,8 @@ def program_document(found: Breakdown) -> Document:
     sheets = [_bars(found)] if found.whole else []
     if found.kinds:
         sheets.append(_last(found, list(found.kinds)[:MOST_KINDS]))
-    return Document(sheets, [(swatch(kind), name) for name, kind, _ in PARTS] if found.whole else ())
+    keys = [(swatch(kind), name) for name, kind, _ in PARTS]
+    return Document(sheets, keys, found.unseen()) if found.whole else Document(sheets)
 
 
 def _bars(found: Breakdown) -> Sheet:

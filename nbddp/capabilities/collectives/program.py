@@ -88,10 +88,13 @@ class Breakdown:
         """What it shows, the most important first."""
         if not self.whole:
             return [f"{self.title}no compute or communication was recorded"]
-        lines = [self._first(), *self._overlap(), *self.of_late()]
-        if self.late is None and self._mean(lambda s: s.waiting) >= LATE:
-            lines.append("no rank is known to be late: another one comes last each time, or too few collectives tell")
-        return [*lines, *self.folded(), *self.notes]
+        return [self._first(), *self._overlap(), *self.unseen()]
+
+    def unseen(self) -> list[str]:
+        """Of the sentences those that no bar shows."""
+        unknown = self.whole and self.late is None and self._mean(lambda s: s.waiting) >= LATE
+        words = "no rank is known to be late: another one comes last each time, or too few collectives tell"
+        return [*self.of_late(), *([words] if unknown else []), *self.folded(), *self.notes]
 
     def of_late(self) -> list[str]:
         """On the late rank, and why it is late; empty where none is."""

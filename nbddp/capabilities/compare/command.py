@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Protocol
 
+from nbddp.capabilities.compare.document import replicas_document
 from nbddp.capabilities.compare.replicas import (
     Compared,
     Difference,
@@ -28,6 +29,7 @@ from nbddp.capabilities.compare.replicas import (
 from nbddp.errors import BadInput
 from nbddp.execution.protocols import IdleRanks
 from nbddp.execution.values import check_ranks
+from nbddp.figures.document.page import Document, page
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.output.table import Table
@@ -184,11 +186,13 @@ def _spans(w: Wanted, piece: int) -> Iterator[ByteRange]:
 class Report(Table):
     """`equal`: True if all names are equal on all ranks. `compared` has each name's details.
 
-    `rows` are those of the first 20 differences; `title` is the words above them, `more` those below.
+    `rows` are those of the first 20 differences; `title` is the words above them, `more` those below. drawing: of these
+    differences.
     """
 
     compared: Sequence[Compared] = field(default_factory=tuple)
     more: str = ""
+    drawing: Document | None = None
 
     @property
     def equal(self) -> bool:
@@ -200,10 +204,10 @@ class Report(Table):
         return "\n".join([self.title, "", repr(Table(self.columns, self.rows)), *([self.more] if self.more else [])])
 
     def _repr_html_(self) -> str:
-        words = "<br>".join(escape(line) for line in self.title.splitlines())
-        if not self.rows:
-            return f"<div>{words}</div>"
-        return f"<div>{words}</div>{Table(self.columns, self.rows)._repr_html_()}<div>{escape(self.more)}</div>"
+        if self.drawing is None:
+            return f"<div>{'<br>'.join(escape(line) for line in self.title.splitlines())}</div>"
+        text = "\n".join(filter(None, [self.title, self.more]))
+        return page(self.drawing, text, [Table(self.columns, self.rows)])
 
 
 def report(compared: Sequence[Compared]) -> Report:
@@ -213,7 +217,10 @@ def report(compared: Sequence[Compared]) -> Report:
     columns, rows = _columns(found, references), [_row(c, d, len(compared), references) for c, d in found[:MOST_ROWS]]
     left = len(found) - len(rows)
     words = "\n".join(c.describe() for c in compared)
-    return Report(columns, rows, words, compared=tuple(compared), more=f"and {left} more" if left else "")
+    named = [(row[0], d) for row, (_, d) in zip(rows, found, strict=False)]
+    drawing = replicas_document(named) if named else None
+    more = f"and {left} more" if left else ""
+    return Report(columns, rows, words, compared=tuple(compared), more=more, drawing=drawing)
 
 
 def _columns(found: Sequence[tuple[Compared, Difference]], references: set[int]) -> list[str]:

@@ -16,15 +16,15 @@ HEIGHT = 220  # pixels of a plot
 WEAK, STRONG = 0, 1  # numbers of lines
 
 
-def forecast_document(some: Forecast) -> Document:
-    """Step time at the left, efficiency at the right."""
+def forecast_document(some: Forecast, said: Sequence[str]) -> Document:
+    """Step time at the left, efficiency at the right. said: what stands above them."""
     keys = [
         (swatch("mint"), "compute"), (swatch("moves"), "exposed communication"), (stroke(3, True), "measured"),
         (stroke(WEAK, True, False), "weak scaling"), (stroke(STRONG, True, False), "strong scaling"),
     ]  # fmt: skip
     if some.told[-1].ranks > some.extrapolated_from:
         keys.append((stroke(WEAK, False, True), f"extrapolated: beyond {counted(some.extrapolated_from, 'rank')}"))
-    return Document([_step_time(some), _efficiency(some)], keys)
+    return Document([_step_time(some), _efficiency(some)], keys, said)
 
 
 def _plot(some: Forecast, name: str, y: tuple[float, float]) -> Plot:

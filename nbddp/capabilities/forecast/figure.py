@@ -37,7 +37,8 @@ COLUMNS = (
 @remade
 def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> DescribedFigure:
     """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
-    document = forecast_document(some) if axes is None else None
+    said = [_recorded(some), knee(some), "The text below has the fit, the links and what is assumed."]
+    document = forecast_document(some, said) if axes is None else None
     with rc_context(RC):
         if axes is None:
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.analysis.quantities import size
-from nbddp.capabilities.memory.parts import RankMemory, shown_parts, shown_ranks, span, unit
+from nbddp.capabilities.memory.parts import RankMemory, kept_in_all, sentences, shown_parts, shown_ranks, span, unit
 from nbddp.figures.document.page import Document
 from nbddp.figures.document.sheet import Mark, Sheet, axis, head
 from nbddp.figures.document.svg import swatch
@@ -32,7 +32,7 @@ def memory_document(ranks: Sequence[RankMemory]) -> Document:
         if apart else [_bars("Memory of each rank", some, parts, 0)]
     )  # fmt: skip
     keys = [(swatch(KINDS.get(name, OTHER)), f"{name} {span(sizes)}") for name, sizes in shown_parts(ranks)]
-    return Document(sheets, keys)
+    return Document(sheets, keys, sentences(ranks)[1:], kept_in_all(ranks))
 
 
 def _bars(name: str, ranks: Sequence[RankMemory], parts: Sequence[Part], beside: int) -> Sheet:

@@ -144,9 +144,13 @@ def span(some: Collection[int], words: Callable[[int], str] = size) -> str:
 
 
 def _kept(ranks: Sequence[RankMemory]) -> str:
-    parts = [f"{name} {span(some)}" for name, some in shown_parts(ranks)[:-1]]
+    return f"{kept_in_all(ranks)}: {', '.join(f'{name} {span(some)}' for name, some in shown_parts(ranks)[:-1])}"
+
+
+def kept_in_all(ranks: Sequence[RankMemory]) -> str:
+    """What the ranks keep, without its parts."""
     who = "each rank keeps" if len(ranks) > 1 else f"rank {ranks[0].rank} keeps"
-    return f"memory of {counted(len(ranks), 'rank')}: {who} {_span(ranks, lambda r: r.kept)}: {', '.join(parts)}"
+    return f"memory of {counted(len(ranks), 'rank')}: {who} {_span(ranks, lambda r: r.kept)}"
 
 
 def _passing(ranks: Sequence[RankMemory]) -> list[str]:

@@ -116,10 +116,10 @@ class StepView:
         return self.judged.slow if self.judged is not None else None
 
 
-def analysed(recording: Recording, number: int) -> StepView:
-    """What step `number` shows. Raises KeyError if a rank does not have it."""
+def analysed(recording: Recording, number: int, like: StepView | None = None) -> StepView:
+    """What step `number` shows. like: another step of the recording. Raises KeyError if a rank does not have it."""
     step = recording.step(number)
-    found, judged = transfers(step), verdict(recording)
+    found, judged = transfers(step), verdict(recording) if like is None else like.judged
     late = straggler(found)
     if late is not None and late.late <= LATE * step_duration(step):
         late = None
@@ -132,7 +132,7 @@ def analysed(recording: Recording, number: int) -> StepView:
         [ranks[r] for r in drawn(ranks, [one.rank for one in (late, slow) if one is not None])], len(ranks),
         found, statistics.mean(shares) if shares else None, late, judged,
         any(s.rebuilt for s in step.values()), any(s.rebuilds for s in step.values()),
-        all(s.synced for s in step.values()), curves(recording),
+        all(s.synced for s in step.values()), curves(recording) if like is None else like.curves,
     )  # fmt: skip
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from nbddp.analysis.quantities import duration, size
-from nbddp.analysis.steps import Span
+from nbddp.analysis.steps import Recording, Span
 from nbddp.analysis.wait_time import CurvePoint
-from nbddp.capabilities.timings.analysis import RankView, StepView
-from nbddp.capabilities.timings.text import folded, of_bucket, of_rank, of_step, sentences, when
-from nbddp.figures.document.page import Document
+from nbddp.capabilities.timings.analysis import RankView, StepView, analysed
+from nbddp.capabilities.timings.text import folded, heading, of_bucket, of_rank, of_step, sentences, table, when
+from nbddp.figures.document.page import Document, Scene, pack_scenes
 from nbddp.figures.document.plot import Plot, look, round_steps
 from nbddp.figures.document.sheet import Mark, Sheet, axis, head
 from nbddp.figures.document.svg import stroke, swatch
@@ -17,6 +17,7 @@ from nbddp.figures.document.svg import stroke, swatch
 HEAD, LANE, GAP, BETWEEN = 17, 20, 2, 9  # pixels: of a rank's line, of a lane, between lanes, between ranks
 CURVES, CURVES_FROM = 96, 4  # pixels of the curves; steps from which on there are some
 MOST_COLUMNS = 200  # of the curves that say what they are
+MOST_BARS = 2000  # of all steps that a click draws: some 200 kB of a notebook
 LEAST = 0.001  # of the step: a shorter gap between phases is no lost time to be seen
 AFTER_FORWARD, EXPOSED = "between forward and backward", "exposed communication"
 BEFORE_OPTIMIZER = "before the optimizer"
@@ -27,14 +28,74 @@ KEYS = (
 )  # fmt: skip
 
 
-def step_document(view: StepView) -> Document:
-    """The drawing of a step, and of the curves of all steps."""
+def step_document(view: StepView, scenes: str = "") -> Document:
+    """The drawing of a step, and of the curves of all steps. scenes: `other_steps`."""
     keys = [(swatch(kind), name) for kind, name in KEYS]
     sheets = [timeline(view)]
-    if len(view.curves) >= CURVES_FROM:
-        sheets.append(curves(view.curves, view.number))
-        keys += [(stroke(i), name) for i, name in enumerate(("step", "exposed communication", "spread between ranks"))]
-    return Document(sheets, keys)
+    if len(view.curves) < CURVES_FROM:
+        return Document(sheets, keys, told(view))
+    kept = chosen(view) if scenes else []
+    sheets.append(curves(view, kept))
+    keys += [(stroke(i), name) for i, name in enumerate(("step", "exposed communication", "spread between ranks"))]
+    return Document(sheets, keys, told(view), scenes=scenes, offered=_offered(len(kept), len(view.curves)))
+
+
+def told(view: StepView) -> list[str]:
+    """Of its text what the drawing does not show."""
+    return [line for line in sentences(view) if line != folded(view)]
+
+
+# -- the steps that a click on the curves draws --------------------------------------------------------
+
+
+def other_steps(recording: Recording, view: StepView) -> str:
+    """`pack_scenes` of the steps that are kept; empty where there are no curves."""
+    if len(view.curves) < CURVES_FROM:
+        return ""
+    views = {n: view if n == view.number else analysed(recording, n, view) for n in chosen(view)}
+    return pack_scenes({n: Scene(timeline(v), words(v), [table(v)], told(v)) for n, v in views.items()})
+
+
+def words(view: StepView) -> str:
+    return "\n".join([heading(view), *sentences(view)])
+
+
+def chosen(view: StepView) -> list[int]:
+    """Numbers of steps: all, or as many as MOST_BARS allows: this one, the median one, the slowest, and others at
+    equal distances. Each has a column of its own."""
+    bars = sum(6 + len(mine.buckets) for mine in view.ranks)
+    most, some = max(3, MOST_BARS // bars), [shown for _, shown in columns_of(view)]
+    if len(some) <= most:
+        return [c.number for c in some]
+    slowest = sorted(some, key=lambda c: -c.duration)[: most // 3]
+    found = {view.number, median(view.curves), *(c.number for c in slowest)}
+    apart = most - len(found)
+    found |= {some[i * (len(some) - 1) // max(1, apart - 1)].number for i in range(apart)}
+    return sorted(found)
+
+
+def median(some: Sequence[CurvePoint]) -> int:
+    """The number of a step whose duration is the median one."""
+    return sorted(some, key=lambda c: (c.duration, c.number))[(len(some) - 1) // 2].number
+
+
+def columns_of(view: StepView) -> list[tuple[Sequence[CurvePoint], CurvePoint]]:
+    """The columns of the curves: steps, and which of them it is about: this one, the slowest of all, the median one, or
+    the slowest of the column."""
+    some = view.curves
+    special = view.number, max(some, key=lambda c: c.duration).number, median(some)
+    each = -(-len(some) // MOST_COLUMNS)
+    groups = [some[i : i + each] for i in range(0, len(some), each)]
+    return [(group, max(group, key=lambda c: (*(c.number == n for n in special), c.duration))) for group in groups]
+
+
+def _offered(kept: int, of: int) -> str:
+    if kept == of:
+        return "Click a step, or press Enter on it, to draw it above."
+    return (
+        f"Click a step with a mark below it, or press Enter on it, to draw it above: {kept} of {of:,} steps are kept "
+        "here, the median one, the slowest, and others at equal distances."
+    )
 
 
 def timeline(view: StepView) -> Sheet:
@@ -106,13 +167,15 @@ def _share(at: int, view: StepView) -> float:
 # -- the curves of all steps ---------------------------------------------------------------------------
 
 
-def curves(some: Sequence[CurvePoint], number: int) -> Sheet:
-    """Step time, exposed communication and spread; a column for each step says what it was."""
-    sheet = Sheet(f"Step time of {len(some)} steps, in milliseconds; step {number} is shown", beside=0)
+def curves(view: StepView, kept: Collection[int]) -> Sheet:
+    """Step time, exposed communication and spread; a column for each step says what it was. kept: steps that it may
+    draw."""
+    some, number = view.curves, view.number
+    sheet = Sheet(f"Step time of {len(some)} steps, in milliseconds; step {number} is shown", zoom=True)
     first, last = some[0].number - 0.5, some[-1].number + 0.5
     most = max(c.duration for c in some) / 1e6
     plot = Plot(sheet, 16, CURVES, (first, last), (0.0, 1.08 * most or 1.0))
-    columns(sheet, plot, some, number)
+    columns(plot, view, kept)
     plot.grid(round_steps(most, 3), lambda value: f"{value:g} ms")
     for i, of in enumerate(("duration", "exposed", "spread")):
         plot.line([(c.number, getattr(c, of) / 1e6) for c in some], look(i))
@@ -121,14 +184,15 @@ def curves(some: Sequence[CurvePoint], number: int) -> Sheet:
     return sheet
 
 
-def columns(sheet: Sheet, plot: Plot, some: Sequence[CurvePoint], number: int) -> None:
-    """One for each step, or for the longest of several where there are many."""
-    each = -(-len(some) // MOST_COLUMNS)
-    for group in (some[i : i + each] for i in range(0, len(some), each)):
-        longest = max(group, key=lambda c: c.duration)
+def columns(plot: Plot, view: StepView, kept: Collection[int]) -> None:
+    """One for each step, or for one of several where there are many. Those that may be drawn have a mark where others
+    may not."""
+    sheet, bottom = plot.sheet, plot.top + plot.height
+    for group, shown in columns_of(view):
         left, right = plot.across(group[0].number - 0.5), plot.across(group[-1].number + 0.5)
-        here = any(c.number == number for c in group)
-        sheet.mark(
-            sheet.rect(left, right, plot.top, plot.height, "now" if here else "hit"),
-            Mark(left, right, plot.top, plot.top + plot.height, of_step(longest), 0),
-        )
+        here = shown.number == view.number
+        shapes = sheet.rect(left, right, plot.top, plot.height, "hit now" if here else "hit")
+        scene = shown.number if shown.number in kept else None
+        if scene is not None and len(kept) < len(view.curves):
+            shapes += sheet.rect((left + right) / 2, (left + right) / 2, bottom - 5, 5, "tick")
+        sheet.mark(shapes, Mark(left, right, plot.top, bottom, of_step(shown), 0, scene=scene))

@@ -15,7 +15,7 @@ from nbddp.analysis.quantities import duration, size
 from nbddp.analysis.steps import Recording
 from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import RankView, StepView, analysed
-from nbddp.capabilities.timings.document import step_document
+from nbddp.capabilities.timings.document import other_steps, step_document
 from nbddp.capabilities.timings.text import folded, heading, of_bucket, of_rank, of_step, sentences, table, when
 from nbddp.figures.axes import WIDTH, Inside, key, legend_above, rows
 from nbddp.figures.figure import Area, DescribedFigure, remade
@@ -31,8 +31,9 @@ MOST_COLUMNS = 200  # of the curves that say what they are
 
 
 @remade
-def draw_step(view: StepView, axes: Any = None) -> DescribedFigure:
-    """The figure of a step and of the curves; with `axes` only the step's timeline is drawn, into them."""
+def draw_step(view: StepView, axes: Any = None, others: str = "") -> DescribedFigure:
+    """The figure of a step and of the curves; with `axes` only the step's timeline is drawn, into them. others: the
+    steps that a page may draw in its place (`other_steps`)."""
     named, said, buckets = heading(view), sentences(view), table(view)
     text = [named, *said]
     with rc_context(RC):
@@ -48,12 +49,13 @@ def draw_step(view: StepView, axes: Any = None) -> DescribedFigure:
         top.set_title("\n".join(textwrap.wrap(f"{named}: {said[0]}", LETTERS)), loc="left", size=9, pad=22)
         if extra:
             areas += _curves(figure.add_subplot(grid[1]), view.curves, view.number)
-    return DescribedFigure(figure, text, [buckets], areas, step_document(view))
+    return DescribedFigure(figure, text, [buckets], areas, step_document(view, others))
 
 
 def draw_timings(recording: Recording, number: int, axes: Any = None) -> DescribedFigure:
     """`draw_step` of a recording's step. Raises KeyError if a rank does not have it."""
-    return draw_step(analysed(recording, number), axes=axes)
+    view = analysed(recording, number)
+    return draw_step(view, axes=axes, others=other_steps(recording, view) if axes is None else "")
 
 
 def _height(view: StepView) -> float:

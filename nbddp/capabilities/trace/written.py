@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from urllib.parse import quote
 from nbddp.analysis.clocks import clocks_agree
 from nbddp.analysis.quantities import size
 from nbddp.capabilities.trace.merge import Merged
+from nbddp.figures.document.page import packed
 from nbddp.launch.topology import counted, rank_words
 from nbddp.protocol.messages import Metadata, MimeBundle
 
@@ -34,7 +36,13 @@ class Written:
         viewer = f'<a href="{VIEWER}" target="_blank" rel="noopener">{VIEWER.removeprefix("https://")}</a>'
         text = escape(self.words).replace("\n", "<br>")
         html = text.replace(escape(self.path.as_posix()), link, 1).replace(VIEWER.removeprefix("https://"), viewer)
-        return {"text/plain": self.words, "text/html": html}, {}
+        return {"text/plain": self.words, "text/html": f'<div class="nbddp-trace">{html}</div>{_script()}'}, {}
+
+
+@cache
+def _script() -> str:
+    """Adds the button that opens the file in Perfetto."""
+    return f"<script>{packed(Path(__file__).with_name('perfetto.js').read_text(encoding='utf-8'))}</script>"
 
 
 def written(merged: Merged, path: Path) -> Written:

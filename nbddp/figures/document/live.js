@@ -6,6 +6,7 @@
   const MOST = 32; // times the width
   const STEP = 1.5; // a press of + or −
   const KEYS = /^(Arrow(Left|Right|Up|Down)|Home|End|Escape|Enter| |[-+=0])$/;
+  const PLACE = /In\[(\d+)\](?: line (\d+))?/;
   const plain = (e) => !e.ctrlKey && !e.metaKey && !e.altKey;
   const make = (tag, name, text = "") => Object.assign(document.createElement(tag), { className: name, textContent: text });
 
@@ -13,20 +14,22 @@
   if (!all.keys) {
     all.keys = true;
     addEventListener("keydown", (e) => {
-      const at = e.target instanceof Element && e.target.closest(".nbddp-figure [tabindex]");
+      const at = e.target instanceof Element && e.target.closest(".nbddp-figure :is([tabindex], button, summary)");
       if (at) at.toggleAttribute("data-lm-suppress-shortcuts", KEYS.test(e.key) && plain(e) && !e.shiftKey);
     }, true);
   }
 
+  const asSvg = (text) => {
+    const parsed = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+    if (parsed.nodeName !== "svg") throw new Error("the picture is no SVG");
+    return document.importNode(parsed, true);
+  };
+
   function picture(img) {
     const text = decodeURIComponent(img.src.slice(img.src.indexOf(",") + 1));
-    const own = text.replaceAll("nbddp-hatch", `nbddp-hatch-${++all.count}`);
-    const parsed = new DOMParser().parseFromString(own, "image/svg+xml").documentElement;
-    if (parsed.nodeName !== "svg") throw new Error("the picture is no SVG");
-    const svg = document.importNode(parsed, true);
+    const svg = asSvg(text.replaceAll("nbddp-hatch", `nbddp-hatch-${++all.count}`));
     svg.style.colorScheme = "inherit";
     svg.setAttribute("role", "group");
-    svg.setAttribute("aria-label", `${img.alt}; arrow keys go from part to part`);
     return svg;
   }
 
@@ -40,24 +43,36 @@
       this.card.setAttribute("aria-hidden", "true"); // what has the focus says the same by its name
       this.zoomed = 1;
       const img = this.sheet.querySelector("img");
-      const svg = picture(img);
-      this.take(svg, [...this.sheet.querySelectorAll(".nbddp-part")].map((s) => ({ ...s.dataset, words: s.title })));
-      img.replaceWith(svg);
+      this.svg = picture(img);
+      this.take(img.alt, [...this.sheet.querySelectorAll(".nbddp-part")].map((s) => ({ ...s.dataset, words: s.title })));
+      img.replaceWith(this.svg);
       this.sheet.querySelectorAll(".nbddp-part").forEach((spot) => spot.remove());
       this.listen();
       if (pane.dataset.zoom) this.tools();
     }
 
     // The parts of a drawing with their words; one of them is where Tab stops.
-    take(svg, spots) {
-      this.svg = svg;
-      this.parts = [...svg.querySelectorAll("[data-i]")];
+    take(name, spots) {
+      this.svg.setAttribute("aria-label", `${name}; arrow keys go from part to part`);
+      this.parts = [...this.svg.querySelectorAll("[data-i]")];
       this.parts.forEach((part, i) => {
         Object.assign(part.dataset, spots[i]);
         part.setAttribute("tabindex", i ? -1 : 0);
         part.setAttribute("role", "img");
         part.setAttribute("aria-label", spots[i].words);
       });
+    }
+
+    // Show another drawing, as high as the highest so far: what lies below stays where the pointer is.
+    redraw(scene) {
+      [...this.cards.keys()].forEach((part) => this.unpin(part));
+      const kept = this.svg.querySelectorAll(":scope > style, :scope > defs");
+      const made = asSvg(`<svg xmlns="${this.svg.namespaceURI}">${scene.body}</svg>`);
+      this.sheet.style.minHeight = `${Math.max(this.sheet.offsetHeight, scene.height)}px`;
+      this.svg.replaceChildren(...kept, ...made.childNodes);
+      this.svg.setAttribute("height", scene.height);
+      this.take(scene.name, scene.parts);
+      this.show(null);
     }
 
     listen() {
@@ -80,13 +95,14 @@
       this.at(this.card, this.shown);
     }
 
-    // Below its part, or above where there is no room, and never beyond the sides of the pane.
+    // Below its part, or above where there is no room, and never beyond the sides of the pane or below the figure.
     at(card, part) {
       const pane = this.pane.getBoundingClientRect(), box = part.firstElementChild.getBoundingClientRect();
       const left = Math.max(box.left, pane.left) - pane.left;
       card.style.left = `${Math.max(0, Math.min(left, pane.width - card.offsetWidth))}px`;
       const below = box.bottom - pane.top + 6, above = box.top - pane.top - card.offsetHeight - 6;
-      card.style.top = `${below + card.offsetHeight > pane.height && above > 0 ? above : below}px`;
+      const end = this.pane.closest(".nbddp-figure").getBoundingClientRect().bottom - pane.top - card.offsetHeight;
+      card.style.top = `${below + card.offsetHeight > pane.height && above > 0 ? above : Math.max(0, Math.min(below, end))}px`;
       card.hidden = box.right < pane.left || box.left > pane.right;
     }
 
@@ -96,8 +112,9 @@
       if (this.shown) this.at(this.card, this.shown);
     }
 
-    // A click, or Enter: pin the card, or take it away.
+    // A click, or Enter: show the part's scene, or pin its card, or take that away.
     act(part) {
+      if (this.choose && part.dataset.scene) return this.choose(part);
       if (this.cards.has(part)) return this.unpin(part);
       const card = make("div", "nbddp-card pinned", part.dataset.words);
       card.setAttribute("role", "note");
@@ -184,9 +201,9 @@
       this.larger = button("+", "Zoom in", () => this.zoom(this.zoomed * STEP));
       this.whole = button("Whole width", "Show the whole width", () => this.zoom(1));
       this.smaller.disabled = this.whole.disabled = true;
-      bar.append(make("small", "", "Drag to pan, Ctrl + wheel to zoom; click a part to pin its numbers."));
+      this.hint = make("small", "", "Drag to pan, Ctrl + wheel to zoom; click a part to pin its numbers.");
+      bar.append(this.hint);
       this.pane.before(bar);
-      bar.style.flex = "1 1 100%";
       this.view.addEventListener("wheel", (e) => {
         if (!e.ctrlKey && !e.metaKey) return;
         e.preventDefault();
@@ -210,6 +227,51 @@
     }
   }
 
+  async function unpacked(text) {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return JSON.parse(await new Response(stream).text());
+  }
+
+  // The scenes of a figure: one takes the place of the first drawing and of its words when a part of it is chosen.
+  class Scenes {
+    constructor(root) {
+      this.root = root;
+      this.head = root.querySelector(":scope > pre");
+      this.head.setAttribute("role", "status");
+      this.parts = root.panes.flatMap((pane) => pane.parts.filter((part) => part.dataset.scene));
+      for (const part of this.parts) {
+        part.dataset.words = part.dataset.words.replace(/\n.*$/, "\nClick, or press Enter, to draw it above.");
+        part.setAttribute("aria-label", part.dataset.words);
+        part.setAttribute("role", "button");
+        part.setAttribute("aria-pressed", part.firstElementChild.classList.contains("now"));
+      }
+      for (const pane of root.panes) {
+        pane.choose = (part) => this.show(part);
+        if (pane.parts.includes(this.parts[0])) pane.hint.textContent = root.dataset.offered;
+      }
+    }
+
+    async show(part) {
+      this.asked = part;
+      const scenes = await (this.scenes ||= unpacked(this.root.dataset.scenes));
+      if (this.asked !== part) return; // another was chosen since
+      const { head, fold } = scenes[part.dataset.scene];
+      this.root.panes[0].redraw(scenes[part.dataset.scene]);
+      const more = this.head.querySelector(".nbddp-caption") || "";
+      this.head.innerHTML = head;
+      this.head.append(more);
+      const details = this.root.querySelector(":scope > details"), open = details.firstElementChild;
+      details.innerHTML = fold;
+      details.prepend(open);
+      link(this.root);
+      for (const other of this.parts) {
+        other.firstElementChild.classList.toggle("now", other === part);
+        other.setAttribute("aria-pressed", other === part);
+      }
+    }
+  }
+
   // The cell with this number, in JupyterLab, Notebook, nbclassic and what nbconvert writes.
   function cellOf(number) {
     const cells = [...document.querySelectorAll(".jp-CodeCell, .code_cell")];
@@ -226,10 +288,31 @@
     setTimeout(() => to.classList.remove("nbddp-found"), 4000);
   }
 
+  // In texts and tables, what names a cell or its line leads there: where cells have numbers.
+  function link(root) {
+    if (!document.querySelector(".jp-InputPrompt, .input_prompt")) return;
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), texts = [];
+    while (walker.nextNode()) if (!walker.currentNode.parentElement.closest("button, svg, style")) texts.push(walker.currentNode);
+    for (let text = texts.pop(); text; text = texts.pop()) {
+      const found = text.data.match(PLACE);
+      if (!found) continue;
+      const place = text.splitText(found.index), go = make("button", "nbddp-place", found[0]);
+      texts.push(place.splitText(found[0].length));
+      go.addEventListener("click", () => {
+        const cell = cellOf(found[1]);
+        if (cell) reveal(cell, found[2]);
+        else Object.assign(go, { disabled: true, title: "This cell is not on the page." });
+      });
+      place.replaceWith(go);
+    }
+  }
+
   for (const root of document.querySelectorAll(".nbddp-figure:not([data-live])")) {
     root.dataset.live = "1";
     try {
       root.panes = [...root.querySelectorAll(".nbddp-pane")].map((pane) => new Pane(pane));
+      if (root.dataset.scenes && window.DecompressionStream) root.scenes = new Scenes(root);
+      link(root);
     } catch (failure) {
       console.warn("nbddp: this figure stays a picture", failure);
     }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+import zlib
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -21,36 +24,75 @@ STEPS = re.compile(r"^\s+|\s+//.*$|^//.*$", re.MULTILINE)  # of a script: what o
 @dataclass(frozen=True)
 class Document:
     """sheets: the drawings; keys: legend, pairs of a small picture and its name. said: lines of the text that no
-    drawing shows, which stay visible; the others are folded. None: all lines stay."""
+    drawing shows, which stay visible; the others are folded. None: all lines stay. title: in place of the first line,
+    where the drawings show its rest. scenes: of `pack_scenes`, for parts with one, which show it in place of the first
+    drawing; offered: which there are, in words."""
 
     sheets: Sequence[Sheet]
     keys: Sequence[tuple[str, str]] = ()
     said: Sequence[str] | None = None
+    title: str = ""
+    scenes: str = ""
+    offered: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a document's first drawing may show, with the text and the tables of that."""
+
+    sheet: Sheet
+    text: str
+    tables: Sequence[Table] = ()
+    said: Sequence[str] | None = None
+
+
+def pack_scenes(scenes: Mapping[int, Scene]) -> str:
+    """As `live.js` unpacks them; a drawing takes a tenth of its bytes."""
+    data = {
+        number: {
+            "name": scene.sheet.name, "height": num(scene.sheet.height), "body": "".join(scene.sheet.body),
+            "parts": [{"words": mark.words, **_data(mark)} for mark in scene.sheet.marks],
+            "head": _head(scene.text, scene.said), "fold": _inside(scene.text, scene.tables, scene.said),
+        }
+        for number, scene in scenes.items()
+    }  # fmt: skip
+    return b64encode(zlib.compress(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode())).decode()
 
 
 def page(made: Document, text: str, tables: Sequence[Table] = (), caption: Sequence[str] = ()) -> str:
-    """The HTML of a document with its text. caption: lines that are added to both."""
-    title, *more = text.split("\n")
-    said = more if made.said is None else [*made.said, *caption]
-    head = f"<b>{escape(title)}</b>" + "".join(f"\n{escape(line)}" for line in said)
+    """The HTML of a document with its text. caption: the text's last lines, which are of no scene alone."""
+    more = "".join(f"\n{line}" for line in caption)
+    head = _head(text.removesuffix(more), made.said, made.title)
+    head += f'<span class="nbddp-caption">{escape(more)}</span>' if more else ""
     keys = "".join(map(_key, made.keys))
     panes = "".join(_pane(sheet) for sheet in made.sheets)
+    scenes = f' data-scenes="{made.scenes}" data-offered="{escape(made.offered)}"' if made.scenes else ""
     return (
-        f'<style>{css()}</style><div class="nbddp-figure">{WORDS.format(head)}'
+        f'<style>{css()}</style><div class="nbddp-figure"{scenes}>{WORDS.format(head)}'
         f'<div class="nbddp-keys">{keys}</div><div class="nbddp-panes">{panes}</div>'
-        f"{_folded(text if made.said is not None else '', tables)}</div>"
+        f"{_folded(text, tables, made.said)}</div>"
         f"<script>{live()}</script>"
     )
 
 
-def _folded(text: str, tables: Sequence[Table]) -> str:
+def _head(text: str, said: Sequence[str] | None, shorter: str = "") -> str:
+    """The title, and what no drawing shows."""
+    title, *more = text.split("\n")
+    lines = more if said is None else said
+    return f"<b>{escape(shorter or title)}</b>" + "".join(f"\n{escape(line)}" for line in lines)
+
+
+def _folded(text: str, tables: Sequence[Table], said: Sequence[str] | None) -> str:
     """What a drawing shows too."""
-    if not text and not tables:
-        return ""
-    what = FOLDED if text else "The figure as a table" if len(tables) == 1 else "The figure as tables"
-    shown = "".join(SCROLLS.format(table._repr_html_()) for table in tables)
-    words = WORDS.format(escape(text)) if text else ""
-    return f'<details><summary style="cursor: pointer">{what}</summary>{words}{shown}</details>'
+    inside = _inside(text, tables, said)
+    what = "The figure as a table" if len(tables) == 1 else "The figure as tables"
+    name = what if said is None else FOLDED
+    return f'<details><summary style="cursor: pointer">{name}</summary>{inside}</details>' if inside else ""
+
+
+def _inside(text: str, tables: Sequence[Table], said: Sequence[str] | None) -> str:
+    words = WORDS.format(escape(text)) if said is not None else ""
+    return words + "".join(SCROLLS.format(table._repr_html_()) for table in tables)
 
 
 def _key(key: tuple[str, str]) -> str:
@@ -82,12 +124,18 @@ def _spot(mark: Mark, sheet: Sheet) -> str:
         "height": (mark.bottom - mark.top) / sheet.height,
     }  # fmt: skip
     place = ";".join(f"{side}:{100 * part:.2f}%" for side, part in share.items())
-    more = f' data-row="{mark.row}" data-at="{50 * (mark.left + mark.right):.2f}"'
-    more += f' data-cell="{mark.cell[0]}:{mark.cell[1]}"' if mark.cell else ""
+    more = "".join(f' data-{name}="{value}"' for name, value in _data(mark).items())
     return (
         f'<span class="nbddp-part" aria-hidden="true" title="{escape(mark.words)}" '
         f'style="position:absolute;{place}"{more}></span>'
     )
+
+
+def _data(mark: Mark) -> dict[str, str]:
+    """What `live.js` knows of a part besides its words."""
+    more = {"cell": f"{mark.cell[0]}:{mark.cell[1]}"} if mark.cell else {}
+    more |= {"scene": str(mark.scene)} if mark.scene is not None else {}
+    return {"row": str(mark.row), "at": f"{50 * (mark.left + mark.right):.2f}", **more}
 
 
 @lru_cache(maxsize=1)

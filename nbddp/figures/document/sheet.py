@@ -43,7 +43,8 @@ MOST_TICKS = 240
 @dataclass(frozen=True)
 class Mark:
     """A part with words. left, right: shares of the width; top, bottom: pixels. row: for the arrow keys; cell: the n of
-    an In[n] and a line that it belongs to."""
+    an In[n] and a line that it belongs to. scene: of its document, which it shows; the last line of its words tells how
+    to see it without a script."""
 
     left: float
     right: float
@@ -52,6 +53,7 @@ class Mark:
     words: str
     row: int = 0
     cell: tuple[int, int] | None = None
+    scene: int | None = None
 
 
 @dataclass
