@@ -228,8 +228,8 @@ class PoolNode:
         return {log: os.path.getsize(log) if os.path.exists(log) else 0 for log in logs}
 
     def begin_logs(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Text of earlier cells does not belong to the next run's last output. Returns the ranks of which only the node's
-        agent can see to that, and is to be asked."""
+        """Text of earlier cells does not belong to the next run's last output. Returns the ranks for which the node's
+        agent is to be asked."""
         workers = [self.workers[r] for r in ranks if r in self.workers]
         sizes = self._sizes([worker.log for worker in workers])
         for worker in workers:
