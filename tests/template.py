@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ class _Forks:
         """Answer until the tests have ended."""
         with self._channel.makefile("r") as lines:
             while True:
-                for pipe in select.select([self._channel, *self._waiting], [], [])[0]:
-                    if pipe is not self._channel:
+                for pipe in _readable([self._channel.fileno(), *self._waiting]):
+                    if pipe != self._channel.fileno():
                         self._taken(pipe)
                     elif not (line := lines.readline()):
                         return
@@ -122,10 +122,19 @@ class _Forks:
                 os._exit(0)
         os.close(write)
         while not any(one.identity.pid == pid for one in client.waiting()):
-            if select.select([read], [], [], 0.005)[0]:  # it has ended: a file that was imported is another now
+            if _readable([read], 5):  # it has ended: a file that was imported is another now
                 os.close(read)
                 return
         self._waiting[read] = wanted
+
+
+def _readable(descriptors: Sequence[int], milliseconds: int | None = None) -> list[int]:
+    """Those of which something can be read, or which the other end has closed. Their numbers are as high as they are in
+    the tests' process, where `select` may take none of them."""
+    looked = select.poll()
+    for descriptor in descriptors:
+        looked.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in looked.poll(milliseconds)]
 
 
 def _wait(template: int, facts: fingerprint.Facts, imports: fingerprint.Imports, pipe: int) -> None:
@@ -169,5 +178,5 @@ def be(request: dict[str, Any]) -> None:
 
 
 # The stack of a worker begins with these functions: to who looks at it they are the agent's, and no program's.
-for _function in (be, _wait, _Forks.serve, _Forks._ready, _Forks._taken, _Forks._fill, _Forks._fork):
+for _function in (be, _wait, _readable, _Forks.serve, _Forks._ready, _Forks._taken, _Forks._fill, _Forks._fork):
     _function.__code__ = _function.__code__.replace(co_filename=agent_server.__file__)

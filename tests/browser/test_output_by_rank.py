@@ -40,7 +40,7 @@ print('the end')"""
 
 
 def outputs(folder: Path, ranks: int, lines: int, *, alike: bool = False) -> list[RankOutput]:
-    outs = [RankOutput(rank, folder) for rank in range(ranks)]
+    outs = [RankOutput(rank, folder, held=False) for rank in range(ranks)]
     for out in outs:
         word = "" if alike else f" of rank {out.rank}"
         text = "".join(f"step {i} has a loss{word} " + "." * (i % 9) * 20 + "\n" for i in range(lines))

@@ -24,7 +24,7 @@ TABLE = {"text/html": "<table><tr><td>loss</table>", "text/plain": "loss"}
 
 def printing(folder: Path, *texts: str, stream: str = "stdout") -> list[RankOutput]:
     """An output for each text."""
-    outs = [RankOutput(rank, folder) for rank in range(len(texts))]
+    outs = [RankOutput(rank, folder, held=False) for rank in range(len(texts))]
     for out, text in zip(outs, texts, strict=True):
         if text:
             out.take("stream", {"name": stream, "text": text})

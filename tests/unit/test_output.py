@@ -127,7 +127,7 @@ def test_a_line_without_an_end_is_ended() -> None:
 
 
 def output(tmp_path: Path, rank: int = 0) -> RankOutput:
-    return RankOutput(rank, tmp_path)
+    return RankOutput(rank, tmp_path, held=False)
 
 
 def say(out: RankOutput, *said: tuple[str, str]) -> RankOutput:
