@@ -190,8 +190,8 @@ class AgentClient:
         self._callbacks.append(callback)
 
     def wait_warm(self, timeout: float = START_TIMEOUT, waits: Callable[[float], None] = lambda seconds: None) -> Warm:
-        """Wait until workers can be started; what the agent said then (devices, cores, host). waits: is told the
-        seconds of waiting, some times in each."""
+        """Wait until workers can be started; what the agent said then (devices, cores, host). waits: gets the
+        seconds of waiting, several times in each."""
         self.wait_until(lambda: self.warm is not None or self.closed, timeout, waits)
         if self.warm is None:
             why = "exited while starting" if self.closed else f"was not ready after {timeout:.0f} s"

@@ -1,7 +1,7 @@
 """The parts of a machine, as data and text: GPUs, the links between them, NUMA nodes, the network.
 
 Facts come from `OnAgent.gpus` and `agent/hardware.py`. An unknown fact is left
-empty, never guessed, and a sentence in `Node.untold` says so. Pure: imports only the standard library.
+empty, never guessed, and a sentence in `Node.untold` reports it. Pure: imports only the standard library.
 """
 
 from __future__ import annotations

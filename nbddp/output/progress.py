@@ -35,7 +35,7 @@ class StillText(StageText):
 
 
 def counting(progress: Callable[[str], None], words: str, stage: Stage) -> Callable[[float], None]:
-    """Say what is being waited for. Returns what is to be told the seconds of waiting, and says each whole one."""
+    """Say what is being waited for. Returns a function of the seconds of waiting, which shows each whole one."""
     said = 0
 
     def wait(seconds: float) -> None:

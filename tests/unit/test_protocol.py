@@ -44,7 +44,7 @@ MESSAGES = (
 # keys that other tables have too, such as options of a line and Jupyter's messages; the types are no dicts
 COMMON = {
     "argv", "backend", "call", "cell", "channel", "channels", "children", "cpu", "debug", "env", "epoch",
-    "exit_code", "failed", "group", "idle", "kind", "left", "missing", "names", "note", "op",
+    "exit_code", "failed", "group", "idle", "kind", "left", "missing", "names", "note", "op", "parts",
     "options", "past", "place", "ranks", "rendezvous", "root", "run", "segments", "sequence",
     "source", "stack", "stopped", "store", "token", "traceback", "user", "variables", "waits", "what", "why", "world",
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The private APIs: behaviour of torch, ipykernel, IPython and ipyparallel that nbddp relies on without a promise.
 
-A table, as data: what each seam is for, and what is lost without it. `capabilities.doctor.probe_runner` tries each one,
-and `%ddp doctor` shows what came out. Pure: no torch, no IPython.
+A table, as data: the purpose of each private API, and the loss without it. `capabilities.doctor.probe_runner` tries
+each one, and `%ddp doctor` shows the results. Pure: no torch, no IPython.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Seam:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What trying a seam showed. `works` is None where it could not be tried here; `why` says so, or what failed."""
+    """The result of testing a private API. `works` is None where it could not be tried here; `why` has that reason, or
+    the failure."""
 
     present: bool
     works: bool | None

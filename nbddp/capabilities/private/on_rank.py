@@ -133,8 +133,8 @@ def guard() -> RankGuard:
 # Whether a new group's connections lead to the group's ranks, and to nobody else.
 # gloo listens while a group is made, and accepts anybody who sends the right number for a rank. So any process of the
 # machine may come between. Before the group is used, the ranks compare their connections through the pool's store,
-# which only they reach. A connection that came in at one rank, and that no other rank reports, is a stranger's. The
-# kernel then says whose (`capabilities.private.sock_owner`). A stranger who only knocks does no harm, and is somebody's
+# which only they reach. A connection that came in at one rank, and that no other rank reports, is a stranger's. Linux
+# then names the owner (`capabilities.private.sock_owner`). A stranger who only knocks does no harm, and is somebody's
 # mistake more often than not. One who may have taken a rank's place ends the making of the group. After that nobody new
 # is answered at the group's ports.
 # What travels are digests of pairs of addresses, so ranks on other machines can be compared as well. No rank is through

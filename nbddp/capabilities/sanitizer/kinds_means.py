@@ -145,8 +145,8 @@ def _unequal(replica: Replica) -> Iterator[Seen]:
 
 
 def _weighs_alike(replica: Replica, number: int) -> bool:
-    """Whether an element of the loss of the n-th forward has the same weight on all ranks, which have other numbers of
-    them: then the program knows the sizes."""
+    """Whether an element of the loss of the n-th forward has the same weight on all ranks. Their numbers of elements
+    differ, so then the program knows the sizes."""
     by: dict[tuple[bool, int], list[CountedLoss]] = {}
     for rank, forwards in replica.training.items():
         begin = forwards[number].at

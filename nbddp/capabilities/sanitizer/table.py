@@ -301,9 +301,9 @@ ROWS = (
     ),
     MistakeKind(
         "unequal-batches", MEANS, 58,
-        "ranks trained on batches of different sizes at the same forward, no count was exchanged, and a sample's "
-        "weight in the graph was not the same; or they accumulated over different numbers of micro-batches, and each "
-        "rank weighed the same",
+        "ranks trained on batches of different sizes at the same forward, no count was exchanged, and samples "
+        "weighed differently in the graph; or ranks of equal weight accumulated over different numbers of "
+        "micro-batches",
         "weight each rank's loss by its share: loss * n * world / n_of_all_ranks",
         "x = x[: 4 - 3 * rank]",
     ),

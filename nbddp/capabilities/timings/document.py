@@ -80,8 +80,8 @@ def median(some: Sequence[CurvePoint]) -> int:
 
 
 def columns_of(view: StepView) -> list[tuple[Sequence[CurvePoint], CurvePoint]]:
-    """The columns of the curves: steps, and which of them it is about: this one, the slowest of all, the median one, or
-    the slowest of the column."""
+    """The columns of the curves: steps, and the one that stands for them. That is this step, the slowest of all, the
+    median one, or the slowest of the column."""
     some = view.curves
     special = view.number, max(some, key=lambda c: c.duration).number, median(some)
     each = -(-len(some) // MOST_COLUMNS)
