@@ -177,8 +177,8 @@ ROWS = (
     ),
     MistakeKind(
         "buffers-differ", DRIFT, 55,
-        "buffers that a checkpoint has differed between ranks, and DDP does not broadcast them: by its setting, or "
-        "because they were added after DDP was made",
+        "buffers that a checkpoint has differed between ranks, and DDP broadcasts none of them, by its setting or "
+        "because they are newer than DDP",
         "use SyncBatchNorm, or DDP's broadcast_buffers=True",
         "DDP(model_with_batch_norm, broadcast_buffers=False)",
     ),
