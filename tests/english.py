@@ -13,7 +13,7 @@ MOST = 25  # words of a sentence
 
 TERMS = {  # pattern of a wrong term → the standard one
     r"names (?:are|were) (?:kept|lost|gone)": "variables are kept, lost",
-    r"names (?:on|of) (?:the |all |its |their |\S+ |)*(?:are|is) (?:gone|lost|kept)": "variables on … are lost, kept",
+    r"names (?:on|of) (?:\S+ ){0,8}(?:are|is) (?:gone|lost|kept)": "variables on … are lost, kept",
     r"(?:keeps?|loses?) (?:its|their) names": "keeps its variables",
     r"(?:ranks?|stuck) (?:\S+ )?(?:is|are|was|were) freed": "unblocked",
     r"(?:can|could) ?not be freed": "could not be unblocked",

@@ -131,7 +131,7 @@ TEXTS = """() => {
 
 
 @pytest.mark.every(5, "looks")  # and so each width, each theme and each figure
-@pytest.mark.parametrize(("name", "width", "theme"), product(DRAWN, WIDTHS, THEMES))
+@pytest.mark.parametrize(("name", "width", "theme"), [*product(DRAWN, WIDTHS, THEMES)])
 def test_a_figure_fits_each_width_in_both_themes_and_its_text_can_be_read(
     browser: Any, name: str, width: int, theme: str
 ) -> None:

@@ -146,7 +146,7 @@ def test_the_last_bucket_is_sent_at_the_end_of_backward_and_the_optimizer_starts
     pool.run_cell(trains.partition("\n")[2], screen=NullScreen())
     recording = pool.timings()
     steps = [s for n in recording.numbers()[2:] for s in recording.step(n).values()]
-    assert len(steps) == 8
+    assert len(steps) == 28
     sent = [[(b.sent - s.backward[0]) / (s.backward[1] - s.backward[0]) for b in s.buckets] for s in steps]
     assert median(first for first, _ in sent) < 0.5
     assert median(last for _, last in sent) > 0.9

@@ -149,7 +149,8 @@ def test_of_equal_ranks_none_is_named_anywhere(pool: WorkerPool) -> None:
     (words,) = judged.describe()
     assert re.fullmatch(r"no rank is slower than noise \(± [\d.]+ .?s over 30 steps\)", words)
     shown = draw_timings(found, number)
-    assert words in shown.words.splitlines()
+    # beside this step's own wait, where it is large
+    assert [line.partition("; in this step ")[0] for line in shown.words.splitlines()].count(words) == 1
     paces = {r: pool.ask(r, Question.of("pace", run=pool.last_run.number, since=0)) for r in range(NPROC)}  # type: ignore[union-attr]
     assert slowest({r: merged((), rows, 2000) for r, rows in paces.items()}) is None
     said = [*shown.words.splitlines(), *program(pool.trace().data["traceEvents"]).sentences()]

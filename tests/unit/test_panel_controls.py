@@ -113,6 +113,7 @@ def values(control: Slider | Choice) -> list[Any]:
     return [*range(control.low, control.high + 1, control.step)]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_every_control_of_an_explorer_changes_something_where_it_begins(name: str) -> None:
     explorer = getattr(explore, name)

@@ -151,14 +151,9 @@ class Explorer:
         label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
         made = {c.name: _control(w, c, self.begins[c.name], label) for c in self.controls}
         rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
-        drawn, refusal, words, keys = (
-            w.HTML(),
-            w.HTML(),
-            w.HTML(),
-            w.HTML(
-                f"<style>{HEADER}{CONTROLS_STYLE}</style>{KEYS.format(self.keys())}" + on_page(f".{CLASS}", CONTROLS)
-            ),
-        )
+        style = f"<style>{HEADER}{CONTROLS_STYLE}</style>"
+        drawn, refusal, words = w.HTML(), w.HTML(), w.HTML()
+        keys = w.HTML(style + KEYS.format(self.keys()) + on_page(f".{CLASS}", CONTROLS))
         text = w.Accordion(children=[words], selected_index=None)  # closed
         text.set_title(0, FOLDED)  # ipywidgets 7 has no `titles`
         text.add_class(TEXT)
