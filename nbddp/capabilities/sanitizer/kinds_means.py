@@ -258,9 +258,8 @@ def _losses_before(
     step: AlignedStep, losses: Mapping[int, Sequence[CountedLoss]], index: int
 ) -> tuple[int, dict[int, list[CountedLoss]]]:
     return step.number, {
-        rank: [e for e in some if e.index == index and step.since[rank] < e.at < step.steps[rank].at]
-        for rank, some in losses.items()
-    }  # fmt: skip
+        rank: [e for e in step.between(rank, some) if e.index == index] for rank, some in losses.items()
+    }
 
 
 def _counts(number: int, of: Mapping[int, Sequence[CountedLoss]]) -> Counted | None:

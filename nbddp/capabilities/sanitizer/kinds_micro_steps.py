@@ -89,16 +89,14 @@ def _numbers(replica: Replica) -> Iterator[Seen]:
 
 
 def _sizes(replica: Replica, rank: int, step: AlignedStep) -> list[int]:
-    begin, end = step.since[rank], step.steps[rank].at
-    return [f.size for f in replica.training[rank] if begin < f.at < end and f.size]
+    return [f.size for f in step.between(rank, replica.training[rank]) if f.size]
 
 
 def _weigh_the_same(replica: Replica, step: AlignedStep) -> bool:
     """Whether the sum of all weights of samples is known of each rank, and the same on all."""
     sums = []
     for rank, own in replica.records.items():
-        begin, end = step.since[rank], step.steps[rank].at
-        losses = [loss for loss in own.losses if begin < loss.at < end]
+        losses = step.between(rank, own.losses)
         if len(losses) != len(step.backs[rank]) or not all(map(_is_known, losses)):
             return False
         sums.append(sum(abs(loss.weight) * loss.count for loss in losses))

@@ -7,15 +7,17 @@ are samples: two of them differ if they do so by more than rounding.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from nbddp.capabilities.sanitizer.recording import (
     BESIDE,
     NO_TENSOR,
     Backward,
     CalledFunction,
+    CountedLoss,
     Forward,
     ModelFacts,
     OptimizerStep,
@@ -27,6 +29,8 @@ from nbddp.capabilities.sanitizer.recording import (
     Sample,
 )
 from nbddp.launch.machine import counted
+
+Recorded = TypeVar("Recorded", CountedLoss, Forward)
 
 BY_DESIGN = ("post_localSGD_hook", "noop_hook")  # hooks that leave gradients different on purpose
 ROUNDING = 1e-6  # of a norm; equal ranks have equal bits
@@ -102,6 +106,10 @@ class AlignedStep:
     pasts: dict[int, list[Past]] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)  # rank → `at` of the step before
     again: dict[int, list[CalledFunction]] = field(default_factory=dict)  # backwards after the last that DDP exchanged
+
+    def between(self, rank: int, facts: Iterable[Recorded]) -> list[Recorded]:
+        """Those of a rank that came after the step before and ahead of this one."""
+        return [fact for fact in facts if self.since[rank] < fact.at < self.steps[rank].at]
 
     @cached_property
     def before(self) -> SampleDifference | None:
