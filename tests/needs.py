@@ -33,8 +33,9 @@ class Need:
         return any(shutil.which(program, path=SBIN) for program in self.programs)
 
 
+BROWSERS = "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"
 NEEDS = (
-    Need("widgets and figures in a browser", ("chromium", "chromium-browser", "google-chrome"), "chromium"),
+    Need("widgets and figures in a browser", BROWSERS, "chromium-headless-shell"),
     Need("the grader's sandbox", ("bwrap",), "bubblewrap"),
     Need("other hosts by ssh", ("sshd",), "openssh-server"),
     Need("agents that MPI starts", ("mpiexec",), "openmpi-bin"),

@@ -7,6 +7,7 @@ buttons are reached and moved by keys. What is waited for is what the page shows
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -29,7 +30,8 @@ from tests.lessons.answers import NOTEBOOKS, builder, cells
 sync_api = pytest.importorskip("playwright.sync_api", reason="to test in a browser: pip install playwright")
 pytest.importorskip("jupyterlab", reason="to test in a browser: pip install jupyterlab")
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# A shell without windows opens a page in a fifth of the time that the whole browser takes
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]  # a container's root, and its small /dev/shm
 PATIENCE = 60.0  # seconds that something may take on busy cores
 EXPLORED = {"02": "explore.layout(", "04": "explore.ring(", "07": "explore.statistics("}  # by lesson
@@ -46,12 +48,13 @@ SETTINGS = {
 }
 
 
-def browsers() -> list[str]:
+@functools.cache
+def browsers() -> tuple[str, ...]:
     """Chromium as the system has it, or else as playwright has installed it."""
     found = [path for path in map(shutil.which, NAMES) if path and starts(path)]
     with sync_api.sync_playwright() as play:
         own = play.chromium.executable_path
-    return [*found, *([own] if Path(own).exists() else [])]
+    return (*found, *([own] if Path(own).exists() else []))
 
 
 def starts(path: str) -> bool:

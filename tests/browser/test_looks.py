@@ -19,7 +19,7 @@ from nbddp.figures.table import Table
 from nbddp.launch.topology import planned
 from nbddp.output.progress import Progress
 from nbddp.output.screens import bar_of
-from tests.browser.test_browser import FLAGS, browsers, sync_api
+from tests.browser.test_browser import browsers
 from tests.colours import contrast, in_the_dark
 from tests.looks.__main__ import DOCS, FRONT_ENDS, GALLERY, Keeper, look_at
 from tests.looks.front_ends import STRUCTURE, THEMES
@@ -96,32 +96,27 @@ VS_PAGE = """<html style="--vscode-editor-background: {0}; --vscode-editor-foreg
 <body class="{2}" style="background: {0}; color: {1}">{3}</body></html>"""
 
 
-def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow() -> None:
+def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow(browser: Any) -> None:
     """VS Code shows the HTML of a bundle, on a page of its own with its theme's class and colours."""
-    if not browsers():
-        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
     drawn = draw_topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2))
     live = drawn._repr_mimebundle_()[0]["text/html"]
     assert drawn.figure, "taken by somebody, so that its picture is shown"
     figure = drawn._repr_mimebundle_()[0]["text/html"]
     table = Table(("rank", "memory"), [(0, "73 MiB")])._repr_html_()
     parts = figure + table + bar_of(Progress("all_reduce of 64 KiB", 3, 9)) + bar_of("starting 4 workers")
-    chromium, filters, inks = browsers()[0], [], []
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page()
-        for name, colours in VS_CODE.items():
-            page.set_content(VS_PAGE.format(*colours, name, live))
-            node = page.locator(".nbddp-svg text", has_text="node 0").first
-            inks.append(node.evaluate("e => getComputedStyle(e).fill"))
-            page.set_content(VS_PAGE.format(*colours, name, parts))
-            found = page.locator("body").evaluate(STRUCTURE)["texts"]
-            assert len(found) == 7
-            assert not Seen([], found).too_faint()
-            filters.append(page.locator("img").evaluate("e => getComputedStyle(e).filter"))
-            bar = page.get_by_role("progressbar", name="nbddp: all_reduce of 64 KiB (3 of 9) …")
-            assert bar.evaluate("e => e.position") == pytest.approx(1 / 3)
-        browser.close()
+    filters, inks = [], []
+    page = browser.new_page()
+    for name, colours in VS_CODE.items():
+        page.set_content(VS_PAGE.format(*colours, name, live))
+        node = page.locator(".nbddp-svg text", has_text="node 0").first
+        inks.append(node.evaluate("e => getComputedStyle(e).fill"))
+        page.set_content(VS_PAGE.format(*colours, name, parts))
+        found = page.locator("body").evaluate(STRUCTURE)["texts"]
+        assert len(found) == 7
+        assert not Seen([], found).too_faint()
+        filters.append(page.locator("img").evaluate("e => getComputedStyle(e).filter"))
+        bar = page.get_by_role("progressbar", name="nbddp: all_reduce of 64 KiB (3 of 9) …")
+        assert bar.evaluate("e => e.position") == pytest.approx(1 / 3)
     dark = "invert(1) hue-rotate(180deg)"
     assert filters == ["none", dark, dark, "none"]
     assert inks == ["rgb(26, 26, 26)", "rgb(232, 232, 232)", "rgb(232, 232, 232)", "rgb(26, 26, 26)"]
@@ -136,16 +131,10 @@ TEXTS = (
 )
 
 
-def test_text_in_a_drawing_is_looked_at_in_the_colour_that_fills_it() -> None:
-    if not browsers():
-        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    chromium = browsers()[0]
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page()
-        page.set_content(f'<body style="color: #000000">{SVG.format("#b0b0b0", TEXTS)}</body>')
-        found = {t["text"]: t["ratio"] for t in page.locator("body").evaluate(STRUCTURE)["texts"]}
-        browser.close()
+def test_text_in_a_drawing_is_looked_at_in_the_colour_that_fills_it(browser: Any) -> None:
+    page = browser.new_page()
+    page.set_content(f'<body style="color: #000000">{SVG.format("#b0b0b0", TEXTS)}</body>')
+    found = {t["text"]: t["ratio"] for t in page.locator("body").evaluate(STRUCTURE)["texts"]}
     assert set(found) == {"faint", "dark", "pale", "on a bar", "beside it"}
     assert found["on a bar"] == pytest.approx(contrast("#ffffff", "#33608c"), rel=0.01)
     assert found["beside it"] == pytest.approx(1), "what is drawn later is over it"
