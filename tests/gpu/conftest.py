@@ -44,10 +44,9 @@ def why_not() -> str:
 WHY_NOT = why_not()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if WHY_NOT and Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason=f"no GPU: {WHY_NOT}"))
+def pytest_itemcollected(item: pytest.Item) -> None:  # of this folder
+    if WHY_NOT:
+        item.add_marker(pytest.mark.skip(reason=f"no GPU: {WHY_NOT}"))
 
 
 @pytest.fixture(scope="session")

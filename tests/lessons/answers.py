@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import sys
 import textwrap
@@ -38,8 +39,13 @@ def script(name: str) -> ModuleType:
 
 def cells(lesson: str) -> list[Any]:
     """The cells of the source whose name begins with `lesson`, such as "02"."""
+    return list(_cells(lesson))
+
+
+@functools.cache
+def _cells(lesson: str) -> tuple[Any, ...]:
     (path,) = [p for p in SOURCES if p.name.startswith(lesson)]
-    return list(builder().parse(path.read_text(encoding="utf-8")))
+    return tuple(builder().parse(path.read_text(encoding="utf-8")))
 
 
 def solution(lesson: str, name: str) -> Any:

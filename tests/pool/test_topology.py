@@ -400,7 +400,7 @@ PLACEMENTS = {
     "pairs of three, shared": planned(nnodes=2, gpus_per_node=3, gpus_per_proc=2, nproc=4, oversubscribe=True),
     "one of four idle": Topology.plan([PCIE[4]], gpus_per_proc=3),
     "planned": planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2),
-    "planned, huge": planned(nnodes=12_500, gpus_per_node=8),
+    "planned, huge": planned(nnodes=2_500, gpus_per_node=8),
     "planned on CPU": planned(nnodes=6, nproc=3),
     "refusing": refusing(),
     "four models": models("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "Tesla T4", "NVIDIA GeForce RTX 4090"),
