@@ -148,9 +148,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
         try:
             values = self._carry_out(spec, code, number)
         except BaseException:
-            self.history.add(replace(ran, ok=False))
+            self.history.append(replace(ran, ok=False))
             raise
-        self.history.add(ran)
+        self.history.append(ran)
         if spec.output:
             self.shell.user_ns[spec.output] = values
         self._ask_front_end(lambda text: cell_text.headed(raw, line, body, text))

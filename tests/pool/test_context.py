@@ -143,7 +143,7 @@ def test_a_program_that_has_nccl_end_its_process_is_told(pool: WorkerPool, value
 
 
 def test_nothing_is_said_of_groups_without_nccl() -> None:
-    assert runs.notes([RankExit(0, "finished", 0.0, Outcome(1, "end"))], PoolParts()) == []
+    assert runs.notes(None, [RankExit(0, "finished", 0.0, Outcome(1, "end"))], PoolParts()) == []
 
 
 # -- GPUs and how a program finds its own ------------------------------------------------------------

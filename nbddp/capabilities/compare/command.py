@@ -28,11 +28,11 @@ from nbddp.capabilities.compare.replicas import (
     shown_words,
 )
 from nbddp.errors import BadInput
-from nbddp.execution.values import check_ranks
 from nbddp.figures.document.page import Document, page
 from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
+from nbddp.pool.worker_group import check_ranks
 from nbddp.protocol import pickling
 
 PIECE = 1 << 24  # bytes; a multiple of every dtype's size
