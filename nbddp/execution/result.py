@@ -27,7 +27,7 @@ from nbddp.errors import (
     in_kernel,
 )
 from nbddp.execution import report, supervise
-from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, PlainStyle
+from nbddp.execution.report import COLOURED, PLAIN, WEIGHTED, PlainStyle
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.protocol import outcome
 from nbddp.protocol.outcome import DIED, FAILED, REPLACED, GroupFacts, ProcessExit, RankExit

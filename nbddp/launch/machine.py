@@ -10,6 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbddp.errors import counted, listed, several
+
+__all__ = [
+    "PATHS", "SELF", "UNKNOWN", "Device", "Interface", "Node", "Numa", "bus_words", "code_words", "codes", "counted",
+    "gpu_noun", "listed", "matrix_words", "model_words", "node_holds", "node_of", "numa_words", "several",
+]  # fmt: skip
+
 SELF, UNKNOWN = "X", ""
 PATHS = {  # nvidia-smi's codes, closest first, and what lies between the two GPUs
     "PIX": "one PCIe switch",
@@ -108,34 +115,6 @@ def node_of(data: Mapping[str, Any]) -> Node:
         "untold": tuple(data.get("untold", ())),
     }
     return Node(**{**data, **made})
-
-
-def listed(texts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
-
-
-def counted(n: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `2 processes`, `2 batches`."""
-    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
-    return f"{n} {noun if n == 1 else plural}"
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """`0, 2–3`: a set of numbers as a person writes it."""
-    found: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if found and found[-1][1] == n - 1:
-            found[-1][1] = n
-        else:
-            found.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in found)
-
-
-def several(noun: str, numbers: Iterable[int]) -> str:
-    """`GPU 2`, `GPUs 0–3`, `cores 0, 2–3`."""
-    distinct = set(numbers)
-    return f"{noun}{'s' * (len(distinct) != 1)} {spans(distinct)}"
 
 
 def node_holds(node: Node) -> str:

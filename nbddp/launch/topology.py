@@ -12,21 +12,19 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from nbddp.errors import BadInput
+from nbddp.errors import BadInput, counted, rank_words, several
 from nbddp.launch.machine import (
     Device,
     Interface,
     Node,
     Numa,
     bus_words,
-    counted,
     gpu_noun,
     matrix_words,
     model_words,
     node_holds,
     node_of,
     numa_words,
-    several,
 )
 
 __all__ = [
@@ -334,11 +332,6 @@ def topology_of(data: Mapping[str, Any]) -> Topology:
         oversubscribed=data["oversubscribed"],
         hides_gpus=data["hides_gpus"],
     )
-
-
-def rank_words(ranks: Iterable[int]) -> str:
-    """`rank 2`, `ranks 0–3`, `ranks 0, 2–3`: a set of ranks as a person writes it."""
-    return several("rank", ranks)
 
 
 def _without_gpus(host: Node) -> Node:

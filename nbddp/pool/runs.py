@@ -288,8 +288,8 @@ class Runs:
         told: dict[str, Any] = {}
         if request.is_program:
             self._have_parts(request)
-        for tells in self.parts.tells:
-            told |= tells(request)
+            for tells in self.parts.tells:
+                told |= tells(request)
         python = as_python(request.source) if request.op == CELL else None
         common = replace(request.spec(number), as_python=python, **told)
         errors = [str(node.errors_of(number)) for node in hosts]

@@ -31,7 +31,7 @@ from nbddp.pool.node import PoolNode
 from nbddp.pool.runs import RankChannel, Runs
 from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup, check_ranks
 from nbddp.protocol.capability import rows, told_to_ranks
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 
 NO_LOOPBACK = (

@@ -29,8 +29,7 @@ from nbddp.pool.host_source import HostSource
 from nbddp.pool.node import ClusterFiles, PoolNode, WorkerProcess, weakly
 from nbddp.pool.stores import RendezvousStores
 from nbddp.protocol.agent import StartWorker
-from nbddp.protocol.codec import Json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Json, Message
 from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0

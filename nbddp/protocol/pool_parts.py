@@ -41,7 +41,7 @@ class Hooks:
         self.figure_notes: list[Callable[[str], str]] = []  # command or option → what to say under its figure
         # a run, which is an `Execution`
         self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
-        self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # fields of the `RunSpec` that all ranks get
+        self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # a program's `Request`; fields of its `RunSpec`s
         self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
         self.ranks_gone: list[Callable[[Any, list[int]], None]] = []  # processes have ended; output may be added
         self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised

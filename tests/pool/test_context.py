@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import nbddp
+from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Device, Node
@@ -168,7 +169,7 @@ def test_a_trace_of_a_failed_cell_does_not_wait_for_a_gpu_at_work(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    tracer = Tracer()
+    tracer = Tracer(Recorder())
     profile = types.SimpleNamespace(stop=lambda: stopped.append(1))
     tracer._profile = profile
     tracer.stop(failed=True)

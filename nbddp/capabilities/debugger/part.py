@@ -42,8 +42,9 @@ class DebuggerPart:
 
     def tells(self, request: Request) -> dict[str, bool]:
         """Whether somebody can type lines for a rank that stops: without, a breakpoint raises."""
-        self._types = request.is_program and not self.elsewhere() and can_type(shell())
-        return {"debug": True} if self._types or (request.is_program and self.elsewhere()) else {}
+        elsewhere = self.elsewhere()
+        self._types = not elsewhere and can_type(shell())
+        return {"debug": True} if elsewhere or self._types else {}
 
     def run_begins(self, run: Execution) -> None:
         self._sender = None

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from nbddp.launch.machine import Node, Numa, bus_words, code_words, codes, model_words, node_holds, several
+from nbddp.errors import several
+from nbddp.launch.machine import Node, Numa, bus_words, code_words, codes, model_words, node_holds
 from nbddp.launch.topology import Device, Topology, Worker, counted, rank_words
 
 NARROWEST, WIDEST = 4.1, 10.8  # a row of nodes: for the title's sake, and for the page's

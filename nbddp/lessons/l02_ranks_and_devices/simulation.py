@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbddp.launch.machine import several
+from nbddp.errors import several
 from nbddp.launch.topology import Topology, planned, rank_words
 
 LOCAL, GLOBAL = "local rank", "global rank"

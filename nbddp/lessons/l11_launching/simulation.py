@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nbddp.capabilities.export.sbatch import sbatch_script
 from nbddp.capabilities.export.torchrun_line import C10D, SRUN, STATIC, Launch, torchrun_line
-from nbddp.launch.machine import several
+from nbddp.errors import several
 from nbddp.launch.topology import Topology, planned
 
 NCCL, GLOO = "nccl", "gloo"
