@@ -25,7 +25,7 @@ from PIL import Image
 import nbddp
 from docs.gallery import of_forecast, of_memory, of_program
 from docs.gallery import recording as gallery
-from nbddp.analysis.row_limit import MOST
+from nbddp.analysis.quantities import MOST
 from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench import figure as bench_figure
 from nbddp.capabilities.bench.figure import draw_bench

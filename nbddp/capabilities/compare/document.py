@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.analysis.row_limit import drawn, note
+from nbddp.analysis.quantities import drawn, note
 from nbddp.capabilities.compare.replicas import Difference, difference_words
 from nbddp.figures.document.page import Document
 from nbddp.figures.document.sheet import Mark, Sheet, fitted, head
