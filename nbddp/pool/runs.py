@@ -157,7 +157,7 @@ class Runs:
         """A run and its attempts: after a failure all processes are new, and where nodes may join and leave, those
         there are. The attempt that ended well. Raises the last one's RunFailed, with all attempts in its report."""
         self.group.need_running()
-        self._have_parts(request)
+        have_parts(self.parts, request)
         for launched in self.parts.launched:
             launched(request, self.id)
         if request.max_restarts:
@@ -191,7 +191,7 @@ class Runs:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         self._make_ready(ranks, screen, new=request.is_program or request.op == "push")
         run = self._prepared(request, screen, most, timed_from, attempt)
-        with closing(run.events), self._heard_by_parts(run):  # what a part has them hear is let go of in any case
+        with closing(run.events), heard_by(self.parts, run):  # what a part has them hear is let go of in any case
             self._note_as_last(run)
             with uninterrupted():
                 self._carry_out(run, ranks, screen)
@@ -208,29 +208,6 @@ class Runs:
             raise PoolError("no cell has run yet; run a %%ddp cell first")
         self.last.display.show_again(screen)
         self.last.raise_if_bad()
-
-    def _have_parts(self, request: Request) -> None:
-        """Have the parts that programs make, or fields of this request. Most are made by the first program."""
-        due = self.parts.due
-        if "run" in due:
-            self.parts.on("run")
-        for field in [each for each in self.parts.fields if getattr(request, each) is not None]:
-            self.parts.on(f"field:{field}")
-
-    @contextmanager
-    def _heard_by_parts(self, run: Execution) -> Iterator[None]:
-        """Meanwhile a run goes on."""
-        parts = self.parts
-        try:
-            for begins in [*parts.run_begins]:
-                begins(run)
-            yield
-        finally:
-            if "died" in parts.due and any(ended.outcome is None for ended in run.ended.values()):
-                parts.on("died")
-            failed = [] if run.plain else parts.run_failed
-            if ends := [*failed, *parts.run_ended]:
-                call_all([functools.partial(hear, run) for hear in ends])
 
     # -- before a run --------------------------------------------------------------------------------
 
@@ -287,7 +264,7 @@ class Runs:
         meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], self.id, attempt, request.max_restarts)
         told: dict[str, Any] = {}
         if request.is_program:
-            self._have_parts(request)
+            have_parts(self.parts, request)
             for tells in self.parts.tells:
                 told |= tells(request)
         python = as_python(request.source) if request.op == CELL else None
@@ -432,6 +409,29 @@ class Runs:
         finally:
             self.ranks.current = None
         return run
+
+
+def have_parts(parts: PoolParts, request: Request) -> None:
+    """Have the parts that programs make, or fields of this request. Most are made by the first program."""
+    if "run" in parts.due:
+        parts.on("run")
+    for name in [each for each in parts.fields if getattr(request, each) is not None]:
+        parts.on(f"field:{name}")
+
+
+@contextmanager
+def heard_by(parts: PoolParts, run: Execution) -> Iterator[None]:
+    """Meanwhile a run goes on."""
+    try:
+        for begins in [*parts.run_begins]:
+            begins(run)
+        yield
+    finally:
+        if "died" in parts.due and any(ended.outcome is None for ended in run.ended.values()):
+            parts.on("died")
+        failed = parts.run_failed if parts.run_failed and not run.plain else []
+        if ends := [*failed, *parts.run_ended]:
+            call_all([functools.partial(hear, run) for hear in ends])
 
 
 def _count(error: RunFailed, attempts: list[str], most: int, screen: Screen) -> None:

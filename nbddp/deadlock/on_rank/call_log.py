@@ -111,8 +111,8 @@ class CallLog:
         self.ended: dict[str, tuple[int, list[int]]] = {}
         self.ending: str | None = None  # the one group that was destroyed last; None: all of them
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
-        # hears of each call of a collective and each wait that has ended: whether it is one, its begin as `_clocks` has
-        # it, and what it was for
+        # hears of each call of a collective, and of each wait, when it has ended: whether it is a wait; its begin, as
+        # `_clocks` has it; what it was for
         self.spends: Callable[[bool, tuple[int, int], CallRecord | None], None] = lambda waits, began, note: None
         self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
         self.making: dict[int, int] = {}  # thread → the number of the one that it makes
