@@ -2,8 +2,8 @@
 
 Nothing is decided here: a cell's line goes to `options`, its work to the pool, and a command to its handler.
 
-Stop around a notebook's cells (`NotebookInterrupts`), from the notebook kernel's first look at a cell to its answer:
-ipykernel answers a cell whose code was interrupted. ipykernel reads a request before, and writes the answer after. An
+`NotebookInterrupts` is for Stop, from the notebook kernel's first look at a cell to its answer. ipykernel answers a
+cell whose code was interrupted. ipykernel reads a request before, and writes the answer after. An
 interrupt in those moments leaves the cell without an answer, and the notebook waits. So Stop is put off until the code
 runs, and is too late when it has run. A cell that is one command of ours hears Stop at the command's own checks
 (`agent.stop`), until its result is shown.
