@@ -128,8 +128,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, requests.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
-        self._has_run = False
-        self._placed = "", ""  # rank and size of the world, as they were placed last
+        self._has_run, self._placed = False, ("", "")  # rank and size of the world, as they were placed last
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
             *(os.path.dirname(m.__file__) for m in packages),
