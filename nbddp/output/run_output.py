@@ -29,11 +29,9 @@ class RankOutputs(Mapping[int, RankOutput]):
         self.made: dict[int, RankOutput] = {}
 
     def __getitem__(self, rank: int) -> RankOutput:
-        if rank not in self.made:
-            if rank not in self._ranks:
-                raise KeyError(rank)
-            self.made[rank] = self._make(rank)
-        return self.made[rank]
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        return self.made.get(rank) or self.made.setdefault(rank, self._make(rank))  # one for all threads
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ranks)
