@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from nbddp.analysis.placement import planned
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.analysis.wait_time import typical
 from nbddp.capabilities.bench.result import Measured
@@ -24,7 +25,7 @@ from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.figure import DescribedFigure
 from nbddp.launch.machine import Interface
-from nbddp.launch.topology import Topology, planned
+from nbddp.launch.topology import Topology
 from tests.handmade import ENGINE, MAIN, NCCL_STREAM, Made, merged
 from tests.machines import nvswitch_machine
 from tests.pool.test_topology import cpu, host_of

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import builtins
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -388,3 +389,39 @@ class WorkerFailed(RunFailed):
         last = cause.chain[-1] if cause.chain else None
         self.exception_type = last.type if last else ""
         self.exception_message = last.message if last else ""
+
+
+# -- numbers and sets in words --------------------------------------------------------------------------
+
+
+def listed(texts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 node`, `2 nodes`, `2 processes`, `2 batches`."""
+    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
+    return f"{n} {noun if n == 1 else plural}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """`0, 2–3`: a set of numbers as a person writes it."""
+    found: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if found and found[-1][1] == n - 1:
+            found[-1][1] = n
+        else:
+            found.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in found)
+
+
+def several(noun: str, numbers: Iterable[int]) -> str:
+    """`GPU 2`, `GPUs 0–3`, `cores 0, 2–3`."""
+    distinct = set(numbers)
+    return f"{noun}{'s' * (len(distinct) != 1)} {spans(distinct)}"
+
+
+def rank_words(ranks: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0–3`, `ranks 0, 2–3`: a set of ranks as a person writes it."""
+    return several("rank", ranks)

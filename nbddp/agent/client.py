@@ -30,8 +30,7 @@ from nbddp.compat import working_dir
 from nbddp.errors import AgentFailed
 from nbddp.protocol.agent import CONTROLS_ONLY, Hello, Warm
 from nbddp.protocol.capability import load, rows
-from nbddp.protocol.codec import from_json
-from nbddp.protocol.jsonl import LineBuffer, Message, encode, unknown_words
+from nbddp.protocol.codec import LineBuffer, Message, encode, from_json, unknown_words
 
 ROOM = 4096  # bytes that a log needs
 NO_SOURCE = "nothing here keeps a process"

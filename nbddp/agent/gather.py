@@ -9,7 +9,7 @@ from typing import Any
 
 from nbddp.agent.client import AgentClient
 from nbddp.errors import AgentFailed
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 ANSWERING = 30.0  # seconds
 

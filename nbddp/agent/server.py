@@ -1,7 +1,7 @@
 """The node agent: one small process per node that starts and watches the workers there.
 
 It imports what a worker needs once (torch, torch._dynamo, the ipyparallel engine), stays single-threaded, never touches
-CUDA, and forks. It serves one owner on descriptors that nothing else writes to, in lines of JSON (`protocol.jsonl`). It
+CUDA, and forks. It serves one owner on descriptors that nothing else writes to, in lines of JSON (`protocol.codec`). It
 serves others of the same user on a unix socket (the terminal's `python -m nbddp`). What is printed here, by whatever
 module is imported, goes to its log. It ends with its owner, taking all its children along. It holds no rule about runs:
 it starts, signals, reports. Capabilities add to what it may be asked for, what it starts, and what becomes of its
@@ -33,8 +33,7 @@ from nbddp.compat import torch as torch_compat
 from nbddp.errors import NbddpError, RankStatus
 from nbddp.protocol.agent import CONTROLS_ONLY, PROTOCOL, Hello, OpenStore, Warm
 from nbddp.protocol.capability import OnAgent, load, rows
-from nbddp.protocol.codec import from_json, to_json
-from nbddp.protocol.jsonl import LineBuffer, Message, encode, log_unknown
+from nbddp.protocol.codec import LineBuffer, Message, encode, from_json, log_unknown, to_json
 
 WORKER, CONTROLLER, STORE = "worker", "controller", "store"
 TARGETS = {

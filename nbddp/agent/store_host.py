@@ -19,8 +19,7 @@ from typing import Any
 from nbddp.agent import warning_filters
 from nbddp.protocol.agent import OpenedStore, OpenStore
 from nbddp.protocol.capability import guard_row, load
-from nbddp.protocol.codec import from_json, to_json
-from nbddp.protocol.jsonl import LineBuffer, encode
+from nbddp.protocol.codec import LineBuffer, encode, from_json, to_json
 
 HOST = "127.0.0.1"
 BACKLOG = 1024

@@ -18,8 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from nbddp.analysis.cause import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER
-from nbddp.analysis.overlap import common, minus, union
-from nbddp.analysis.steps import Span
+from nbddp.analysis.steps import Span, common, minus, union
 from nbddp.capabilities.trace.merge import CALL, PROCESSES, WAIT
 
 Event = Mapping[str, Any]

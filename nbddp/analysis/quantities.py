@@ -1,9 +1,14 @@
-"""Times, speeds, sizes and shares as people read them: the same for a figure's text, a table and a test.
+"""Times, speeds, sizes and shares as people read them: the same for a figure's text, a table and a test. And which
+ranks get a row where space is limited: those that the text names, then the lowest.
 
 Three digits where that says enough, with the unit that fits. What people type is read by `units`. Pure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+MOST = 16  # ranks with a row
 
 
 def digits(value: float) -> str:
@@ -51,3 +56,15 @@ def percent(share: float) -> str:
     if 0 < value < 0.1:
         return "<0.1 %"
     return f"{value:.1f} %" if 0 < value < 9.95 else f"{value:.0f} %"
+
+
+def drawn(ranks: Iterable[int], named: Iterable[int] = ()) -> list[int]:
+    """At most MOST of these ranks, in order; `named` ones first of all, but no rank that is not there."""
+    every = sorted(ranks)
+    wanted = [r for r in dict.fromkeys(named) if r in every]
+    return sorted([*wanted, *(r for r in every if r not in wanted)][:MOST])
+
+
+def note(ranks: int, shown: int) -> str:
+    """What is said where not all are drawn; empty where all are."""
+    return f"{shown} of {ranks} ranks are drawn" if shown < ranks else ""

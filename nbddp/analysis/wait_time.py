@@ -11,8 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.overlap import split
-from nbddp.analysis.steps import Bucket, Recording, Step
+from nbddp.analysis.steps import Bucket, Recording, Step, split
 
 BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,

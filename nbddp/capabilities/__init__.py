@@ -505,7 +505,8 @@ ROWS = (
     Capability(
         name="scripts",
         part=PoolPart(
-            target="nbddp.capabilities.scripts.part:ScriptsPart", when=("run",), asked=("program", "logs"),
+            target="nbddp.capabilities.scripts.part:ScriptsPart", when=("field:program", "field:logs", "died"),
+            asked=("program", "logs"),
         ),
         commands=(
             Command(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nbddp.errors import BadInput, CellSyntaxError
-from nbddp.protocol.text import first_word, program_rows
+from nbddp.protocol.codec import first_word, program_rows
 
 IS_MAGIC = re.compile(r"%%ddp(\s|$)")
 AROUND = {"%%capture", "%%prun", "%%time", "%%timeit"}  # cell magics that run what is below them as a cell

@@ -23,7 +23,7 @@ from nbddp.deadlock.watch import EARLIEST, RankWatcher
 from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
 from nbddp.execution.escalation import Escalation, RankControl
-from nbddp.execution.result import RankPlaces, RunResult, StuckRank
+from nbddp.execution.result import RankPlaces, RankSeats, RunResult, StuckRank
 from nbddp.execution.supervise import Events
 from nbddp.output.buffer import COMMS
 from nbddp.output.log_file import LIMIT
@@ -60,6 +60,7 @@ class Execution:
 
     stops: tuple[float, ...] = ()
     noted = False
+    seats: RankSeats | None = None  # of one that has not ended well
     restart_reason = ""  # if it is to begin again though no rank has failed
     stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
     began = _output_until = 0.0

@@ -27,8 +27,8 @@ from nbddp.errors import (
     in_kernel,
 )
 from nbddp.execution import report, supervise
-from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, PlainStyle
-from nbddp.launch.topology import rank_words
+from nbddp.execution.report import COLOURED, PLAIN, WEIGHTED, PlainStyle
+from nbddp.launch.topology import Topology, rank_words
 from nbddp.protocol import outcome
 from nbddp.protocol.outcome import DIED, FAILED, REPLACED, GroupFacts, ProcessExit, RankExit
 from nbddp.protocol.position import Whereabouts
@@ -47,6 +47,16 @@ class RankPlaces(Protocol):
     def taken_of(self, rank: int) -> str: ...
     def fate(self) -> str: ...
     def advice_of(self, cause: Cause) -> str: ...
+
+
+@dataclass(frozen=True)
+class RankSeats:
+    """Where the ranks of a run were. pids: rank → its process's; sees_files: whether their files are read by their
+    paths, as files of this machine."""
+
+    topology: Topology
+    pids: Mapping[int, int]
+    sees_files: bool
 
 
 @dataclass(frozen=True)

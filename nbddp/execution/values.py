@@ -118,17 +118,7 @@ class RankValues(Sequence[Value]):
         return "\n".join(lines)
 
 
-def check_ranks(asked: Sequence[int] | None, world_size: int, option: str) -> tuple[int, ...]:
-    """The ranks that are meant; all if None. Raises BadInput for a rank that is not there."""
-    if asked is None:
-        return tuple(range(world_size))
-    beyond = [r for r in asked if r >= world_size]
-    if beyond:
-        raise BadInput(
-            f"{option} names {rank_words(beyond)}, but the pool has {rank_words(range(world_size))}; "
-            f"use ranks below {world_size}"
-        )
-    return tuple(asked)
+NO_VALUES: RankValues[Any] = RankValues({})
 
 
 # -- values on their way ----------------------------------------------------------------------------

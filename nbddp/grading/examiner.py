@@ -32,7 +32,7 @@ from nbddp.lessons.framework import folders, run_check
 from nbddp.lessons.framework.answer import Answer, Exercise, Wrong
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
-from nbddp.pool.rank_channel import RankChannel
+from nbddp.pool.runs import RankChannel
 from nbddp.pool.state import PoolState
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.messages import OUTCOME, JupyterMessage

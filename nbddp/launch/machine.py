@@ -6,18 +6,18 @@ empty, never guessed, and a sentence in `Node.untold` reports it. Pure: imports 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbddp.errors import counted, listed, several
+
+__all__ = [
+    "SELF", "UNKNOWN", "Device", "Interface", "Node", "Numa", "counted",
+    "gpu_noun", "listed", "node_holds", "node_of", "several",
+]  # fmt: skip
+
 SELF, UNKNOWN = "X", ""
-PATHS = {  # nvidia-smi's codes, closest first, and what lies between the two GPUs
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "the PCIe host bridge of a CPU",
-    "NODE": "PCIe host bridges within one NUMA node",
-    "SYS": "the interconnect between NUMA nodes",
-}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class Node:
     def part(self, first: int, last: int) -> dict[str, Any]:
         """The GPUs from `first` up to, not including, `last`, with the links among them: fields for `replace`."""
         links = tuple(row[first:last] for row in self.links[first:last])
-        return {"devices": self.devices[first:last], "links": links if codes(links) not in ([], [UNKNOWN]) else ()}
+        known = any(code not in (SELF, UNKNOWN) for row in links for code in row)
+        return {"devices": self.devices[first:last], "links": links if known else ()}
 
 
 def node_of(data: Mapping[str, Any]) -> Node:
@@ -110,34 +111,6 @@ def node_of(data: Mapping[str, Any]) -> Node:
     return Node(**{**data, **made})
 
 
-def listed(texts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
-
-
-def counted(n: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `2 processes`, `2 batches`."""
-    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
-    return f"{n} {noun if n == 1 else plural}"
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """`0, 2–3`: a set of numbers as a person writes it."""
-    found: list[list[int]] = []
-    for n in sorted(set(numbers)):
-        if found and found[-1][1] == n - 1:
-            found[-1][1] = n
-        else:
-            found.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in found)
-
-
-def several(noun: str, numbers: Iterable[int]) -> str:
-    """`GPU 2`, `GPUs 0–3`, `cores 0, 2–3`."""
-    distinct = set(numbers)
-    return f"{noun}{'s' * (len(distinct) != 1)} {spans(distinct)}"
-
-
 def node_holds(node: Node) -> str:
     """`4 GPUs`, `4 simulated GPUs` or `2 cores`: what a node offers its processes."""
     return counted(len(node.devices), gpu_noun(node.devices)) if node.devices else counted(node.cores, "core")
@@ -146,52 +119,3 @@ def node_holds(node: Node) -> str:
 def gpu_noun(devices: Iterable[Device]) -> str:
     """`GPU`, or `simulated GPU` if these are."""
     return "simulated GPU" if any(d.simulated for d in devices) else "GPU"
-
-
-def model_words(device: Device) -> str:
-    """`NVIDIA H100 80GB HBM3, 79.6 GiB`, or what of it is known."""
-    memory = f"{device.memory / 2**30:.1f} GiB" if device.memory else ""
-    return ", ".join(filter(None, (device.name, memory)))
-
-
-def bus_words(bus_id: str) -> str:
-    """`00000000:19:00.0` → `19:00.0`; a PCI domain other than 0 stays, without its leading zeros."""
-    domain, _, rest = bus_id.lower().partition(":")
-    return (f"{domain.lstrip('0')}:{rest}" if domain.strip("0") else rest) if rest.count(":") else bus_id.lower()
-
-
-def numa_words(numa: Numa) -> str:
-    """`NUMA 0: cores 0–47`."""
-    return f"NUMA {numa.index}: {several('core', numa.cores) if numa.cores else 'no core that may be used'}"
-
-
-def codes(links: Sequence[Sequence[str]]) -> list[str]:
-    """The codes that occur in a matrix of links, closest first, without the diagonal."""
-    found = {code for row in links for code in row} - {SELF}
-    return sorted(found, key=_distance)
-
-
-def code_words(code: str) -> str:
-    """`NV18: 18 NVLinks`, `SYS: the interconnect between NUMA nodes`."""
-    if code == UNKNOWN:
-        return "?: not reported"
-    return f"{code}: {PATHS[code] if code in PATHS else counted(int(code[2:]), 'NVLink')}"
-
-
-def _distance(code: str) -> tuple[int, int]:
-    if code.startswith("NV"):
-        return (0, -int(code[2:]))
-    return (1 + list(PATHS).index(code), 0) if code in PATHS else (9, 0)
-
-
-def matrix_words(node: Node) -> list[str]:
-    """The links of a node's GPUs as aligned lines, one per GPU; none if no link is known."""
-    if not node.links:
-        return []
-    heads = [f"GPU {d.index}" for d in node.devices]
-    width = max(map(len, heads))
-    lines = ["  ".join(["links".ljust(width), *heads])]
-    for head, row in zip(heads, node.links, strict=True):
-        cells = [(code or "?").center(len(h)) for code, h in zip(row, heads, strict=True)]
-        lines.append("  ".join([head.ljust(width), *cells]).rstrip())
-    return [*lines, "; ".join(code_words(code) for code in codes(node.links))]

@@ -12,29 +12,22 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from nbddp.errors import BadInput
+from nbddp.errors import BadInput, counted, rank_words
 from nbddp.launch.machine import (
     Device,
     Interface,
     Node,
     Numa,
-    bus_words,
-    counted,
     gpu_noun,
-    matrix_words,
-    model_words,
     node_holds,
     node_of,
-    numa_words,
-    several,
 )
 
 __all__ = [
-    "Device", "Interface", "Node", "Numa", "Topology", "Worker", "counted", "cpu_default", "node_holds", "planned",
+    "Device", "Interface", "Node", "Numa", "Topology", "Worker", "counted", "cpu_default", "node_holds",
     "rank_words", "simulate", "topology_of",
 ]  # fmt: skip
 
-MOST_PLANNED, MOST_ON_NODE = 100_000, 256  # processes or GPUs on paper: a mistyped number must not fill the memory
 FOLD_FROM = 4  # equal nodes in a row: the first two are shown, the rest folded
 
 
@@ -124,14 +117,14 @@ class Topology:
     def folded(self) -> list[tuple[Node, ...]]:
         """Nodes one by one; of equal ones in a row, the first two, then all others as one tuple."""
         found: list[tuple[Node, ...]] = []
-        for _, run in groupby(self.nodes, key=self._sort):
+        for _, run in groupby(self.nodes, key=self.likeness):
             nodes = tuple(run)
             alone = 2 if len(nodes) >= FOLD_FROM else len(nodes)
             found += [(n,) for n in nodes[:alone]]
             found += [nodes[alone:]] if nodes[alone:] else []
         return found
 
-    def _sort(self, node: Node) -> tuple[object, ...]:
+    def likeness(self, node: Node) -> tuple[object, ...]:
         """Equal for nodes of the same hardware on which the processes lie alike."""
         return node.likeness(), tuple(tuple(d.index for d in w.devices) for w in self.on_node(node.index))
 
@@ -153,67 +146,9 @@ class Topology:
         noun = gpu_noun(d for w in self.workers for d in w.devices)
         return f"{noun}s are shared" if self.oversubscribed else f"each owns {counted(self.gpus_per_proc, noun)}"
 
-    def describe(self) -> str:
-        """The whole placement as text: the equation, then each node with what is known of its GPUs.
-
-        Of a node without GPUs only what does not differ from laptop to laptop: not its cores.
-        """
-        lines = [self.equation()]
-        told: dict[object, int] = {}
-        for nodes in self.folded():
-            first = nodes[0]
-            if len(nodes) > 1:
-                lines.append(f"nodes {first.index}–{nodes[-1].index}: same; {self.ranks_on(nodes)}")
-                continue
-            hardware = self._gpu_words(first)
-            as_told = told.setdefault(self._sort(first), first.index)
-            if hardware and as_told != first.index:
-                hardware = [f"same hardware as node {as_told}"]
-            lines += [self._node_words(first), *(f"  {line}" for line in hardware)]
-        lines += [joint] if (joint := self.joint_words()) else []
-        return "\n".join([*lines, *self.untold()])
-
-    def joint_words(self) -> str:
-        """What joins the nodes, or empty where it is not known or there is nothing to join."""
-        interfaces = dict.fromkeys(n.interface for n in self.nodes if n.interface)
-        if self.nnodes < 2 or not interfaces:
-            return ""
-        if all(i.loopback for i in interfaces):  # lo, lo0: its name differs from system to system
-            return "the nodes are one machine and meet over its loopback interface"
-        return f"the nodes are connected by {' and '.join(i.describe() for i in interfaces)}"
-
     def untold(self) -> list[str]:
         """What the machines did not tell, a sentence each."""
         return list(dict.fromkeys(sentence for node in self.nodes for sentence in node.untold))
-
-    def _node_words(self, node: Node) -> str:
-        places = [f"rank {w.rank} (local rank {w.local_rank}) on {w.device_words()}" for w in self.on_node(node.index)]
-        owners = self.owners(node.index)
-        idle = [i for i, ranks in owners.items() if not ranks]
-        if idle:
-            places.append(f"{several('GPU', idle)} {'is' if len(idle) == 1 else 'are'} idle")
-        places += [f"GPU {i} is shared by {rank_words(r)}" for i, r in owners.items() if len(r) > 1]
-        holds = node_holds(node) if node.devices else "CPU"  # cores differ from laptop to laptop
-        return f"{node.label()}, {holds}: {'; '.join(places)}"
-
-    def _gpu_words(self, node: Node) -> list[str]:
-        """Lines on a node's GPUs: model and memory, bus ids, NUMA nodes with their cores and ranks, links."""
-        models: dict[str, list[int]] = {}
-        for device in node.devices:
-            models.setdefault(model_words(device), []).append(device.index)
-        noun = gpu_noun(node.devices)
-        lines = [f"{several(noun, indices)}: {model}" for model, indices in models.items() if model]
-        buses = [f"GPU {d.index} at {bus_words(d.bus_id)}" for d in node.devices if d.bus_id]
-        lines += [f"PCI bus: {', '.join(buses)}"] if buses else []
-        if node.devices:
-            lines += [", ".join([numa_words(numa), *self.near(node, numa)]) for numa in node.numa]
-        return [*lines, *matrix_words(node)]
-
-    def near(self, node: Node, numa: Numa) -> list[str]:
-        """`GPUs 0–3` and `ranks 0–3`: what is known to hang on a NUMA node; a rank by its GPUs."""
-        gpus = [d.index for d in node.devices if d.numa == numa.index]
-        ranks = [w.rank for w in self.on_node(node.index) if any(d.numa == numa.index for d in w.devices)]
-        return [*([several("GPU", gpus)] if gpus else []), *([rank_words(ranks)] if ranks else [])]
 
     @classmethod
     def plan(
@@ -290,39 +225,6 @@ def simulate(host: Node, nnodes: int) -> tuple[Node, ...]:
     )
 
 
-def planned(
-    *,
-    nnodes: int | None = None,
-    gpus_per_node: int | None = None,
-    gpus_per_proc: int | None = None,
-    nproc: int | str | None = None,
-    oversubscribe: bool = False,
-) -> Topology:
-    """A layout on paper, from numbers alone. Raises BadInput with what to type where it is impossible."""
-    count, gpus = nnodes or 1, gpus_per_node or 0
-    if gpus_per_proc and not gpus:
-        raise BadInput(
-            f"--gpus-per-proc {gpus_per_proc} needs the number of GPUs per planned node; "
-            f"add --gpus-per-node {gpus_per_proc} or more"
-        )
-    if nproc == "cpu" or (not gpus and nproc in ("auto", "gpu")):
-        raise BadInput(f"--nproc {nproc} counts a machine's devices, which a planned node does not have; use --nproc 2")
-    each = max(gpus, nproc if isinstance(nproc, int) else 2)
-    if each > MOST_ON_NODE:
-        raise BadInput(f"a planned node has at most {MOST_ON_NODE} processes or GPUs, not {each}; use smaller numbers")
-    if count * each > MOST_PLANNED:
-        raise BadInput(
-            f"a planned layout has at most {MOST_PLANNED} processes or GPUs, not {count * each}; "
-            f"use --nnodes {MOST_PLANNED // each} or fewer"
-        )
-    devices = tuple(Device(i, str(i)) for i in range(gpus))
-    hosts = [Node(i, f"planned {i}", devices, planned=True) for i in range(count)]
-    return Topology.plan(
-        hosts, nproc=nproc, nnodes=count, gpus_per_proc=gpus_per_proc, oversubscribe=oversubscribe,
-        device="cuda" if gpus else "cpu",
-    )  # fmt: skip
-
-
 def topology_of(data: Mapping[str, Any]) -> Topology:
     """A topology from the JSON data that a pool describes itself with."""
     return Topology(
@@ -334,11 +236,6 @@ def topology_of(data: Mapping[str, Any]) -> Topology:
         oversubscribed=data["oversubscribed"],
         hides_gpus=data["hides_gpus"],
     )
-
-
-def rank_words(ranks: Iterable[int]) -> str:
-    """`rank 2`, `ranks 0–3`, `ranks 0, 2–3`: a set of ranks as a person writes it."""
-    return several("rank", ranks)
 
 
 def _without_gpus(host: Node) -> Node:

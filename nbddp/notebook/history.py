@@ -35,38 +35,33 @@ class Ran:
         return same or (bool(self.where) and self.number != old.number)
 
 
-class CellHistory:
-    """What has run, in the order of the notebook: a cell that ran again stands where it ran first. Values are kept of
-    the newest push of a cell alone, since they may be large."""
+class CellHistory(list[Ran]):
+    """What has run, in the order of the notebook: a cell that ran again stands where it ran first. A cell is appended,
+    however many have run; values are pushed. They are kept of the newest push of a cell alone, since they may be
+    large."""
 
-    def __init__(self) -> None:
-        self._ran: list[Ran] = []
-
-    def add(self, ran: Ran) -> None:
-        if ran.pushed is None:  # takes nothing's place: the way of each cell, however many have run
-            self._ran.append(ran)
-            return
-        replaced = [i for i, old in enumerate(self._ran) if ran.replaces(old)]
-        beside = [i + 1 for i, old in enumerate(self._ran) if ran.beside(old)]
-        at = replaced[0] if replaced else beside[-1] if beside else len(self._ran)
-        self._ran = [old for old in self._ran if not ran.replaces(old)]
-        self._ran.insert(at, ran)
+    def push(self, ran: Ran) -> None:
+        replaced = [i for i, old in enumerate(self) if ran.replaces(old)]
+        beside = [i + 1 for i, old in enumerate(self) if ran.beside(old)]
+        at = replaced[0] if replaced else beside[-1] if beside else len(self)
+        self[:] = [old for old in self if not ran.replaces(old)]
+        self.insert(at, ran)
 
     def chosen(self, numbers: Collection[int] | None) -> list[Ran]:
         """The cells that ended well, each as it ran last; or those of these `In[n]`, with the values that were pushed.
         Raises BadInput for a number of none."""
         if numbers is not None:
-            known = {ran.number for ran in self._ran if ran.line is not None}
+            known = {ran.number for ran in self if ran.line is not None}
             missing = sorted(set(numbers) - known)
             if missing:
                 have = ", ".join(f"In[{n}]" for n in sorted(known)) or "none yet"
                 raise BadInput(f"In[{missing[0]}] is not a %%ddp cell that ran; those that ran are {have}")
-            return [ran for ran in self._ran if ran.line is None or ran.number in numbers]
-        return _latest(ran for ran in self._ran if ran.ok)
+            return [ran for ran in self if ran.line is None or ran.number in numbers]
+        return _latest(ran for ran in self if ran.ok)
 
     def every(self) -> list[Ran]:
         """All cells and pushes, each as it ran last, also those that failed: they may have made names before."""
-        return _latest(self._ran)
+        return _latest(self)
 
 
 def _latest(ran: Iterable[Ran]) -> list[Ran]:

@@ -67,7 +67,7 @@ def push(magics: DDPMagics, line: CommandLine) -> None:
         raise BadInput(f"{unknown[0]!r} is not defined in the notebook; assign it in a cell without %%ddp first")
     pushed = {n: namespace[n] for n in names}
     magics.pool.push(pushed, ranks)
-    magics.history.add(Ran(magics.number(), None, pushed=pushed, ranks=ranks, where=magics.where()))
+    magics.history.push(Ran(magics.number(), None, pushed=pushed, ranks=ranks, where=magics.where()))
 
 
 def pull(magics: DDPMagics, line: CommandLine) -> None:

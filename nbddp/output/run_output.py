@@ -20,8 +20,28 @@ SHOWING = ("display_data", "update_display_data", "execute_result")
 PRINTED = ("stream", STREAMS, *SHOWING, "clear_output")
 
 
+class RankOutputs(Mapping[int, RankOutput]):
+    """Rank → all that it printed, made when somebody asks for it: most ranks of most cells print nothing. `made`: what
+    has been, in any thread."""
+
+    def __init__(self, ranks: Sequence[int], make: Callable[[int], RankOutput]):
+        self._ranks, self._make = dict.fromkeys(ranks), make
+        self.made: dict[int, RankOutput] = {}
+
+    def __getitem__(self, rank: int) -> RankOutput:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        return self.made.get(rank) or self.made.setdefault(rank, self._make(rank))  # one for all threads
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
 class RunOutput:
-    """Of one run. `outputs`: rank → all that it printed; `shown`: ranks whose output is shown, on `screen`."""
+    """Of one run. `outputs`: those of its ranks; `shown`: ranks whose output is shown, on `screen`."""
 
     def __init__(
         self, ranks: Sequence[int], show: Sequence[int] | None, logs: Path, most: int, parts: PoolParts, screen: Screen
@@ -31,18 +51,25 @@ class RunOutput:
         self._parts, self.screen, self.logs, self.most = parts, screen, logs, most
         self.ended: Mapping[int, RankExit] = {}
         screen.shown_by(self.page)
-        self.outputs = {r: RankOutput(r, logs, most=most, held=len(ranks) <= FILES_HELD) for r in ranks}
-        for out in self.outputs.values():
-            out.said = self._words
+        self.outputs = RankOutputs(ranks, self._output_of)
         self.shown = [r for r in ranks if show is None or r in show]
-        self.seen = [self.outputs[r] for r in self.shown]
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # each line that is shown
         self.held: Callable[[], bool] = lambda: False  # whether nothing may be drawn below what is shown
 
     def hide(self, ranks: Sequence[int]) -> None:
         """Do not show the output of these either; before the run begins."""
         self.shown[:] = [r for r in self.shown if r not in ranks]
-        self.seen[:] = [self.outputs[r] for r in self.shown]
+
+    def _output_of(self, rank: int) -> RankOutput:
+        out = RankOutput(rank, self.logs, most=self.most, held=len(self.outputs) <= FILES_HELD)
+        out.said = self._words
+        return out
+
+    @property
+    def seen(self) -> list[RankOutput]:
+        """What is shown, of ranks that have printed something."""
+        made = self.outputs.made
+        return [made[r] for r in self.shown if r in made] if made else []
 
     @contextmanager
     def without_screen(self) -> Iterator[None]:
@@ -103,7 +130,9 @@ class RunOutput:
 
     def page(self, live: bool, below: Sequence[str] = ()) -> OutputPage | None:
         """What a page shows in the place of text; None: nothing else. below: what is said of the run meanwhile."""
-        state = OutputState(self.seen, self.ended, live, tuple(below))
+        if not self.outputs.made:
+            return None
+        state = OutputState([self.outputs[r] for r in self.shown], self.ended, live, tuple(below))
         return next((page for draw in self._parts.output_pages if (page := draw(state)) is not None), None)
 
     def finish(self) -> None:
@@ -112,12 +141,12 @@ class RunOutput:
             self._settle_views()
             self.screen.finish(self.seen)
         finally:
-            for out in self.outputs.values():
+            for out in [*self.outputs.made.values()]:
                 out.close()
 
     def _settle_views(self) -> None:
         """What stays of the widgets that were shown."""
-        for rank, out in self.outputs.items():
+        for rank, out in [*self.outputs.made.items()]:
             if not out.silent:
                 rich = rank in self.shown and self.screen.rich
                 out.settle(lambda data, rich=rich: self._left(data, rich))  # type: ignore[misc]
@@ -133,7 +162,7 @@ class RunOutput:
 
     def unwritten(self, ended: Mapping[int, RankExit]) -> str:
         """Where output could not be written down, and why; empty where it could."""
-        failed = {r: (o.why, str(o.log)) for r, o in self.outputs.items() if o.why}
+        failed = {r: (o.why, str(o.log)) for r, o in [*self.outputs.made.items()] if o.why}
         failed |= {r: e.outcome.unsaved for r, e in ended.items() if e.outcome is not None and e.outcome.unsaved}
         if not failed:
             return ""

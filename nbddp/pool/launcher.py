@@ -26,8 +26,7 @@ from nbddp.launch.topology import Topology
 from nbddp.pool import start_requests
 from nbddp.pool.node import ends_pool
 from nbddp.protocol.agent import Started, StartWorker
-from nbddp.protocol.codec import Json, from_json, to_json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Json, Message, from_json, to_json
 
 EVENT_TIMEOUT = 2.0  # seconds; a start may fail before the agent's event comes
 LOOK_EVERY, LOOKING = 0.004, 2.0  # seconds; later as often as ipyparallel looks

@@ -19,8 +19,7 @@ from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology, Worker
 from nbddp.pool import start_requests
 from nbddp.protocol.agent import Started, StartWorker, Warm
-from nbddp.protocol.codec import Json, from_json, to_json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Json, Message, from_json, to_json
 from nbddp.protocol.outcome import Outcome, ProcessExit
 
 RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them

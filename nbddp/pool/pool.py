@@ -1,7 +1,7 @@
 """The pool: workers that stay alive between cells, and the operations on them.
 
 `WorkerPool` holds its parts (`pool.state`): the worker group (`pool.worker_group`), the connection of a run to its
-ranks (`pool.rank_channel`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell
+ranks, and the runs (`pool.runs`). `ensure` makes the living workers match what a cell
 asks for (start, grow, shrink, replace, nothing), and tells each change in one line.
 """
 
@@ -14,17 +14,16 @@ from nbddp.agent.client import AgentClient
 from nbddp.errors import WorkerFailed
 from nbddp.execution import report, values
 from nbddp.execution.execution import Execution
-from nbddp.execution.values import RankValues, check_ranks
+from nbddp.execution.values import NO_VALUES, RankValues
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.output.screens import NullScreen, Screen, for_shell
 from nbddp.pool.change import PoolSnapshot
 from nbddp.pool.node import WorkerProcess
-from nbddp.pool.rank_channel import RankChannel
-from nbddp.pool.runs import shell
+from nbddp.pool.runs import RankChannel, shell
 from nbddp.pool.state import PoolState
-from nbddp.pool.worker_group import WorkerGroup
+from nbddp.pool.worker_group import WorkerGroup, check_ranks
 from nbddp.protocol import pickling
 from nbddp.protocol.capability import Target, given, load, pool_methods, with_options
 from nbddp.protocol.pool_parts import PoolParts, call_all
@@ -232,7 +231,7 @@ class WorkerPool(PoolMethods):
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues[Any]:
         """`run_cell` for one `Request`."""
         run = self.runs.carry_out(request, screen or for_shell(shell()))
-        return values.answered(run.ended) if request.want_value else RankValues({})
+        return values.answered(run.ended) if request.want_value else NO_VALUES
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> RankValues[T]:
         """Call `function(*args, **kwargs)` on every rank. Returns every rank's value. `call` also takes options.

@@ -1,42 +1,139 @@
-"""The runs of a pool: numbered, one at a time, each with its own rendezvous, and the consequences of each end."""
+"""The runs of a pool: numbered, one at a time, each with its own rendezvous, and the consequences of each end. And a
+run's access to its ranks: to send, to ask, to unblock and to end them, wherever they are."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import re
+import signal
 import sys
 import time
 import uuid as uuids
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.hardware import loopback_name
 from nbddp.agent.stop import uninterrupted
-from nbddp.errors import PoolError, RankStatus, RunFailed, RunHung, WorkerFailed
+from nbddp.errors import Cause, PoolError, RankStatus, RunFailed, RunHung, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.cell_text import as_python
 from nbddp.execution.execution import Execution
-from nbddp.execution.result import UNSAID, StuckRank
-from nbddp.execution.values import check_ranks
+from nbddp.execution.result import UNSAID, RankSeats, StuckRank
 from nbddp.launch import torchrun_env
-from nbddp.launch.topology import rank_words
+from nbddp.launch.topology import Topology, rank_words
 from nbddp.output import log_file
 from nbddp.output.screens import LazyScreen, NullScreen, Screen, for_shell
-from nbddp.pool.rank_channel import RankChannel
-from nbddp.pool.worker_group import WorkerGroup
+from nbddp.pool.worker_group import WorkerGroup, check_ranks
 from nbddp.protocol import outcome
-from nbddp.protocol.codec import Json
-from nbddp.protocol.outcome import ENDED, RankExit
-from nbddp.protocol.pool_parts import PoolParts
+from nbddp.protocol.capability import load, rows
+from nbddp.protocol.codec import Json, to_json
+from nbddp.protocol.outcome import ENDED, ProcessExit, RankExit
+from nbddp.protocol.pool_parts import PoolParts, call_all
 from nbddp.protocol.request import Request
-from nbddp.protocol.run_spec import CELL, END_GROUP, Rendezvous, RunSpec
+from nbddp.protocol.run_spec import CELL, END_GROUP, Question, Rendezvous, Reply, RunSpec
 
 HOST, MASTER = "127.0.0.1", "localhost"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
 EXIT_SECONDS = 5.0  # that functions of `atexit` have before their worker is ended
+
+
+class RankChannel:
+    """A run's way to the ranks of a worker group. `current`: the run that is under way; it hears of deaths.
+
+    `renewed`: how often the client had been replaced when it began.
+    """
+
+    def __init__(self, group: WorkerGroup):
+        self.group = group
+        self.current: Execution | None = None
+        self.renewed = 0
+
+    def died(self, rank: int, process: ProcessExit) -> None:
+        """A process has ended: in an agent's reader thread."""
+        run = self.current
+        if run is not None:
+            run.worker_exited(rank, process)
+
+    def send(self, rank: int, spec: RunSpec, hear: Any, code: str, buffers: list[bytes]) -> None:
+        if self.expect(rank):
+            self.group.wire.send(rank, spec, hear, code=code, buffers=buffers)
+
+    def expect(self, rank: int) -> bool:
+        """Whether the rank lives and may answer; the run hears if it does not."""
+        gone = self.group.node_with(rank).workers[rank].exit
+        if gone is not None:
+            self.died(rank, gone)
+        return gone is None
+
+    def signal(self, ranks: Sequence[int], number: int, *, group: bool = False) -> None:
+        self.group.signal(ranks, number, group=group)
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        self.group.signal(ranks, signal.SIGKILL)
+
+    def look(self, ranks: Sequence[int], question: Question, hear: Callable[[int, Reply], None]) -> None:
+        """Ask these ranks something while they work; `hear(rank, reply)` for each that answers."""
+        workers = self.group.workers
+        self.group.wire.ask_all([r for r in ranks if workers[r].lives], question, hear)
+
+    def repeat(self, ranks: Sequence[int], run: int) -> None:
+        """Have ranks that have ended this run say so once more, because it did not arrive."""
+        for rank in ranks:
+            self.group.wire.listen_again(rank)
+        lost, current = self.lost, self.current
+
+        def hear(rank: int, reply: Reply) -> None:
+            if reply.answer is False and lost and current is not None:  # it has not seen the run
+                current.never_reached(rank)
+            if reply.answer == "untold" and current is not None:
+                current.never_told(rank)
+
+        self.look(ranks, Question.of("repeat", run=run), hear)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the client has been replaced since the run began."""
+        return bool(self.group.wire is not None and self.group.wire.connection.renewed > self.renewed)
+
+    def release(self, ranks: Sequence[int], run: int, then: RunSpec | None, spares: bool) -> None:
+        """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away. then: the
+        request that each carries out once it has ended the run, without being asked again. spares: not where the
+        program has had its interrupt."""
+        living = [r for r in ranks if self.group.workers[r].lives]
+        next_one = to_json(then) if then is not None else None
+        self.group.wire.tell(living, Question.of("release", run=run, then=next_one, spares=spares))
+        if self.group.stores is not None:
+            self.group.stores.cut()
+
+    def node_of(self, rank: int) -> int:
+        return self.group.placed().workers[rank].node
+
+    def device_of(self, rank: int) -> str:
+        return self.group.placed().workers[rank].device_words()
+
+    def taken_of(self, rank: int) -> str:
+        """What took the host of a rank away, such as the end of its Slurm job; empty if nothing did."""
+        return self.group.node_with(rank).taken_away()
+
+    def fate(self) -> str:
+        """What becomes of a rank that cannot be unblocked."""
+        return "replaced" if self.group.can_respawn else "ended"
+
+    def advice_of(self, cause: Cause) -> str:
+        """What capabilities say of a failure besides, in a line."""
+        placed, said = self.group.topology, "\n".join(raised.message for raised in cause.chain)
+        if placed is None or not said:
+            return ""
+        asked = [row.advice for row in rows() if row.advice is not None and re.search(row.advice.said, said)]
+        return " ".join(filter(None, [load(advice.target)(cause, placed) for advice in asked]))
+
+    def log_of(self, rank: int) -> str:
+        return next((node.workers[rank].log for node in self.group.nodes if rank in node.workers), "")
 
 
 class Runs:
@@ -48,6 +145,8 @@ class Runs:
         self.last: Execution | None = None
         self.last_cell: tuple[int, int] | None = None
         self._numbers = itertools.count(1)
+        # a placement, which GPUs are visible, what hosts have, and the variables of each rank that come of these
+        self._known: tuple[Topology, str, Sequence[Mapping[str, str]], dict[int, dict[str, str]]] | None = None
         self.id = str(uuids.uuid4())
 
     @property
@@ -58,7 +157,7 @@ class Runs:
         """A run and its attempts: after a failure all processes are new, and where nodes may join and leave, those
         there are. The attempt that ended well. Raises the last one's RunFailed, with all attempts in its report."""
         self.group.need_running()
-        self.parts.on("run")
+        have_parts(self.parts, request)
         for launched in self.parts.launched:
             launched(request, self.id)
         if request.max_restarts:
@@ -87,12 +186,12 @@ class Runs:
         request = request.on(ranks, check_ranks(request.show, group.world_size, "--show"))
         if request.one_shot:
             group.source.refuse_one_shot()
-        most = log_file.limit(os.environ)
+        most = log_file.limit(os.environ) if log_file.SETTING in os.environ else log_file.LIMIT
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         self._make_ready(ranks, screen, new=request.is_program or request.op == "push")
         run = self._prepared(request, screen, most, timed_from, attempt)
-        with closing(run.events), self.parts.during(run):  # what a part has them hear is let go of in any case
+        with closing(run.events), heard_by(self.parts, run):  # what a part has them hear is let go of in any case
             self._note_as_last(run)
             with uninterrupted():
                 self._carry_out(run, ranks, screen)
@@ -165,35 +264,36 @@ class Runs:
         meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], self.id, attempt, request.max_restarts)
         told: dict[str, Any] = {}
         if request.is_program:
-            self.parts.on("run")
-        for tells in self.parts.tells:
-            told |= tells(request)
+            have_parts(self.parts, request)
+            for tells in self.parts.tells:
+                told |= tells(request)
         python = as_python(request.source) if request.op == CELL else None
         common = replace(request.spec(number), as_python=python, **told)
         errors = [str(node.errors_of(number)) for node in hosts]
         given = [dict(node.given) for node in hosts]  # once: to read os.environ costs a microsecond a name
-        specs = {}
+        specs, lasting = {}, self._lasting(given)
         for rank in request.ranks or ():
             node = group.node_index(placed.workers[rank])
-            env = self._variables(rank, meet, given[node], f"{errors[node]}/rank{rank}.error.json")
+            env = {**lasting[rank], **torchrun_env.of_run(meet, f"{errors[node]}/rank{rank}.error.json")}
             here = Rendezvous(
                 (meet.addr, meet.port), (HOST, ports[node]), hosts[node].address, env, placed.oversubscribed
             )
             specs[rank] = replace(common, rendezvous=here)
         return specs
 
-    def _variables(
-        self, rank: int, meet: torchrun_env.Rendezvous, here: Mapping[str, str], error_file: str
-    ) -> dict[str, str]:
-        """torchrun's variables for one rank of this run. here: what it has besides."""
-        placed, visible = self.group.placed(), self.group.visible
-        place = placed.workers[rank]
-        env = torchrun_env.of_worker(
-            place, placed, here, visible=visible, joining=placed.joining(place) or loopback_name()
-        )
-        env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
-        env.update(torchrun_env.of_run(meet, error_file))
-        return env
+    def _lasting(self, given: Sequence[Mapping[str, str]]) -> dict[int, dict[str, str]]:
+        """Rank → torchrun's variables that no run changes. given: host → what its processes have besides."""
+        group = self.group
+        placed, visible = group.placed(), group.visible
+        if self._known is None or self._known[0] is not placed or self._known[1:3] != (visible, given):
+            found = {}
+            for place in placed.workers:
+                joining = placed.joining(place) or loopback_name()
+                here = given[group.node_index(place)]
+                found[place.rank] = torchrun_env.of_worker(place, placed, here, visible=visible, joining=joining)
+                found[place.rank].pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
+            self._known = placed, visible, given, found
+        return self._known[3]
 
     def _take_store(self, number: int, screen: Screen) -> tuple[int, ...]:
         """The ports of the store where run `number` meets. That nothing guards it is said if the start of the pool did
@@ -226,6 +326,8 @@ class Runs:
                 group.broken |= bool(run.goes_on) or (ending.disordered() and not ending.untouched())
             for rank in run.ended.keys() & workers.keys():
                 workers[rank].hear(run.ended[rank].outcome)
+            if ending is not None:
+                run.seats = RankSeats(group.placed(), {r: w.pid for r, w in workers.items()}, group.sees_files)
             if run.noted:
                 group.note(ranks, RankStatus.IDLE)
         broken = [] if one_shot or ending is None else ending.broken()
@@ -261,7 +363,8 @@ class Runs:
     def _say_notes(self, run: Execution, screen: Screen) -> None:
         """What is said of a run however it has ended."""
         remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
-        for note in filter(None, (run.display.unwritten(run.ended), *(notes(remarks, self.parts) if remarks else ()))):
+        said = notes(run, remarks, self.parts) if remarks else ()
+        for note in filter(None, (run.display.unwritten(run.ended), *said)):
             screen.say(note)
 
     # -- the pool's own runs --------------------------------------------------------------------------
@@ -308,6 +411,29 @@ class Runs:
         return run
 
 
+def have_parts(parts: PoolParts, request: Request) -> None:
+    """Have the parts that programs make, or fields of this request. Most are made by the first program."""
+    if "run" in parts.due:
+        parts.on("run")
+    for name in [each for each in parts.fields if getattr(request, each) is not None]:
+        parts.on(f"field:{name}")
+
+
+@contextmanager
+def heard_by(parts: PoolParts, run: Execution) -> Iterator[None]:
+    """Meanwhile a run goes on."""
+    try:
+        for begins in [*parts.run_begins]:
+            begins(run)
+        yield
+    finally:
+        if "died" in parts.due and any(ended.outcome is None for ended in run.ended.values()):
+            parts.on("died")
+        failed = parts.run_failed if parts.run_failed and not run.plain else []
+        if ends := [*failed, *parts.run_ended]:
+            call_all([functools.partial(hear, run) for hear in ends])
+
+
 def _count(error: RunFailed, attempts: list[str], most: int, screen: Screen) -> None:
     """Note a failed attempt. Raises the error if it is none, or the last one."""
     if not isinstance(error, (WorkerFailed, RunHung)):
@@ -329,11 +455,11 @@ def shell() -> Any:
 
 
 # -- notes on how ranks ended -----------------------------------------------------------------------
-def notes(ended: Sequence[RankExit], parts: PoolParts) -> list[str]:
+def notes(run: Execution | None, ended: Sequence[RankExit], parts: PoolParts) -> list[str]:
     """What a user should know of the ranks' processes, however the run has ended. Pure but for the parts."""
     said = [e.outcome for e in ended if e.outcome is not None]
     handling = {outcome.nccl_handling for outcome in said if outcome.nccl_handling}
-    told = [note for remarks in parts.remarks for note in remarks(said)]
+    told = [note for remarks in parts.remarks for note in remarks(run, said)]
     return [note for note in (*told, handling_note(handling), *parts_notes(ended)) if note]
 
 

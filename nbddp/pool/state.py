@@ -19,7 +19,6 @@ from nbddp.compat import system
 from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Execution
-from nbddp.execution.values import check_ranks
 from nbddp.launch import spec_merge, torchrun_env
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
@@ -29,11 +28,10 @@ from nbddp.pool import host_source
 from nbddp.pool.change import EnvChange, PoolSnapshot
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import PoolNode
-from nbddp.pool.rank_channel import RankChannel
-from nbddp.pool.runs import Runs
-from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
+from nbddp.pool.runs import RankChannel, Runs
+from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup, check_ranks
 from nbddp.protocol.capability import rows, told_to_ranks
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 
 NO_LOOPBACK = (
@@ -83,7 +81,7 @@ class PoolState:
         changed, if `spec` cannot be met."""
         self.ask_ahead()
         if self._met == (spec, known()) and self.group.whole:  # nothing has happened since that line was met
-            return lines(self.parts.notes)
+            return lines(self.parts.notes) if self.parts.notes else []
         self._met = None
         told = self._plan_and_match(spec, progress)
         if not (told or spec.fresh or self.spec.keep_warm or self.group.source.may_change):

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from nbddp.agent.client import START_TIMEOUT
 from nbddp.protocol.agent import KEY_BYTES, OpenedStore, OpenStore
-from nbddp.protocol.codec import from_json, to_json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message, from_json, to_json
 from nbddp.protocol.outcome import GroupFacts
 
 

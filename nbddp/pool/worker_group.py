@@ -20,8 +20,8 @@ from nbddp.agent.gather import AgentRequests, end_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat.system import LOOPBACK
 from nbddp.compat.working_dir import here, known
-from nbddp.errors import AgentFailed, PoolError, PoolNotRunning, RankStatus
-from nbddp.launch.topology import Topology, Worker
+from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
+from nbddp.launch.topology import Topology, Worker, rank_words
 from nbddp.output.progress import Progress, StageText, counting
 from nbddp.pool import start_requests
 from nbddp.pool.change import RankLayout, plan_change
@@ -29,8 +29,7 @@ from nbddp.pool.host_source import HostSource
 from nbddp.pool.node import ClusterFiles, PoolNode, WorkerProcess, weakly
 from nbddp.pool.stores import RendezvousStores
 from nbddp.protocol.agent import StartWorker
-from nbddp.protocol.codec import Json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Json, Message
 from nbddp.protocol.outcome import ProcessExit
 
 REGISTER_TIMEOUT = 60.0
@@ -97,7 +96,7 @@ class WorkerGroup:
 
     @property
     def world_size(self) -> int:
-        return self.topology.world_size if self.topology else 0
+        return len(self.topology.workers) if self.topology else 0
 
     def placed(self) -> Topology:
         """Who is where. Raises PoolNotRunning."""
@@ -437,6 +436,19 @@ class OwnedProcesses:
         if self.give_back is not None:
             self.give_back(True)
         end_all(self.agents, keep=True, timeout=2)
+
+
+def check_ranks(asked: Sequence[int] | None, world_size: int, option: str) -> tuple[int, ...]:
+    """The ranks that are meant; all if None. Raises BadInput for a rank that is not there."""
+    if asked is None:
+        return tuple(range(world_size))
+    beyond = [r for r in asked if r >= world_size]
+    if beyond:
+        raise BadInput(
+            f"{option} names {rank_words(beyond)}, but the pool has {rank_words(range(world_size))}; "
+            f"use ranks below {world_size}"
+        )
+    return tuple(asked)
 
 
 def _engines_words(progress: Callable[[str], None], of: int, count: int) -> None:

@@ -153,8 +153,9 @@ class PoolPart:
 
     - target: called with the `PoolState`, which it does not keep alive.
     - when: what makes it. `shell`: the magics are loaded; `start`: workers are planned; `option:NAME`: they are, with
-      this option; `run`: a program runs; `late`: a rank prints when none does. Without any of these the first message
-      does, or whoever asks for it.
+      this option; `run`: a program runs; `field:NAME`: one whose `Request` has this field; `died`: a process
+      ended in a run; `late`: a rank prints when none runs. Without any of these the first message does, or whoever
+      asks for it.
     - messages: types of messages of ranks that it hears.
     - asked: fields of a `Request`: it hears launch, begin and end of those runs alone that have one. None: of all.
     """

@@ -26,7 +26,7 @@ from typing import Any
 
 import cloudpickle
 
-from nbddp.protocol.text import plain
+from nbddp.protocol.codec import plain
 
 REPR_LIMIT = 2000  # characters of a repr that stands for a value
 Reduced = tuple[Any, ...]

@@ -5,10 +5,8 @@ The core calls what is in a list and knows nobody by name. A part has those meth
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from nbddp.protocol.capability import Capability, PoolPart, load
@@ -43,12 +41,13 @@ class Hooks:
         self.figure_notes: list[Callable[[str], str]] = []  # command or option → what to say under its figure
         # a run, which is an `Execution`
         self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
-        self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # fields of the `RunSpec` that all ranks get
+        self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # a program's `Request`; fields of its `RunSpec`s
         self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
         self.ranks_gone: list[Callable[[Any, list[int]], None]] = []  # processes have ended; output may be added
         self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
         self.run_failed: list[Callable[[Any], None]] = []  # before that, where not every rank has finished
-        self.remarks: list[Callable[[Sequence[Any]], list[str]]] = []  # `Outcome`s with something to say; notes on them
+        # a run in which ranks have something to say, and their `Outcome`s; notes on them
+        self.remarks: list[Callable[[Any, Sequence[Any]], list[str]]] = []
         self.printed_late: list[Callable[[Any, int, str, Json], None]] = []  # by a rank since the last run
         self.log_text: list[Callable[[Any, int, str], str]] = []  # run, rank, its log → what `%ddp log` prints
         # what is displayed, and may change by messages of its own
@@ -63,7 +62,10 @@ class Hooks:
 
 class PoolParts(Hooks):
     """A list for each method: of the parts that are made and have it, in the order of their rows. `messages`: types
-    that any part hears, by a method (rank, type, content, buffers) -> whether a display of the rank may be over."""
+    that any part hears, by a method (rank, type, content, buffers) -> whether a display of the rank may be over.
+
+    `due`: conditions that have not come yet -> the parts that they make. `fields`: those of a `Request` that are such.
+    """
 
     def __init__(self, pool: Any = None, rows: Iterable[Capability] = ()):
         """pool: what parts are made with."""
@@ -72,20 +74,22 @@ class PoolParts(Hooks):
         self._rows = {row.name: row.part for row in rows if row.part is not None}
         self._made: dict[str, Any] = {}
         self._lock = threading.RLock()
-        self._due: dict[str, list[str]] = {}
+        self.due: dict[str, list[str]] = {}
         for name, part in self._rows.items():
             for condition in (*part.when, *part.messages):
-                self._due.setdefault(condition, []).append(name)
+                self.due.setdefault(condition, []).append(name)
+        asked = [condition for condition in self.due if condition.startswith("field:")]
+        self.fields = tuple([condition.removeprefix("field:") for condition in asked])
         self._hear: dict[str, list[Callable[[int, str, Json, Sequence[Any]], bool]]] = {}
         self.messages = frozenset(kind for row in self._rows.values() for kind in row.messages)
 
     def on(self, condition: str) -> None:
         """Have the parts that this makes: what a row has in `when`, or in `messages`."""
-        if condition in self._due:
+        if condition in self.due:
             with self._lock:
-                for name in self._due.get(condition, ()):
+                for name in self.due.get(condition, ()):
                     self.of(name)
-                self._due.pop(condition, None)
+                self.due.pop(condition, None)
 
     def on_options(self, spec: Any) -> None:
         """Have the parts that the options of a line ask for, a `LaunchSpec`."""
@@ -118,17 +122,6 @@ class PoolParts(Hooks):
         for hear in self._hear.get(kind, ()):
             over |= bool(hear(rank, kind, content, buffers))
         return over
-
-    @contextmanager
-    def during(self, run: Any) -> Iterator[None]:
-        """Meanwhile a run goes on."""
-        try:
-            for begins in [*self.run_begins]:
-                begins(run)
-            yield
-        finally:
-            failed = self.run_failed if self.run_failed and not run.plain else []
-            call_all([functools.partial(hear, run) for hear in (*failed, *self.run_ended)])
 
 
 def _method(row: PoolPart, part: Any, name: str) -> Callable[..., Any]:

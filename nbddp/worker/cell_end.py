@@ -22,7 +22,7 @@ from typing import Any
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
 from nbddp.worker import exit_info, failure
-from nbddp.worker.interrupts import WorkerInterrupts
+from nbddp.worker.program import WorkerInterrupts
 
 END_SECONDS = 0.3  # that a process has from SIGTERM to its end
 LOOK_SECONDS = 0.005

@@ -18,8 +18,8 @@ from typing import Any
 from nbddp.deadlock.on_rank.frames import is_user
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import stack_limit
-from nbddp.protocol.text import plain
-from nbddp.worker import interrupts
+from nbddp.protocol.codec import plain
+from nbddp.worker import program
 
 CONTEXT = 2  # lines of source on each side of the failing one
 WIDEST = 500  # characters of a line of source
@@ -153,7 +153,7 @@ def frames(
     walked = list(traceback.walk_tb(tb))
     while walked and (file := walked[0][0].f_code.co_filename) not in names and file.startswith(hide):
         walked.pop(0)
-    while walked and walked[-1][0].f_code.co_filename == interrupts.FILE:  # Python's own handler has no frame
+    while walked and walked[-1][0].f_code.co_filename == program.FILE:  # Python's own handler has no frame
         walked.pop()
     found = []
     for i, end in stack_limit.kept_frames([(frame.f_code, line) for frame, line in walked]):

@@ -32,20 +32,17 @@ from IPython.core.error import StdinNotImplementedError
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import position, runnable
-from nbddp.deadlock.on_rank.call_log import CALLS
 from nbddp.protocol import messages, pickling
-from nbddp.protocol.codec import Json, from_json, to_json
+from nbddp.protocol.codec import Json, from_json, shown, to_json
 from nbddp.protocol.messages import JupyterHeader, JupyterMessage
 from nbddp.protocol.outcome import END, INTERRUPT, LostContext, Outcome
 from nbddp.protocol.run_spec import CALL, CELL, END_GROUP, Question, Reply, RunSpec
-from nbddp.protocol.text import shown
 from nbddp.worker import exit_info, failure, gpus, requests
 from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
-from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
-from nbddp.worker.program import CellFiles, CellText
+from nbddp.worker.program import CellFiles, CellText, WorkerInterrupts
 from nbddp.worker.release import Release, Reserve
 
 NO_KEYBOARD = (
@@ -131,7 +128,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, requests.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
-        self._has_run = False
+        self._has_run, self._placed = False, ("", "")  # rank and size of the world, as they were placed last
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
             *(os.path.dirname(m.__file__) for m in packages),
@@ -161,6 +158,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell.showtraceback = self._showtraceback
         # IPython 9 words every exception once more for its history, at a second or more in torch's large files
         ipykernel_compat.word_history_by(shell, _short)
+
+    @functools.cached_property
+    def own_topic(self) -> bytes:
+        """Under what messages of ours are published."""
+        return ipykernel_compat.topic(self, "nbddp")
 
     def raw_input(self, prompt: str = "") -> str:
         """What input() and debuggers ask for. Raises, with what to do instead."""
@@ -297,7 +299,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """torchrun's variables of a run."""
         # to set a variable takes 5 µs, and most stay as they are
         os.environ.update({name: value for name, value in env.items() if os.environ.get(name) != value})
-        position.place(env)
+        if (place := (env["RANK"], env["WORLD_SIZE"])) != self._placed:
+            position.place(env)
+            self._placed = place
         folder = os.path.dirname(env.get("TORCHELASTIC_ERROR_FILE", ""))
         if folder and not os.path.isdir(folder):  # another rank may have made it, and to try takes ten times as long
             os.makedirs(folder, exist_ok=True)  # @record does not
@@ -311,7 +315,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _end(self, outcome: Outcome, error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
-        CALLS.end_run()
         self.reserve.free()
         try:
             self._have_streams()
@@ -417,20 +420,19 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             messages.OUTCOME,
             to_json(outcome),
             parent=parent,
-            ident=ipykernel_compat.topic(self, "nbddp"),
+            ident=self.own_topic,
             buffers=buffers,
         )
 
     def publish(self, kind: str, content: Json) -> None:
         """A message of the run that is carried out."""
-        ident = ipykernel_compat.topic(self, "nbddp")
-        self.session.send(self.iopub_socket, kind, content, parent=self._parent, ident=ident)
+        self.session.send(self.iopub_socket, kind, content, parent=self._parent, ident=self.own_topic)
 
     def _say_interrupted(self) -> None:
         """Publish that the program has had an interrupt; whatever the main thread was doing, another one sends it. In a
         signal's handler, where nothing may be raised but what the program is to have."""
         try:
-            sends, ident = self.streams[0].pub_thread, ipykernel_compat.topic(self, "nbddp")
+            sends, ident = self.streams[0].pub_thread, self.own_topic
             said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
             sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))
         except Exception as e:

@@ -20,8 +20,8 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import exit_info
-from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.parts import RankWorker
+from nbddp.worker.program import WorkerInterrupts
 
 
 def _call(worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], writes: str = "") -> list[bytes]:

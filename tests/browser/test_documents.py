@@ -34,8 +34,8 @@ from nbddp.capabilities.timings.analysis import StepView, analysed
 from nbddp.capabilities.timings.document import chosen, timeline
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.text import of_bucket, table, when
-from nbddp.figures.document.colours import INKS, KINDS, SERIES
 from nbddp.figures.document.page import css, live
+from nbddp.figures.document.sheet import INKS, KINDS, SERIES
 from nbddp.figures.figure import DescribedFigure
 from tests.browser.test_browser import PATIENCE, sync_api, until
 from tests.colours import contrast

@@ -25,7 +25,8 @@ from PIL import Image
 import nbddp
 from docs.gallery import of_forecast, of_memory, of_program
 from docs.gallery import recording as gallery
-from nbddp.analysis.row_limit import MOST
+from nbddp.analysis.placement import planned
+from nbddp.analysis.quantities import MOST
 from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench import figure as bench_figure
 from nbddp.capabilities.bench.figure import draw_bench
@@ -38,7 +39,6 @@ from nbddp.figures.axes import Inside
 from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.html import PICTURE, POINTED, STYLE, picture
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, FRAME, INK, MOVES, MUTED, OPTIMIZER, PAPER, TINTS, WAITS
-from nbddp.launch.topology import planned
 from tests.browser.test_browser import PATIENCE, SETTINGS, jupyterlab, places, set_to, sync_api, until
 from tests.colours import contrast, in_the_dark
 from tests.lessons.answers import NOTEBOOKS

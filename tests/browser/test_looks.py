@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from nbddp.analysis.placement import planned
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
 from nbddp.figures.table import Table
-from nbddp.launch.topology import planned
 from nbddp.output.progress import Progress
 from nbddp.output.screens import bar_of
 from tests.browser.test_browser import browsers

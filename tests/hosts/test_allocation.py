@@ -13,7 +13,7 @@ from nbddp.capabilities.slurm.allocation import Allocation
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.capabilities.slurm.holder import Holder
 from nbddp.errors import AgentFailed
-from nbddp.protocol.jsonl import encode
+from nbddp.protocol.codec import encode
 
 
 @pytest.fixture

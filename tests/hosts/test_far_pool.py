@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import nbddp
+from nbddp.analysis.placement import describe
 from nbddp.capabilities.hosts.remote_agent import RemoteAgent
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.private import store_guard
@@ -174,7 +175,7 @@ def test_traces_of_two_hosts_are_one_file_and_a_step_is_carried_on_to_more(far: 
     far.run_cell(code, screen=NullScreen(), timeout=60)
     found = far.forecast(inter_node=1e9, latency=1e-5, nodes=4)
     assert found.weak[-1].ranks == 8
-    assert "world size 4 = 2 nodes × 2 processes" in far.placed().describe()
+    assert "world size 4 = 2 nodes × 2 processes" in describe(far.placed())
 
 
 STRANGER = """

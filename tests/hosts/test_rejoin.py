@@ -25,7 +25,7 @@ from nbddp.errors import PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
-from nbddp.protocol.jsonl import encode
+from nbddp.protocol.codec import encode
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.waiting import until

@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -41,12 +41,12 @@ for _ in range(4):
 """
 
 
-def static() -> dict[str, list[str]]:
-    """Measure → its places, by reading the sources."""
-    found = check.modules_of(check.read_map())
+def static(counted: Mapping[str, Sequence[object]] | None = None) -> dict[str, list[str]]:
+    """Measure → its places, by reading the sources. counted: as `check.count` has it, if that is known."""
+    found = check.known_modules()[1]
     lines = {m.path: len((check.ROOT / m.path).read_text(encoding="utf-8").splitlines()) for m in found.values()}
     core = [m.path for m in found.values() if m.folder in check.FLOORS]
-    counted, _ = check.count()
+    counted = check.count()[0] if counted is None else counted
     return {
         "Python lines": [path for path, n in lines.items() for _ in range(n)],
         "lines of the core": [path for path in core for _ in range(lines[path])],
@@ -66,7 +66,7 @@ def single_importers(modules: dict[str, check.Module]) -> Iterator[str]:
     """Modules that one other imports. Not counted: lessons, `compat`, and what a row of the table names."""
     importers: dict[str, set[str]] = defaultdict(set)
     for name, module in modules.items():
-        for edge in check.edges_of(module, modules):
+        for edge in check.known_edges()[name]:
             importers[edge.name.partition(":")[0]].add(name if not edge.by_text else "the table")
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nbddp"):

@@ -232,7 +232,7 @@ def test_the_figure_has_the_commands_and_the_words_of_the_plan() -> None:
 def test_the_right_table_is_what_torchrun_would_say() -> None:
     """The reference against the planned topology, whose numbers are tested against torchrun's."""
     for slurm, hosts in TASKS:
-        placed = nbddp.launch.topology.planned(nnodes=len(hosts), nproc=int(slurm["SLURM_NTASKS"]) // len(hosts))
+        placed = nbddp.analysis.placement.planned(nnodes=len(hosts), nproc=int(slurm["SLURM_NTASKS"]) // len(hosts))
         worker = placed.workers[int(slurm["SLURM_PROCID"])]
         made = {name: right(slurm, hosts) for name, right in RIGHT.items()}
         assert (made["RANK"], made["LOCAL_RANK"]) == (str(worker.rank), str(worker.local_rank))

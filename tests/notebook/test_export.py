@@ -128,11 +128,11 @@ class Large:
 def test_a_push_that_runs_again_replaces_its_older_values_which_are_freed() -> None:
     history, first, second = CellHistory(), Large(), Large()
     watched = weakref.ref(first)
-    history.add(Ran(1, None, pushed={"a": first, "b": 1}, where="P"))
-    history.add(Ran(1, None, pushed={"c": 2}, where="P"))
-    history.add(Ran(2, "", "use", where="C"))
-    history.add(Ran(3, None, pushed={"a": second}, where="P"))
-    history.add(Ran(3, None, pushed={"c": 3}, where="P"))
+    history.push(Ran(1, None, pushed={"a": first, "b": 1}, where="P"))
+    history.push(Ran(1, None, pushed={"c": 2}, where="P"))
+    history.append(Ran(2, "", "use", where="C"))
+    history.push(Ran(3, None, pushed={"a": second}, where="P"))
+    history.push(Ran(3, None, pushed={"c": 3}, where="P"))
     del first
     gc.collect()
     assert watched() is None

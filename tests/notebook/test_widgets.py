@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from ipywidgets.embed import dependency_state
 
-from nbddp.capabilities.widgets.state import WidgetModel, Widgets, apart
+from nbddp.capabilities.widgets.part import WidgetModel, Widgets, apart
 from nbddp.output.buffer import VIEW
 from tests.kernels import Kernel, Shown
 

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import nbddp
-from nbddp.analysis.row_limit import MOST
+from nbddp.analysis.quantities import MOST
 from nbddp.capabilities.memory import on_rank_timeline
 from nbddp.capabilities.memory.figure_timeline import draw_allocations
 from nbddp.capabilities.memory.history import (

@@ -19,7 +19,7 @@ import nbddp
 from nbddp.compat import ipyparallel
 from nbddp.execution.execution import Execution
 from nbddp.output.screens import NullScreen
-from nbddp.pool import connection
+from nbddp.pool import rpc
 from nbddp.pool.pool import WorkerPool
 from nbddp.pool.rpc import RankRpc
 from nbddp.protocol.messages import OUTCOME
@@ -255,7 +255,7 @@ LOSSES: dict[str, Callable[[Any], None]] = {
 def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_names(
     pool: WorkerPool, loss: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BEAT_TIME", 0.1)
+    monkeypatch.setattr(rpc, "BEAT_TIME", 0.1)
     pids = {w.pid for w in pool.workers.values()}
     LOSSES[loss](pool.group.wire.client)
     assert list(pool.run_cell("kept", want_value=True, timeout=60)) == [7, 7]
@@ -314,11 +314,11 @@ def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
     free, link = threading.Event(), pool.group.wire.connection
     client = link.client
     ipyparallel.call_in_thread(client, free.wait)  # type: ignore[arg-type]
-    monkeypatch.setattr(connection, "BEAT_TIME", 0.1)
+    monkeypatch.setattr(rpc, "BEAT_TIME", 0.1)
     try:
         link.check()
         assert link.client is client, "a thread that is at work is left alone"
-        monkeypatch.setattr(connection, "SILENT_LOOKS", 2)
+        monkeypatch.setattr(rpc, "SILENT_LOOKS", 2)
         with pytest.raises(nbddp.WorkerFailed, match="lost before this rank was reached; run the cell again"):
             pool.run_cell("kept = 8", screen=NullScreen(), timeout=60)
     finally:
@@ -358,12 +358,12 @@ def test_a_controller_that_is_late_is_waited_for(pool: WorkerPool, monkeypatch: 
             controller.resume()
         return cluster.connect_client_sync(**options)
 
-    monkeypatch.setattr(connection, "HUB_TRY", 0.5)
+    monkeypatch.setattr(rpc, "HUB_TRY", 0.5)
     controller.suspend()
     try:
         with pytest.raises(nbddp.PoolError, match="the pool's controller did not answer for 0 s; run the cell again"):
-            connection.patient(cluster.connect_client_sync, 0.1)
-        link = connection.Connection(connect, lambda *message: None, lambda: None, patience=30)
+            rpc.patient(cluster.connect_client_sync, 0.1)
+        link = rpc.Connection(connect, lambda *message: None, lambda: None, patience=30)
     finally:
         controller.resume()
     assert len(tries) > 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import nbddp
+from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.capabilities.trace.on_rank import Tracer
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Device, Node
@@ -143,7 +144,7 @@ def test_a_program_that_has_nccl_end_its_process_is_told(pool: WorkerPool, value
 
 
 def test_nothing_is_said_of_groups_without_nccl() -> None:
-    assert runs.notes([RankExit(0, "finished", 0.0, Outcome(1, "end"))], PoolParts()) == []
+    assert runs.notes(None, [RankExit(0, "finished", 0.0, Outcome(1, "end"))], PoolParts()) == []
 
 
 # -- GPUs and how a program finds its own ------------------------------------------------------------
@@ -168,7 +169,7 @@ def test_a_trace_of_a_failed_cell_does_not_wait_for_a_gpu_at_work(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    tracer = Tracer()
+    tracer = Tracer(Recorder())
     profile = types.SimpleNamespace(stop=lambda: stopped.append(1))
     tracer._profile = profile
     tracer.stop(failed=True)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.analysis.quantities import size
-from nbddp.analysis.row_limit import MOST
+from nbddp.analysis.quantities import MOST, size
 from nbddp.capabilities.memory.figure import draw_memory
 from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.parts import table

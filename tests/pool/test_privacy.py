@@ -22,7 +22,7 @@ import pytest
 import nbddp
 from nbddp.agent import store_host
 from nbddp.agent.client import AgentClient
-from nbddp.capabilities.private import on_rank, sock_owner, store_guard, store_proxy
+from nbddp.capabilities.private import on_rank, sock_owner, store_guard
 from nbddp.deadlock.on_rank import store_client
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
@@ -714,8 +714,8 @@ def test_gate_says_who_is_refused_and_why(monkeypatch: pytest.MonkeyPatch) -> No
         stack.callback(elsewhere.kill)
         family = sock_owner.ProcessTree(elsewhere.pid)
         mine, theirs = (
-            store_proxy.PoolMembersOnly(sock_owner.ProcessTree(os.getpid())),
-            store_proxy.PoolMembersOnly(family),
+            store_guard.PoolMembersOnly(sock_owner.ProcessTree(os.getpid())),
+            store_guard.PoolMembersOnly(family),
         )
         for judge in (mine, theirs):
             stack.callback(judge.close)
@@ -752,7 +752,7 @@ def test_kernel_says_whose_a_connection_is_by_either_protocol() -> None:
 
 
 @pytest.fixture
-def echoing() -> Iterator[tuple[int, list[int], store_proxy.StoreProxy]]:
+def echoing() -> Iterator[tuple[int, list[int], store_guard.StoreProxy]]:
     """A gate that lets everybody in, before what says everything back; its port, how many it serves, the gate."""
     hidden, serving = socket.create_server(("127.0.0.1", 0)), [0]
 
@@ -769,9 +769,9 @@ def echoing() -> Iterator[tuple[int, list[int], store_proxy.StoreProxy]]:
                 threading.Thread(target=echo, args=(hidden.accept()[0],)).start()
 
     threading.Thread(target=serve).start()
-    doors = store_proxy.local_doors()
+    doors = store_guard.local_doors()
     port = doors[0].getsockname()[1]
-    made = store_proxy.StoreProxy(
+    made = store_guard.StoreProxy(
         doors, lambda came: [""] * len(came), lambda: socket.create_connection(hidden.getsockname())
     )
     yield port, serving, made
@@ -783,7 +783,7 @@ def echoing() -> Iterator[tuple[int, list[int], store_proxy.StoreProxy]]:
 
 @needs_kernel
 def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(
-    echoing: tuple[int, list[int], store_proxy.StoreProxy],
+    echoing: tuple[int, list[int], store_guard.StoreProxy],
 ) -> None:
     sent = os.urandom(1 << 20) * 20
     with socket.create_connection(("127.0.0.1", echoing[0])) as one:
@@ -802,7 +802,7 @@ def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(
 
 
 @needs_kernel
-def test_gate_that_closes_cuts_all_off(echoing: tuple[int, list[int], store_proxy.StoreProxy]) -> None:
+def test_gate_that_closes_cuts_all_off(echoing: tuple[int, list[int], store_guard.StoreProxy]) -> None:
     port, serving, made = echoing
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b"here")

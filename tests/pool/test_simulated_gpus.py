@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.analysis.placement import describe
 from nbddp.capabilities.memory.history import BEFORE, CUDA
 from nbddp.capabilities.memory.public import memory as public_memory
 from nbddp.capabilities.simulated_gpus import probe
@@ -139,7 +140,7 @@ def test_the_pool_says_what_they_are(pool: WorkerPool) -> None:
     assert pool.parts.of("simulated_gpus").holds() == [f"4 simulated GPUs (T4, 16 GB; {SAID}"]
     placed = pool.placed()
     assert "each owns 1 simulated GPU" in placed.equation()
-    assert "the GPUs are simulated" in placed.describe()
+    assert "the GPUs are simulated" in describe(placed)
     assert [w["device"] for w in pool.status()["info"]["workers"]] == ["simulated GPU 0", "simulated GPU 1"]
     assert pool.start() == []  # it is said once
     with pytest.raises(BadInput, match="timed on simulated GPUs"):

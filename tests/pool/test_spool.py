@@ -19,7 +19,7 @@ from nbddp.capabilities.spool import copies, on_agent, part
 from nbddp.errors import AgentFailed
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 from tests.pool.test_bounded import LOUD
 from tests.screens import Hearing
 

@@ -21,13 +21,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from nbddp.agent import hardware
+from nbddp.analysis.placement import PATHS, describe, planned
 from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.capabilities.topology.boxes import Box, layout_boxes
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.errors import BadInput
 from nbddp.figures.figure import DPI
-from nbddp.launch.machine import PATHS, Device, Interface, Node, Numa
-from nbddp.launch.topology import Topology, planned, topology_of
+from nbddp.launch.machine import Device, Interface, Node, Numa
+from nbddp.launch.topology import Topology, topology_of
 from nbddp.pool import start_requests
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.agent import Warm
@@ -139,7 +140,7 @@ def test_simulated_nodes_have_the_links_among_their_own_gpus() -> None:
     assert [n.links for n in halves.nodes] == [(("X", "NV2"), ("NV2", "X")), (("X", "PIX"), ("PIX", "X"))]
     alone = Topology.plan([host_of(machine)], nnodes=4)
     assert [n.links for n in alone.nodes] == [()] * 4
-    assert "links" not in alone.describe()
+    assert "links" not in describe(alone)
 
 
 def test_a_masked_and_reordered_list_keeps_each_gpus_own_facts() -> None:
@@ -177,7 +178,7 @@ def test_what_nvml_refuses_is_left_out_and_said_and_the_rest_stays(name: str) ->
     placed = Topology.plan([host])
     (said,) = host.untold
     assert said.startswith(f"NVML does not report the {REFUSALS[name][1]}")
-    assert said in placed.describe().splitlines()
+    assert said in describe(placed).splitlines()
     assert said in [b.text.replace("\n", " ") for b in layout_boxes(placed).boxes if b.kind == "note"]
 
 
@@ -187,7 +188,7 @@ def test_a_far_end_that_is_not_told_is_not_taken_for_pcie() -> None:
     host = host_of(machine)
     assert (host.links[0][1], host.links[1][0], host.links[1][2]) == ("", "", "NV18")
     assert host.untold[0].startswith("NVML does not report the NVLinks of GPU 0")
-    words = Topology.plan([host]).describe()
+    words = describe(Topology.plan([host]))
     assert "  GPU 0    X      ?      ?" in words
     assert "NV18: 18 NVLinks; ?: not reported" in words
 
@@ -197,7 +198,7 @@ def test_gpus_of_several_models_in_unknown_order_have_no_facts_and_the_words_say
     machine.gpus[1].name = "Tesla T4"
     host = host_of(machine)
     assert (host.devices, host.links) == ((Device(0, "0"), Device(1, "1")), ())
-    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in Topology.plan([host]).describe()
+    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in describe(Topology.plan([host]))
 
 
 def test_no_driver_is_an_ordinary_cpu_machine() -> None:
@@ -211,7 +212,7 @@ def test_nvml_that_cannot_give_a_gpu_does_not_end_the_agent() -> None:
     machine.nvmlDeviceGetHandleByIndex = lambda index: (_ for _ in ()).throw(refused(pynvml.NVML_ERROR_GPU_IS_LOST))  # type: ignore[method-assign,assignment]
     host = host_of(machine)
     assert host.devices == ()
-    assert "NVML does not list the GPUs: GPU is lost" in Topology.plan([host]).describe().splitlines()
+    assert "NVML does not list the GPUs: GPU is lost" in describe(Topology.plan([host])).splitlines()
 
 
 def test_numa_nodes_have_the_cores_that_may_be_used(tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_the_running_pool_tells_this_machine_and_the_terminal_reads_the_same() -
             [sys.executable, "-m", "nbddp", "topology", pool.agent.pool_id], capture_output=True, text=True, check=True
         )
     assert topology_of(json.loads(json.dumps(asdict(placed)))) == placed
-    assert said.stdout.rstrip("\n") == placed.describe()
+    assert said.stdout.rstrip("\n") == describe(placed)
     node = placed.nodes[0]
     assert {core for numa in node.numa for core in numa.cores} <= hardware.allowed_cores()
     assert bool(node.numa) == any(hardware.NUMA_NODES.glob("node[0-9]*"))
@@ -248,7 +249,7 @@ def test_the_running_pool_tells_this_machine_and_the_terminal_reads_the_same() -
 
 
 def test_words_of_the_recorded_machine_of_eight() -> None:
-    head, *lines = Topology.plan([host_of(nvswitch_machine())], gpus_per_proc=2).describe().splitlines()
+    head, *lines = describe(Topology.plan([host_of(nvswitch_machine())], gpus_per_proc=2)).splitlines()
     assert head == "world size 4 = 1 node × 4 processes; each owns 2 GPUs"
     assert lines[:5] == [
         "node 0, 8 GPUs: rank 0 (local rank 0) on GPUs 0, 1; rank 1 (local rank 1) on GPUs 2, 3; "
@@ -269,15 +270,15 @@ def test_words_of_the_recorded_machine_of_eight() -> None:
 
 def test_idle_and_shared_gpus_stand_in_the_words() -> None:
     four, two = (host_of(pcie_machine(pynvml.NVML_TOPOLOGY_SINGLE, n)) for n in (4, 2))
-    idle = Topology.plan([four], gpus_per_proc=3).describe().splitlines()[1]
+    idle = describe(Topology.plan([four], gpus_per_proc=3)).splitlines()[1]
     assert idle == "node 0, 4 GPUs: rank 0 (local rank 0) on GPUs 0, 1, 2; GPU 3 is idle"
-    assert Topology.plan([four], nproc=1).describe().splitlines()[1].endswith("on GPU 0; GPUs 1–3 are idle")
-    shared = Topology.plan([two], nproc=3, oversubscribe=True).describe().splitlines()[1]
+    assert describe(Topology.plan([four], nproc=1)).splitlines()[1].endswith("on GPU 0; GPUs 1–3 are idle")
+    shared = describe(Topology.plan([two], nproc=3, oversubscribe=True)).splitlines()[1]
     assert shared.endswith("rank 2 (local rank 2) on GPU 0; GPU 0 is shared by ranks 0, 2")
 
 
 def test_nodes_are_joined_by_their_interface() -> None:
-    assert cluster(2).describe().splitlines()[-1] == "the nodes are connected by eth0, 25 Gbit/s"
+    assert describe(cluster(2)).splitlines()[-1] == "the nodes are connected by eth0, 25 Gbit/s"
     mixed = cluster(2)
     nodes = (mixed.nodes[0], replace(mixed.nodes[1], interface=Interface("ib0", 0)))
     assert replace(mixed, nodes=nodes).joint_words() == "the nodes are connected by eth0, 25 Gbit/s and ib0"
@@ -295,7 +296,7 @@ def test_nodes_are_joined_by_their_interface() -> None:
 
 def test_a_run_of_equal_nodes_folds_also_when_they_are_few() -> None:
     for count in (4, 16):
-        words = cluster(count).describe().splitlines()
+        words = describe(cluster(count)).splitlines()
         assert f"nodes 2–{count - 1}: same; ranks 16–{8 * count - 1}" in words
         assert words[words.index("  same hardware as node 0") - 1].startswith("node 1, 8 GPUs: rank 8 ")
         titles = [b.title for b in layout_boxes(cluster(count)).boxes if b.kind in ("node", "fold")]
@@ -538,7 +539,7 @@ def test_the_figures_words_are_the_placements(place: Topology) -> None:
     shown = draw_topology(place)
     assert shown.figure.axes[0].get_title("left").replace("\n", " ") == place.equation()
     bundle, metadata = shown._repr_mimebundle_()
-    assert bundle["text/plain"] == place.describe() == metadata["image/png"]["alt"]
+    assert bundle["text/plain"] == describe(place) == metadata["image/png"]["alt"]
 
 
 def test_a_figure_can_be_drawn_in_given_axes_and_leaves_matplotlib_as_it_was() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.analysis.clocks import ClockOffset
+from nbddp.analysis.answers import ClockOffset
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.capabilities.trace.written import describe, written
 from nbddp.launch import options

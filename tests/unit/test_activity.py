@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nbddp.analysis.activity import activities
 from nbddp.analysis.cause import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER
-from nbddp.analysis.overlap import length, minus
-from nbddp.analysis.steps import Span
+from nbddp.analysis.steps import Span, length, minus
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.figure import draw_program
 from nbddp.capabilities.collectives.instances import kinds, meetings

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.analysis.overlap import exposed as exposed_of_step
 from nbddp.analysis.steps import Bucket, Recording, Step
+from nbddp.analysis.steps import exposed as exposed_of_step
 from nbddp.capabilities.forecast.cost import Link, seconds
 from nbddp.errors import BadInput
 from nbddp.lessons.l08_buckets_and_overlap.exercise import EXPOSED_CASES, exposed_time

@@ -77,7 +77,7 @@ def test_a_cell_that_ran_again_stands_where_it_ran_first() -> None:
         Ran(1, "", "a = 1", where="A"), Ran(2, "", "b = 1", where="B"), Ran(3, "", "a = 2", where="A"),
         Ran(4, "", "c = 1"), Ran(5, "", "c = 1"), Ran(6, "", "bad", ok=False),
     ):  # fmt: skip
-        history.add(ran)
+        history.append(ran)
     assert [ran.body for ran in history.chosen(None)] == ["a = 2", "b = 1", "c = 1"]
     assert [ran.body for ran in history.chosen((1, 6))] == ["a = 1", "bad"]
     with pytest.raises(BadInput, match=r"In\[9\] is not a %%ddp cell that ran; those that ran are In\[1\], "):
@@ -88,20 +88,20 @@ def test_a_cell_takes_its_place_without_a_look_at_those_before(monkeypatch: pyte
     """Or each cell of a long session would take longer than the one before."""
     history = CellHistory()
     for n in range(3):
-        history.add(Ran(n, "", f"a = {n}"))
-        history.add(Ran(n, None, pushed={f"v{n}": n}))
+        history.append(Ran(n, "", f"a = {n}"))
+        history.push(Ran(n, None, pushed={f"v{n}": n}))
     monkeypatch.setattr(Ran, "replaces", None)
     monkeypatch.setattr(Ran, "beside", None)
-    history.add(Ran(9, "", "b = 1"))
+    history.append(Ran(9, "", "b = 1"))
     assert [ran.body for ran in history.every() if ran.pushed is None] == ["a = 0", "a = 1", "a = 2", "b = 1"]
 
 
 def test_without_the_front_ends_name_of_a_cell_a_push_is_known_by_its_names_and_ranks() -> None:
     history = CellHistory()
     for n, value in enumerate((1, 2), 1):
-        history.add(Ran(n, None, pushed={"a": value}))
-        history.add(Ran(n, None, pushed={"a": -value}, ranks=(0,)))
-        history.add(Ran(n, None, pushed={"b": value}))
+        history.push(Ran(n, None, pushed={"a": value}))
+        history.push(Ran(n, None, pushed={"a": -value}, ranks=(0,)))
+        history.push(Ran(n, None, pushed={"b": value}))
     assert [(ran.pushed, ran.ranks) for ran in history.chosen(None)] == [({"a": 2}, None), ({"a": -2}, (0,)),
                                                                          ({"b": 2}, None)]  # fmt: skip
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nbddp.output.buffer import LONGEST, WIDE_HEAD, WIDE_TAIL, RankOutput, Text
 from nbddp.output.layout import Print, Show, block, fold
+from nbddp.output.run_output import RankOutputs
 from nbddp.output.screens import NullScreen
 from nbddp.output.terminal_line import TerminalLine, unstamped
 
@@ -255,3 +256,20 @@ class Shown(NullScreen):
         for piece in block(outputs):
             rich = piece.data["text/html"] if isinstance(piece, Show) else ""
             self.rows += piece.text.splitlines() if isinstance(piece, Print) else rich.splitlines()
+
+
+def test_the_output_of_a_rank_is_made_once_and_by_who_asks_for_it(tmp_path: Path) -> None:
+    asked: list[RankOutput] = []
+
+    def make(rank: int) -> RankOutput:
+        if not asked:  # another thread asks meanwhile, and is quicker
+            asked.append(RankOutput(9, tmp_path))
+            asked[0] = outputs[rank]
+        return RankOutput(rank, tmp_path)
+
+    outputs = RankOutputs([0, 2], make)
+    assert (list(outputs), len(outputs), dict(outputs.made)) == ([0, 2], 2, {})
+    assert outputs[2] is asked[0] is outputs[2]
+    assert list(outputs.made) == [2]
+    with pytest.raises(KeyError):
+        outputs[1]

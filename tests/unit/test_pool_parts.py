@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from nbddp import capabilities
 from nbddp.capabilities.widgets.part import WidgetsPart
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.buffer import VIEW
+from nbddp.pool.runs import have_parts, heard_by
 from nbddp.protocol.capability import Capability, PoolPart, added_options
 from nbddp.protocol.pool_parts import PoolParts
 
@@ -82,15 +84,31 @@ def test_parts_are_called_in_the_order_of_their_rows(parts: PoolParts) -> None:
     lists = parts.run_begins, parts.run_ended
     parts.on("run")
     parts.of("one")
-    with parts.during("run"):
+    with heard_by(parts, "run"):  # type: ignore[arg-type]
         told.append("goes on")
     assert told == ["first begins run", "second begins run", "goes on", "first ended run"]
     assert (parts.run_begins, parts.run_ended) == lists, "who holds a list sees who comes"
 
 
+def test_a_part_is_made_by_the_first_run_that_has_something_for_it() -> None:
+    made.clear(), told.clear()  # type: ignore[func-returns-value]
+    rows = [
+        Capability(name="one", part=PoolPart(target=f"{HERE}:First", when=("field:logs", "died"))),
+        Capability(name="two", part=PoolPart(target=f"{HERE}:Second", when=("run",))),
+    ]
+    ended = {True: SimpleNamespace(outcome=object()), False: SimpleNamespace(outcome=None)}
+    for logs, told_us in ((None, True), ("logs", True), (None, False)):
+        made.clear()
+        parts = PoolParts(lambda: "pool", rows)
+        have_parts(parts, SimpleNamespace(logs=logs))  # type: ignore[arg-type]
+        with heard_by(parts, SimpleNamespace(ended={0: ended[told_us]}, plain=True)):  # type: ignore[arg-type]
+            pass
+        assert ("first" in made, "second of pool" in made) == (bool(logs) or not told_us, True)
+
+
 def test_a_run_that_a_part_refuses_has_ended(parts: PoolParts) -> None:
     parts.of("one")
-    with pytest.raises(ValueError, match="bad"), parts.during("bad"):
+    with pytest.raises(ValueError, match="bad"), heard_by(parts, "bad"):  # type: ignore[arg-type]
         told.append("goes on")
     assert told == ["first begins bad", "first ended bad"]
 
@@ -136,7 +154,7 @@ def test_all_parts_hear_the_end_of_a_run_and_no_error_is_lost() -> None:
 
     parts = PoolParts()
     parts.run_ended += [ended("first"), ended("second")]
-    with pytest.raises(ValueError, match="second") as caught, parts.during("run"):
+    with pytest.raises(ValueError, match="second") as caught, heard_by(parts, "run"):  # type: ignore[arg-type]
         pass
     assert heard == ["first", "second"]
     assert str(caught.value.__context__) == "first"

@@ -31,7 +31,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/by_rank": "*",
     "capabilities/capacity": "part",
     "capabilities/collectives": "breakdown command document instances program",
-    "capabilities/compare": "command document replicas",
+    "capabilities/compare": "command replicas",
     "capabilities/completion": "lines",
     "capabilities/debugger": "command messages prompt sender stdin transcript",
     "capabilities/doctor": "command examination findings seams",
@@ -44,7 +44,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/lint/rules": "*",
     "capabilities/memory": "command document document_timeline history parts timeline",
     "capabilities/panel": "curves output page plan rows state",
-    "capabilities/prove": "command judge plan proof landlock",
+    "capabilities/prove": "command judge plan proof",
     "capabilities/sanitizer": "command findings hints kinds_data kinds_drift kinds_gradients kinds_means kinds_modes "
     "options part recording rules table view",
     "capabilities/scripts": "command failures grammar launch logs part program torchrun",
@@ -67,7 +67,7 @@ PURE = {  # folder → its modules that import nothing of that
     "notebook": "commands history pool_commands",
     "output": "*",
     "pool": "change",
-    "protocol": "capability jsonl outcome request stack_limit text",
+    "protocol": "capability codec outcome request stack_limit",
     "teach": "__init__",
     "lessons": "*/simulation l07_batch_norm/norms",
 }  # fmt: skip

@@ -27,7 +27,7 @@ from nbddp.capabilities.sanitizer.table import KINDS, ROWS
 from nbddp.capabilities.sanitizer.view import difference
 from nbddp.errors import BadInput
 from nbddp.launch.options import parse_cell
-from nbddp.protocol.text import is_silenced
+from nbddp.protocol.codec import is_silenced
 from tests.places import ROOT
 from tests.pool.silent import PROGRAMS
 

@@ -12,6 +12,7 @@ import pytest
 
 from nbddp import capabilities
 from nbddp.agent.versions import versions
+from nbddp.analysis.placement import describe
 from nbddp.capabilities.export.command import carry_out
 from nbddp.capabilities.simulated_gpus import on_worker, options, probe
 from nbddp.capabilities.simulated_gpus.advice import without_gpus
@@ -161,8 +162,8 @@ def test_real_gpus_are_set_aside() -> None:
     real = Node(0, "here", (Device(0, "GPU-9", "NVIDIA H200"),), links=(), untold=("of NVML",))
     placed = planned("--simulate-gpus 2", real)
     assert [d.name for d in placed.nodes[0].devices] == ["Tesla T4"] * 2
-    assert "of NVML" not in placed.describe()
-    assert "the GPUs are simulated" in placed.describe()
+    assert "of NVML" not in describe(placed)
+    assert "the GPUs are simulated" in describe(placed)
     assert SimulatedGpusPart(None).machines(LaunchSpec(), [real]) == [real]  # type: ignore[arg-type]
 
 

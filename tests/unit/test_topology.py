@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbddp.analysis.placement import PATHS, bus_words, describe, planned
 from nbddp.capabilities.topology.boxes import Box, columns, layout_boxes
 from nbddp.capabilities.topology.command import planned_layout
 from nbddp.capabilities.topology.figure import LOOKS, look
 from nbddp.errors import BadInput
 from nbddp.figures.palette import FILLS, FRAME, PAPER
-from nbddp.launch.machine import PATHS, Device, Interface, Node, Numa, bus_words
-from nbddp.launch.topology import Topology, planned, topology_of
+from nbddp.launch.machine import Device, Interface, Node, Numa
+from nbddp.launch.topology import Topology, topology_of
 from nbddp.notebook import commands
 from tests.colours import contrast
 
@@ -46,8 +47,8 @@ def test_bus_ids_are_written_as_lspci_writes_them(bus: str, words: str) -> None:
 def test_words_of_a_cpu_machine_are_the_same_on_every_laptop_and_its_picture_is_not() -> None:
     for asked in ({"nproc": 4}, {"nproc": 2, "nnodes": 2}):
         small, large = cpu(2, 1, **asked), cpu(128, 2, **asked)
-        assert small.describe() == large.describe()
-        assert "core" not in small.describe()
+        assert describe(small) == describe(large)
+        assert "core" not in describe(small)
         texts = [[b.text for b in layout_boxes(p).boxes if b.kind == "numa"] for p in (small, large)]
         assert texts == [["cores 0–1"] * small.nnodes, ["cores 0–63", "cores 64–127"] * large.nnodes]
 
@@ -62,7 +63,7 @@ def asked(line: str, prog: str = "%ddp") -> Topology | None:
 def test_a_planned_layout_follows_from_numbers_alone() -> None:
     placed = asked("topology --nnodes 2 --gpus-per-node 4 --gpus-per-proc 2")
     assert placed is not None
-    assert placed.describe().splitlines() == [
+    assert describe(placed).splitlines() == [
         "world size 4 = 2 planned nodes × 2 processes; each owns 2 GPUs",
         "node 0 (planned), 4 GPUs: rank 0 (local rank 0) on GPUs 0, 1; rank 1 (local rank 1) on GPUs 2, 3",
         "node 1 (planned), 4 GPUs: rank 2 (local rank 0) on GPUs 0, 1; rank 3 (local rank 1) on GPUs 2, 3",

@@ -10,9 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.analysis.clocks import ClockOffset, Ping, aligned, allowed, clock
-from nbddp.analysis.overlap import common, communication, exposed, hidden, hidden_share, lanes, length, union
-from nbddp.analysis.steps import Bucket, Recording, Span, Step, fitted
+from nbddp.analysis.answers import ClockOffset, Ping, aligned, allowed, clock
+from nbddp.analysis.steps import (
+    Bucket,
+    Recording,
+    Span,
+    Step,
+    common,
+    communication,
+    exposed,
+    fitted,
+    hidden,
+    hidden_share,
+    lanes,
+    length,
+    union,
+)
 from nbddp.analysis.wait_time import bus_factor, curves, spread, straggler, transfers, typical
 from nbddp.capabilities.timings import command
 from nbddp.capabilities.trace import command as trace_command

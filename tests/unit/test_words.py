@@ -15,6 +15,7 @@ from nbddp.capabilities.panel import rows
 from nbddp.capabilities.status.table import state_words
 from nbddp.errors import Cause, Frame, Raised, RankState, RankStatus
 from nbddp.execution import cell_text, report
+from nbddp.execution.report import COLOURED, PLAIN, WEIGHTED
 from nbddp.execution.supervise import (
     GRACE,
     PATIENCE,
@@ -29,7 +30,6 @@ from nbddp.execution.supervise import (
     group_is_broken,
     next_action,
 )
-from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED
 from nbddp.execution.values import RankValues
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER
 from nbddp.figures.table import Table, is_numeric

@@ -33,8 +33,7 @@ from nbddp.compat import system
 from nbddp.compat.clock import clock
 from nbddp.compat.working_dir import known
 from nbddp.launch import torchrun_env
-from nbddp.protocol.codec import Json
-from nbddp.protocol.jsonl import LineBuffer, Message, encode
+from nbddp.protocol.codec import Json, LineBuffer, Message, encode
 from nbddp.worker import rank_guard
 
 if TYPE_CHECKING:  # it imports torch

@@ -35,17 +35,16 @@ from nbddp.agent.versions import versions
 from nbddp.capabilities.attached.clusters import Cluster
 from nbddp.compat import ipyparallel
 from nbddp.compat.working_dir import here
-from nbddp.errors import AgentFailed, BadInput, PoolError, RankStatus
+from nbddp.errors import AgentFailed, BadInput, PoolError, RankStatus, several
 from nbddp.launch import torchrun_env
-from nbddp.launch.machine import Node, several
+from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology, Worker, counted
 from nbddp.pool import start_requests
 from nbddp.pool.node import PoolNode, WorkerProcess
 from nbddp.pool.rpc import RankRpc
 from nbddp.protocol import messages
 from nbddp.protocol.agent import Warm
-from nbddp.protocol.codec import Json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Json, Message
 from nbddp.protocol.messages import JupyterMessage
 from nbddp.protocol.outcome import ProcessExit
 from nbddp.protocol.run_spec import Question, Reply, RunSpec

@@ -1,7 +1,7 @@
 """Which cell has started the thread or process that prints while no cell runs.
 
 A thread knows the cell that has started it. A process that a cell leaves behind still holds the pipes into which the
-descriptors lead (`worker.fd_capture`). When the cell has ended, these are known to be that cell's, and the worker goes
+descriptors lead (`worker.output`). When the cell has ended, these are known to be that cell's, and the worker goes
 on with new ones. Whether anybody else holds a pipe poll says, while the worker itself does not.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from nbddp.compat import system
 from nbddp.protocol.outcome import Outcome
-from nbddp.worker.fd_capture import Pipe
+from nbddp.worker.output import Pipe
 from nbddp.worker.parts import RankWorker
 
 MOST_LEFT = 32  # cells whose processes are distinguished; of more, nothing is known

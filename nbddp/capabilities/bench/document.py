@@ -8,8 +8,7 @@ from itertools import pairwise
 from nbddp.analysis.quantities import duration, size, speed
 from nbddp.capabilities.bench.result import Measured
 from nbddp.figures.document.page import Document
-from nbddp.figures.document.plot import Plot, look, named_axis, round_steps
-from nbddp.figures.document.sheet import Mark, Sheet
+from nbddp.figures.document.sheet import Mark, Plot, Sheet, look, named_axis, round_steps
 from nbddp.figures.document.svg import stroke
 
 HEIGHT, NEAR = 230, 9  # pixels: of a plot; around a point that has words

@@ -13,7 +13,7 @@ from nbddp.agent import children
 from nbddp.agent.hardware import PROC, own_threads
 from nbddp.agent.server import WORKER, NodeAgent, Peer
 from nbddp.compat import system
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 CGROUPS = Path("/sys/fs/cgroup")
 FORKED, SPAWNED = 50 << 20, 220 << 20  # bytes of a worker that has done nothing yet (its share of pages; all its own)

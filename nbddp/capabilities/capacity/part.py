@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbddp.agent.gather import ask_all
-from nbddp.errors import BadInput
-from nbddp.launch.machine import counted
+from nbddp.errors import BadInput, counted
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nbddp.analysis.activity import Activity
-from nbddp.analysis.overlap import common, length, minus
-from nbddp.analysis.steps import Span
+from nbddp.analysis.steps import Span, common, length, minus
 
 
 @dataclass(frozen=True)

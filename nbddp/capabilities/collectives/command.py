@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbddp.analysis.activity import Activity, CollectivePart
-from nbddp.analysis.answers import IdleRanks, clocks, unpacked
+from nbddp.analysis.answers import ClockOffset, IdleRanks, clocks, unpacked
 from nbddp.analysis.cause import INPUT, OPTIMIZER, steady
-from nbddp.analysis.clocks import ClockOffset
-from nbddp.analysis.overlap import common, length, minus, union
-from nbddp.analysis.steps import Origin, Span, none_since, origin, whence
+from nbddp.analysis.steps import Origin, Span, common, length, minus, none_since, origin, union, whence
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.instances import CollectiveInstance, kinds, latest, meetings, stretches, waits
 from nbddp.capabilities.collectives.program import Breakdown

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from nbddp.analysis.activity import Activity, CollectivePart, Key
-from nbddp.analysis.overlap import common, length, minus, union
 from nbddp.analysis.significance import CHANCE, FEW, enough, mostly, slower
-from nbddp.analysis.steps import Span
+from nbddp.analysis.steps import Span, common, length, minus, union
 from nbddp.launch.topology import counted
 
 LATE, MOST = 0.03, 0.5  # of the time, and of all waiting: a rank that costs the others less is not named

@@ -1,7 +1,7 @@
 """The collectives of the last run that called some, and how this rank's main thread spent that run: without a profiler.
 
 torch's flight recorder has every collective, also those that C++ calls, with the time of the call alone. Calls and
-waits that pass through Python are noted with begin and end (`call_log.CallSpan`). Times are nanoseconds of
+waits that pass through Python are noted with begin and end (`CallSpan`). Times are nanoseconds of
 time.perf_counter_ns().
 """
 
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from nbddp.capabilities.timings.on_rank import Recorder
+from nbddp.capabilities.timings.on_rank import CallSpan, Recorder, RunRecord
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import flight, position
-from nbddp.deadlock.on_rank.call_log import CALLS, STORE, UNKNOWN, CallSpan, RunRecord
+from nbddp.deadlock.on_rank.call_log import CALLS, STORE, UNKNOWN
 from nbddp.deadlock.on_rank.torch_debug_detail import GATHERS
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
@@ -29,12 +29,12 @@ def collect(recorder: Recorder) -> dict[str, Any] | None:
     `unseen`: there were others that C++ called in groups of which torch does not say the name; `run` is None if there
     were no others."""
     dumped = flight.dumps(active=False)
-    by_run, nameless = _by_run(dumped), _nameless(dumped)
+    by_run, nameless = _by_run(recorder, dumped), _nameless(list(recorder.runs), dumped)
     if not by_run:
         return {"run": None, "unseen": True} if nameless else None
     run = max(by_run, key=lambda r: r.run)
     end = run.end or (clock.perf_counter_ns(), clock.thread_time_ns())
-    spent = [s for s in list(CALLS.spent) if run.begin[0] <= s.begin <= end[0]]
+    spent = [s for s in list(recorder.spent) if run.begin[0] <= s.begin <= end[0]]
     for s in spent:
         known = by_run[run].get(s.note[1:3]) if s.note is not None and not s.note.is_peer else None
         if known is not None:
@@ -56,15 +56,15 @@ def _run_at(runs: Sequence[RunRecord], at: int) -> RunRecord | None:
     return None if i < 0 or at > (runs[i].end or (at, 0))[0] else runs[i]
 
 
-def _nameless(dumped: Sequence[flight.RecorderDump]) -> Counter[RunRecord]:
+def _nameless(runs: Sequence[RunRecord], dumped: Sequence[flight.RecorderDump]) -> Counter[RunRecord]:
     """Run → how many entries of its collectives have no group."""
-    runs, behind = list(CALLS.runs), clock.time_ns() - clock.perf_counter_ns()
+    behind = clock.time_ns() - clock.perf_counter_ns()
     found = (_run_at(runs, at - behind) for at in flight.nameless(dumped))
     return Counter(run for run in found if run is not None)
 
 
-def _by_run(dumped: Sequence[flight.RecorderDump]) -> dict[RunRecord, Calls]:
-    runs = list(CALLS.runs)
+def _by_run(recorder: Recorder, dumped: Sequence[flight.RecorderDump]) -> dict[RunRecord, Calls]:
+    runs = list(recorder.runs)
     found: dict[RunRecord, Calls] = {}
 
     def of(at: int) -> Calls | None:
@@ -78,7 +78,7 @@ def _by_run(dumped: Sequence[flight.RecorderDump]) -> dict[RunRecord, Calls]:
         if own is not None and e.sequence:
             key = position.key_of(e)
             _add(own, key, e.sequence, e.op, members.get(key, []), e.created_ns - behind)
-    for s in list(CALLS.spent):
+    for s in list(recorder.spent):
         own = of(s.begin)
         if own is not None and _is_call(s):
             assert s.note is not None

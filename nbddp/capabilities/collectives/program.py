@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.analysis.activity import Activity, activities
 from nbddp.analysis.cause import SlowRankCause, steady
-from nbddp.analysis.overlap import common, length
-from nbddp.analysis.quantities import duration, percent
-from nbddp.analysis.row_limit import drawn, note
+from nbddp.analysis.quantities import drawn, duration, note, percent
+from nbddp.analysis.steps import common, length
 from nbddp.capabilities.collectives.breakdown import Split, split, whole
 from nbddp.capabilities.collectives.instances import (
     LATE,

@@ -19,20 +19,23 @@ from html import escape
 from typing import Any, Protocol
 
 from nbddp.analysis.answers import IdleRanks
-from nbddp.capabilities.compare.document import replicas_document
+from nbddp.analysis.quantities import drawn, note
 from nbddp.capabilities.compare.replicas import (
     Compared,
     Difference,
     agreeing_words,
+    difference_words,
     largest_words,
     shown_words,
 )
 from nbddp.errors import BadInput
-from nbddp.execution.values import check_ranks
 from nbddp.figures.document.page import Document, page
+from nbddp.figures.document.sheet import Mark, Sheet, fitted, head
+from nbddp.figures.document.svg import swatch
 from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
+from nbddp.pool.worker_group import check_ranks
 from nbddp.protocol import pickling
 
 PIECE = 1 << 24  # bytes; a multiple of every dtype's size
@@ -238,3 +241,45 @@ def _row(compared: Compared, d: Difference, names: int, references: set[int]) ->
     measured = d.leaf.norm is not None or d.largest is not None
     apart = largest_words(d.largest) if measured else ""
     return [name or compared.name, d.leaf.words, agree, apart, shown_words(d.shown)]
+
+
+# -- the document ------------------------------------------------------------------------------------
+
+HEAD, CELL, BETWEEN = 17, 22, 8  # pixels: a value's line, its cells, between values
+KINDS = ("paper", "brown", "purple", "green", "tan", "mint", "tint", "blue")  # of classes; the first: as the reference
+KEYS = (("paper", "as the lowest rank"), ("brown", "differs from it; ranks of one colour agree"))
+
+
+def replicas_document(found: Sequence[tuple[str, Difference]]) -> Document:
+    """found: the differences, each with its name."""
+    ranks = sorted({r for _, d in found for some in d.classes for r in some})
+    shown = drawn(ranks, [some[0] for _, d in found for some in d.classes[1:]])
+    sheet, top = Sheet("Which ranks differ in which values"), 4.0
+    for i, (name, difference) in enumerate(found):
+        words = difference.why or difference_words(difference)
+        head(sheet, name, difference.leaf.words, top, f"{name}: {words}", 2 * i)
+        _cells(sheet, name, difference, shown, top + HEAD, 2 * i + 1)
+        top += HEAD + CELL + BETWEEN
+    for column, rank in enumerate(shown):
+        at = (column + 0.5) / len(shown)
+        sheet.body.append(fitted(at, top + 8, 1 / len(shown), (f"rank {rank}", str(rank)), "none"))
+    few = note(len(ranks), len(shown))
+    if few:
+        sheet.text(0, top + 26, few, "s muted")
+    sheet.height = top + (32 if few else 14)
+    return Document([sheet], [(swatch(kind), name) for kind, name in KEYS])
+
+
+def _cells(sheet: Sheet, name: str, difference: Difference, shown: Sequence[int], top: float, row: int) -> None:
+    """What each rank has; of ranks that agree the cells are alike."""
+    for number, ranks in enumerate(difference.classes):
+        value = difference.shown[number] if number < len(difference.shown) else ""
+        said = f"norm {value}" if value and difference.leaf.norm is not None else value
+        alike = f"{rank_words(ranks)} agree" if len(ranks) > 1 else "like no other rank"
+        kind = KINDS[1 + (number - 1) % (len(KINDS) - 1)] if number else KINDS[0]
+        for rank in ranks:
+            if rank in shown:
+                at = shown.index(rank)
+                place = at / len(shown), (at + 1) / len(shown), top, top + CELL
+                words = f"{name} on rank {rank}" + (f": {said}" if said else "") + f"\n{alike}"
+                sheet.bar(Mark(*place, words, row), kind, tuple(filter(None, (value, chr(97 + number % 26)))))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.launch.machine import counted, listed
+from nbddp.errors import counted, listed
 from nbddp.launch.topology import rank_words
 
 MOST_NORMS = 4

@@ -28,10 +28,9 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp.capabilities.debugger.messages import STOPPED, Stopped
 from nbddp.deadlock.on_rank import frames
-from nbddp.protocol.codec import to_json
+from nbddp.protocol.codec import plain, to_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import Place, Whereabouts
-from nbddp.protocol.text import plain
 from nbddp.worker.parts import RankWorker
 
 WORD = re.compile(r"[^\W\d][\w.]*\Z")

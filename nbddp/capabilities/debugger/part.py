@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.debugger.messages import Stopped
-from nbddp.capabilities.debugger.prompt import Keyboard
-from nbddp.capabilities.debugger.sender import DebugSender
-from nbddp.capabilities.debugger.stdin import for_ranks
+from nbddp.compat import ipykernel
 from nbddp.pool.runs import shell
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.request import Request
 
 if TYPE_CHECKING:
     from nbddp.capabilities.debugger.command import Debug
+    from nbddp.capabilities.debugger.sender import DebugSender
     from nbddp.execution.execution import Execution
     from nbddp.pool.pool import WorkerPool
     from nbddp.pool.state import PoolState
@@ -25,7 +26,7 @@ class DebuggerPart:
 
     def __init__(self, pool: PoolState):
         self.elsewhere: Callable[[], bool] = lambda: False
-        self._keyboard: Keyboard | None = None
+        self._types = False  # whether somebody can type lines in the run that goes on
         self._sender: DebugSender | None = None
         self._debug: Debug | None = None
 
@@ -41,17 +42,37 @@ class DebuggerPart:
 
     def tells(self, request: Request) -> dict[str, bool]:
         """Whether somebody can type lines for a rank that stops: without, a breakpoint raises."""
-        elsewhere = request.is_program and self.elsewhere()
-        self._keyboard = for_ranks(shell()) if request.is_program and not elsewhere else None
-        return {"debug": True} if elsewhere or self._keyboard is not None else {}
+        elsewhere = self.elsewhere()
+        self._types = not elsewhere and can_type(shell())
+        return {"debug": True} if elsewhere or self._types else {}
 
     def run_begins(self, run: Execution) -> None:
-        if any(spec.debug for spec in run.specs.values()):
-            self._sender = DebugSender(run, self._keyboard)
+        self._sender = None
+        if not any(spec.debug for spec in run.specs.values()):
+            return
+        from nbddp.capabilities.debugger import stdin
+        from nbddp.capabilities.debugger.sender import DebugSender
+
+        self._sender = DebugSender(run, stdin.for_ranks(shell()) if self._types else None)
 
     def message(self, rank: int, kind: str, content: Json, buffers: Sequence[Any]) -> None:
         if self._sender is not None:
             self._sender.debugged.heard(rank, from_json(Stopped, content))
 
-    def run_ended(self, run: Execution) -> None:
-        self._sender = None
+
+def can_type(shell: Any) -> bool:
+    """Whether somebody can type lines in this shell (None: plain Python) while a cell runs; in another thread than the
+    main one nobody can."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    kernel = getattr(shell, "kernel", None)
+    if kernel is not None:
+        return not ipykernel.lacks_of_stdin(kernel.__class__) and ipykernel.may_ask(kernel)
+    return _is_terminal(sys.stdin) and _is_terminal(sys.stdout)
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # not a file, or closed
+        return False

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbddp.agent import stop
+from nbddp.capabilities.debugger.part import can_type
 from nbddp.capabilities.debugger.prompt import Keyboard
 from nbddp.capabilities.debugger.transcript import last_word
 from nbddp.compat import ipykernel
@@ -29,24 +30,13 @@ CLEAR = "\r\x1b[K"  # the line where the cursor is
 
 
 def for_ranks(shell: Any) -> Keyboard | None:
-    """Where lines for ranks are typed in this shell (None: plain Python); None where nobody can answer while a cell
-    runs, and in another thread than the main one."""
-    if threading.current_thread() is not threading.main_thread():
+    """Where lines for ranks are typed in this shell; None where nobody can."""
+    if not can_type(shell):
         return None
     kernel = getattr(shell, "kernel", None)
     if kernel is not None:
-        able = not ipykernel.lacks_of_stdin(kernel.__class__)
-        return FrontEnd(kernel) if able and ipykernel.may_ask(kernel) else None
-    if not _is_terminal(sys.stdin) or not _is_terminal(sys.stdout):
-        return None
+        return FrontEnd(kernel)
     return Edited() if getattr(shell, "pt_app", None) is not None else PlainTerminal()
-
-
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # not a file, or closed
-        return False
 
 
 class PlainTerminal:

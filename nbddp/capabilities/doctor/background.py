@@ -21,7 +21,7 @@ from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.examination import findings, messages, versions
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.errors import AgentFailed
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 if TYPE_CHECKING:
     from nbddp.pool.state import PoolState

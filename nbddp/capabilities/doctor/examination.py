@@ -17,7 +17,7 @@ from nbddp.capabilities.doctor.findings import Findings
 from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult
 from nbddp.compat import system
 from nbddp.launch.topology import Topology
-from nbddp.protocol.jsonl import Message, parsed
+from nbddp.protocol.codec import Message, parsed
 from nbddp.protocol.run_spec import Question
 
 PACKAGES = ("torch", "IPython", "ipykernel", "ipyparallel")

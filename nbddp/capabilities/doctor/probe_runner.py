@@ -24,7 +24,7 @@ from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import Failed, Untried, absent, expect
 from nbddp.deadlock.on_rank import flight
 from nbddp.protocol.capability import load, rows
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from nbddp.analysis.quantities import duration, percent
 from nbddp.capabilities.forecast.scale import Forecast, Predicted
 from nbddp.figures.document.page import Document
-from nbddp.figures.document.plot import Plot, Point, named_axis, round_steps
-from nbddp.figures.document.sheet import Mark, Sheet
+from nbddp.figures.document.sheet import Mark, Plot, Point, Sheet, named_axis, round_steps
 from nbddp.figures.document.svg import stroke, swatch
 from nbddp.launch.topology import counted
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import pynvml
 
-from nbddp.launch.machine import SELF, UNKNOWN, several
+from nbddp.errors import several
+from nbddp.launch.machine import SELF, UNKNOWN
 
 # One GPU: fields of `machine.Device`, and OURS: "position" in NVML's order; "links": position → code; "untold":
 # fact → why not; "instances": those of a GPU that is divided.

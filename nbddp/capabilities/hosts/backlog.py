@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 
 class Backlog:

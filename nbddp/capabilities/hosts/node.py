@@ -14,8 +14,7 @@ from nbddp.launch.topology import Topology, Worker
 from nbddp.pool import start_requests
 from nbddp.pool.node import ClusterFiles, PoolNode, ends_pool
 from nbddp.protocol.agent import StartWorker
-from nbddp.protocol.codec import Json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Json, Message
 from nbddp.protocol.outcome import ProcessExit
 
 

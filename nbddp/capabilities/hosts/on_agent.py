@@ -18,7 +18,7 @@ from contextlib import suppress
 from nbddp.agent.hardware import address_towards
 from nbddp.agent.server import NodeAgent, Peer
 from nbddp.capabilities.hosts.reachability import ANOTHER, SILENCE
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 BACKLOG = 1024
 OPEN_FOR = 60.0  # seconds; who opened them closes them long before

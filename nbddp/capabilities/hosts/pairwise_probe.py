@@ -21,7 +21,7 @@ from nbddp.capabilities.hosts.reachability import Endpoint
 from nbddp.errors import AgentFailed, BadInput, PoolError
 from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.pool.node import PoolNode
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 SECONDS = 2.5  # that a knock may take; a lost packet is sent again after one
 TOKEN_BYTES = 16

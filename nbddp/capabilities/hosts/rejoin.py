@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from nbddp.agent import runtime_dir
-from nbddp.protocol.jsonl import MARK
+from nbddp.protocol.codec import MARK
 
 GONE = 3  # exit code: there is no such agent
 

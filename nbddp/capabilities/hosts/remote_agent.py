@@ -33,7 +33,7 @@ from nbddp.capabilities.hosts.sync_remote import FolderCopy
 from nbddp.compat import working_dir
 from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.protocol.agent import Hello
-from nbddp.protocol.jsonl import MARK, PING_EVERY, Message, encode, parsed
+from nbddp.protocol.codec import MARK, PING_EVERY, Message, encode, parsed
 
 FACTS = "facts"  # the kind of a process
 PATIENCE = 20.0  # seconds without a word from the owner; a kernel that a debugger stops is silent, too

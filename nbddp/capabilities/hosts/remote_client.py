@@ -27,7 +27,7 @@ from nbddp.compat.working_dir import here
 from nbddp.errors import AgentFailed
 from nbddp.launch.units import lasts
 from nbddp.protocol.agent import PROTOCOL, Warm
-from nbddp.protocol.jsonl import MARK, PING_EVERY, LineBuffer, Message, encode
+from nbddp.protocol.codec import MARK, PING_EVERY, LineBuffer, Message, encode
 
 SILENT = 8.0  # seconds
 AGAIN = 2.0  # seconds between two attempts to connect anew

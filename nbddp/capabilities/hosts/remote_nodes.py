@@ -29,8 +29,7 @@ from nbddp.output.progress import StageText, counting
 from nbddp.output.screens import NullScreen, Screen
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import weakly
-from nbddp.protocol.codec import Json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Json, Message
 
 if TYPE_CHECKING:
     from nbddp.pool.change import EnvChange

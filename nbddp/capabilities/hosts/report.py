@@ -9,8 +9,8 @@ from typing import Any
 
 from nbddp.agent.versions import CUDA, DRIVER, NONE, differing
 from nbddp.capabilities.hosts.reachability import ADVICE, NO_ROUTE, Endpoint, Tried, joined
+from nbddp.errors import counted
 from nbddp.figures.table import Table
-from nbddp.launch.machine import counted
 
 LEAST_SHM = 1 << 30  # bytes; a container has 64 MiB by default
 LEAST_FILES, LEAST_TASKS = 4096, 4096

@@ -27,7 +27,7 @@ from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.hosts.sync_rules import CACHE_MARKS, MOST_BYTES, MOST_FILES, FileEntry
 from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput, PoolError
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 PIECE = 128 << 10  # bytes of a file that travel at once; pings wait for no longer
 BATCH = 500  # files that are compared at once

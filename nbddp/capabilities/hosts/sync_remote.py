@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from nbddp.agent import runtime_dir
 from nbddp.capabilities.hosts.sync_rules import FileEntry, inside, leads_inside
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 WORK = "work"  # in the cache folder
 LONGEST_NAME = 40

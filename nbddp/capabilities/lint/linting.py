@@ -12,7 +12,7 @@ from nbddp.capabilities.lint.rules import RULES
 from nbddp.capabilities.lint.sources import ProgramText, SourceLine
 from nbddp.errors import BadInput
 from nbddp.launch.options import nearest
-from nbddp.protocol.text import is_silenced
+from nbddp.protocol.codec import is_silenced
 
 LONGEST = 60  # characters of a program's own words in a sentence
 

@@ -15,11 +15,11 @@ from nbddp.capabilities.memory.history import RankAllocations, RecordedSteps
 from nbddp.capabilities.memory.parts import MemoryAnswer, NameSize, RankMemory
 from nbddp.capabilities.memory.timeline import Allocations
 from nbddp.errors import BadInput
-from nbddp.execution.values import check_ranks
 from nbddp.figures.table import Table
 from nbddp.launch.options import Parser, bindable, one_rank
 from nbddp.launch.topology import counted, rank_words
 from nbddp.notebook.commands import Asked, CommandLine, ranks_option
+from nbddp.pool.worker_group import check_ranks
 
 MOST_NAMES = 3  # that share memory are named
 

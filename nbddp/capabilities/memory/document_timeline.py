@@ -11,8 +11,7 @@ from nbddp.capabilities.memory.history import RankAllocations
 from nbddp.capabilities.memory.parts import unit
 from nbddp.capabilities.memory.timeline import Allocations, heading, shown_ranks, signed
 from nbddp.figures.document.page import Document
-from nbddp.figures.document.plot import Plot, Point, round_steps
-from nbddp.figures.document.sheet import Mark, Sheet, axis, head
+from nbddp.figures.document.sheet import Mark, Plot, Point, Sheet, axis, head, round_steps
 from nbddp.figures.document.svg import stroke, swatch
 
 HEAD, CURVE, STRIP, BETWEEN = 17, 64, 18, 10  # pixels: a rank's line, its curve, its phases, between ranks

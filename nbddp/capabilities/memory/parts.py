@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.quantities import size
-from nbddp.analysis.row_limit import drawn, note
+from nbddp.analysis.quantities import drawn, note, size
 from nbddp.analysis.steps import Origin, none_since, recorded_from
 from nbddp.figures.table import Table
 from nbddp.launch.topology import counted

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.analysis.quantities import duration, size
-from nbddp.analysis.row_limit import drawn, note
+from nbddp.analysis.quantities import drawn, duration, note, size
 from nbddp.analysis.steps import Origin, recorded_from
 from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Place, RankAllocations
 from nbddp.capabilities.memory.parts import span

@@ -19,7 +19,7 @@ from nbddp.agent import hardware
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import WORKER, NodeAgent, Peer
 from nbddp.capabilities.gpus import on_agent as devices
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 
 class WorkerUse(TypedDict, total=False):

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from nbddp.analysis.placement import planned
 from nbddp.capabilities.export.torchrun_line import Launch, torchrun_line
 from nbddp.capabilities.hosts.names import hosts_of
 from nbddp.errors import BadInput
 from nbddp.launch import options
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
-from nbddp.launch.topology import Topology, planned
+from nbddp.launch.topology import Topology
 
 SCRIPT = "train.py"  # a panel plans for cells; torchrun wants a file
 EMPTIED = {"simulate_gpus": "0"}  # a line without the option keeps what the pool has → what is typed for none

@@ -15,8 +15,7 @@ from nbddp.errors import AgentFailed, BadInput
 from nbddp.execution.execution import Execution
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.pool.pool import WorkerPool
-from nbddp.protocol.codec import from_json
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message, from_json
 from nbddp.protocol.run_spec import Question
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nbddp.analysis.placement import describe
 from nbddp.capabilities.debugger.transcript import Talk
 from nbddp.capabilities.panel.curves import Curve
 from nbddp.capabilities.panel.meters import PastRun, Sample, kept, sampled
@@ -117,9 +118,9 @@ class State:
         found = self.considered
         lines = [self.pool_words()]
         if self.placed is None and found.topology is not None:
-            lines += ["planned:", *(f"  {line}" for line in found.topology.describe().splitlines())]
+            lines += ["planned:", *(f"  {line}" for line in describe(found.topology).splitlines())]
         elif self.placed is not None:
-            lines += self.placed.describe().splitlines()[1:]
+            lines += describe(self.placed).splitlines()[1:]
         lines += [f"not possible: {found.refusal}"] if found.refusal else []
         lines += [f"  {line}" for line in (found.cell, found.torchrun, found.of_torchrun()) if line]
         lines += [self.failure, *self.log] if self.failure else []

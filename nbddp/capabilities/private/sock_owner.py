@@ -27,7 +27,7 @@ import psutil
 from nbddp.agent import orphans
 from nbddp.compat import system
 from nbddp.protocol.agent import KEY_BYTES
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 if TYPE_CHECKING:
     from nbddp.agent.server import NodeAgent

@@ -13,6 +13,7 @@ be those that the module has now.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import gc
@@ -21,6 +22,7 @@ import io
 import os
 import signal
 import stat
+import struct
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +31,6 @@ from datetime import timedelta
 from typing import Any
 
 from nbddp.agent.children import die_with_parent
-from nbddp.capabilities.prove import landlock
 from nbddp.capabilities.prove.on_rank_reach import Names
 from nbddp.compat import torch as torch_compat
 from nbddp.worker.parts import RankWorker
@@ -58,7 +59,7 @@ def cut_off(parent: int, keep: Sequence[int], seconds: float, shared: Iterable[A
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     _cut_descriptors({*keep})
-    landlock.deny_writes(except_below="/dev")
+    deny_writes(except_below="/dev")
     sys.stdout = sys.stderr = io.StringIO()
     sys.addaudithook(_refuse)
     import torch
@@ -313,3 +314,38 @@ def run_eagerly() -> None:
     stance: Callable[[str], Any] | None = getattr(torch.compiler, "set_stance", None)
     if torch_compat.COMPILER in sys.modules and stance is not None:
         stance("force_eager")
+
+
+# -- what a copy may write ---------------------------------------------------------------------------
+
+CREATE, ADD_RULE, RESTRICT = 444, 445, 446  # system calls, the same on all processors
+VERSION = 1  # a flag of CREATE: only tell the version
+PATH_BENEATH = 1
+NO_NEW_PRIVILEGES = 38  # of prctl
+WRITE_FILE = 1 << 1
+REMOVE_AND_MAKE = sum(1 << bit for bit in range(4, 13))
+REFER, TRUNCATE = 1 << 13, 1 << 14  # since versions 2 and 3
+
+
+def deny_writes(except_below: str) -> bool:
+    """Deny this process and its children to open a file for writing, and to make, remove or truncate any, but below
+    one folder: by Landlock. Whether it is denied; nothing is where a kernel has none. What is open stays."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(CREATE, None, ctypes.c_size_t(0), VERSION)
+    if version < 1:
+        return False
+    handled = WRITE_FILE | REMOVE_AND_MAKE | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
+    asked = struct.pack("=Q", handled)
+    rules = libc.syscall(CREATE, asked, ctypes.c_size_t(len(asked)), 0)
+    if rules < 0:
+        return False
+    folder = os.open(except_below, os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", handled, folder)
+        added = libc.syscall(ADD_RULE, rules, PATH_BENEATH, rule, 0)
+        return bool(
+            added == 0 and libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and libc.syscall(RESTRICT, rules, 0) == 0
+        )
+    finally:
+        os.close(folder)
+        os.close(rules)

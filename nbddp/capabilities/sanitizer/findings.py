@@ -9,9 +9,8 @@ from typing import Any
 
 from nbddp.capabilities.sanitizer.recording import NOWHERE, Place
 from nbddp.launch.machine import counted, listed
-from nbddp.protocol.codec import Json
+from nbddp.protocol.codec import Json, is_silenced
 from nbddp.protocol.messages import Metadata, MimeBundle
-from nbddp.protocol.text import is_silenced
 
 HEAVY = 60  # a weight from which results are wrong; from LIGHT on they may be
 LIGHT = 30

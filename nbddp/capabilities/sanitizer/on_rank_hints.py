@@ -20,10 +20,9 @@ from nbddp.capabilities.sanitizer.hints import Look, RankHints, SeenOptimizer
 from nbddp.capabilities.timings.on_rank import Recorder, keep_out_of_graphs
 from nbddp.capabilities.timings.on_rank_marks import Tally
 from nbddp.deadlock.on_rank import call_log, frames
-from nbddp.protocol.codec import to_json
+from nbddp.protocol.codec import is_silenced, to_json
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
-from nbddp.protocol.text import is_silenced
 from nbddp.worker import gpus
 from nbddp.worker.parts import RankWorker
 

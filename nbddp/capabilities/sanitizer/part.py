@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbddp.protocol.codec import from_json
+from nbddp.protocol.outcome import Outcome
 
 if TYPE_CHECKING:
     from nbddp.execution.execution import Execution
@@ -25,19 +26,20 @@ class HintsPart:
     def removed(self) -> None:
         self._shell = None
 
-    def run_ended(self, run: Execution) -> None:
-        """Every rank has finished, and has said what it saw."""
+    def remarks(self, run: Execution, outcomes: Sequence[Outcome]) -> list[str]:
+        """Where every rank has finished, and has said what it saw. A line on that goes out at once."""
         if not run.plain or not run.request.is_program:
-            return
+            return []
         said = {rank: ended.outcome.parts.get("hints") for rank, ended in run.ended.items() if ended.outcome}
         if len(said) < len(run.specs) or not all(said.values()) or not self._wanted():
-            return
+            return []
         from nbddp.capabilities.sanitizer.hints import RankHints, line
 
         option = "%%ddp --sanitize" if run.request.program is None else "--sanitize"
         found = line({rank: from_json(RankHints, each) for rank, each in said.items() if each}, option)
         if found:
             _say(run.display.screen, found)
+        return []
 
     def _wanted(self) -> bool:
         settings = self._shell.configurables if self._shell is not None else ()

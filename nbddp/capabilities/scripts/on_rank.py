@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from types import CodeType, ModuleType
 from typing import Any
 
-from nbddp.protocol.text import plain
+from nbddp.protocol.codec import plain
 from nbddp.worker.parts import RankWorker
 
 MAIN = "__main__"

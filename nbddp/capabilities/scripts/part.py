@@ -7,32 +7,28 @@ torchrun has. The files hold all that was printed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-from nbddp.capabilities.scripts import failures
-from nbddp.capabilities.scripts.failures import Failure, Seat
-from nbddp.capabilities.scripts.program import ScriptProgram
-from nbddp.protocol.request import Request
-
-if TYPE_CHECKING:
-    from nbddp.execution.execution import Execution
-    from nbddp.pool.state import PoolState
-    from nbddp.pool.worker_group import WorkerGroup
-
-
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
+from nbddp.capabilities.scripts import failures
+from nbddp.capabilities.scripts.failures import Failure, Seat
 from nbddp.capabilities.scripts.logs import STREAMS, LogOptions, of
+from nbddp.capabilities.scripts.program import ScriptProgram
 from nbddp.errors import BadInput
+from nbddp.protocol.request import Request
+
+if TYPE_CHECKING:
+    from nbddp.execution.execution import Execution
+    from nbddp.execution.result import RankSeats
+    from nbddp.pool.state import PoolState
+    from nbddp.pool.worker_group import WorkerGroup
 
 NAME = "scripts"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -60,21 +56,9 @@ class ScriptsPart:
             self._files = _written_to(self._folder, run, group)
 
     def run_failed(self, run: Execution) -> None:
-        """What `%ddp errors` tells."""
-        if not run.request.is_program:
-            return
-        group = self._pool.group
-        wrote: dict[int, tuple[str, dict[str, Any]]] = {}
-        failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
-        for rank, ended in failed.items():
-            path = run.env_of(rank)[ERROR_FILE]
-            said = ended.outcome.error_file if ended.outcome is not None else ""
-            text = said or (read_text(path) if group.sees_files else "")
-            if self._files is not None:
-                self._files.keep_error(rank, text)
-            wrote[rank] = path, readable(text)
-        seats = {rank: _seat(group, rank, group.workers[rank].pid) for rank in failed}
-        run.kept[NAME] = failures.found_in(failed, seats, {r: found for r, found in wrote.items() if found[1]})
+        """What a process that has ended wrote is read while it is there."""
+        if run.request.is_program:
+            run.kept[NAME] = _failures(run, self._files)
 
     def run_ended(self, run: Execution) -> None:
         files, self._files = self._files, None
@@ -84,8 +68,27 @@ class ScriptsPart:
 
 def failures_of(run: Execution) -> Mapping[int, Failure]:
     """Of a run that has ended: its ranks that failed by themselves."""
-    found: Mapping[int, Failure] = run.kept.get(NAME, {})
+    if NAME not in run.kept:
+        run.kept[NAME] = _failures(run)
+    found: Mapping[int, Failure] = run.kept[NAME]
     return found
+
+
+def _failures(run: Execution, files: AttemptLogs | None = None) -> Mapping[int, Failure]:
+    """files: the open ones of its attempt, which get the error files of ranks elsewhere."""
+    seats, wrote = run.seats, dict[int, tuple[str, dict[str, Any]]]()
+    failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
+    if seats is None:
+        return {}
+    for rank, ended in failed.items():
+        path = run.env_of(rank)[ERROR_FILE]
+        said = ended.outcome.error_file if ended.outcome is not None else ""
+        text = said or (read_text(path) if seats.sees_files else "")
+        if files is not None:
+            files.keep_error(rank, text)
+        wrote[rank] = path, readable(text)
+    places = {rank: _seat(seats, rank) for rank in failed}
+    return failures.found_in(failed, places, {r: found for r, found in wrote.items() if found[1]})
 
 
 def _add_script(run: Execution, program: ScriptProgram, group: WorkerGroup) -> None:
@@ -115,11 +118,11 @@ def _written_to(folder: LogDir, run: Execution, group: WorkerGroup) -> AttemptLo
     return files
 
 
-def _seat(group: WorkerGroup, rank: int, pid: int) -> Seat:
-    """Where a rank is, for what is said of its failure."""
-    placed = group.placed()
-    place = placed.workers[rank]
-    return Seat(place.local_rank, failures.host_name(placed.nodes[place.node].host, group.sees_files), pid)
+def _seat(seats: RankSeats, rank: int) -> Seat:
+    """Where a rank was, for what is said of its failure."""
+    place = seats.topology.workers[rank]
+    name = failures.host_name(seats.topology.nodes[place.node].host, seats.sees_files)
+    return Seat(place.local_rank, name, seats.pids[rank])
 
 
 # -- the log directory -----------------------------------------------------------------------------

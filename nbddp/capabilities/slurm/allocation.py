@@ -30,8 +30,7 @@ from nbddp.capabilities.slurm import commands, holder
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import AgentFailed, BadInput, SlurmRefused
 from nbddp.launch.units import lasts
-from nbddp.protocol.codec import Json
-from nbddp.protocol.jsonl import MARK, LineBuffer, Message, encode
+from nbddp.protocol.codec import MARK, Json, LineBuffer, Message, encode
 
 LOOK_EVERY = 2.0  # seconds between two looks at the queue
 SLICE = 0.1  # seconds between two looks whether Stop was pressed

@@ -28,7 +28,7 @@ import psutil
 from nbddp.agent import runtime_dir
 from nbddp.agent.process_id import ProcessId, peer
 from nbddp.capabilities.slurm import commands
-from nbddp.protocol.jsonl import MARK, LineBuffer, Message, encode, log_unknown
+from nbddp.protocol.codec import MARK, LineBuffer, Message, encode, log_unknown
 
 FOLDER, RECORD = "jobs", "job.json"
 LOOK_EVERY = 2.0  # seconds between two looks whether the owner lives, where Linux does not report it

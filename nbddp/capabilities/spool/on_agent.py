@@ -11,7 +11,7 @@ from pathlib import Path
 from nbddp.agent import child_logs, runtime_dir
 from nbddp.agent.server import Child, NodeAgent, Peer
 from nbddp.capabilities.spool import copies
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 ABORTS = tuple(map(str.encode, child_logs.ABORTS))
 LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have

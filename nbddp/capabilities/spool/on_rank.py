@@ -5,7 +5,7 @@ written to files (`copies`), which the operating system keeps. When a rank has d
 from its node's agent what has not come (`part`, `on_agent`).
 
 What C++ writes to the descriptors lies in a pipe first, until a thread of this process has read it; a process that
-aborts has no time for that. So the agent holds the pipe's read end too. The thread (`worker.fd_capture`) leaves new
+aborts has no time for that. So the agent holds the pipe's read end too. The thread (`worker.output`) leaves new
 text there for a few milliseconds, so text from just before the end is still in the pipe.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nbddp.agent import runtime_dir
 from nbddp.capabilities.spool.copies import StreamCopy
-from nbddp.protocol.jsonl import Message, encode, parsed
+from nbddp.protocol.codec import Message, encode, parsed
 from nbddp.worker.parts import RankWorker
 
 

@@ -26,7 +26,7 @@ from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol import stack_limit
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 from nbddp.protocol.position import StackRow, Whereabouts, inside
 from nbddp.protocol.run_spec import Question
 

@@ -90,7 +90,7 @@ class Modules:
             elif now is not None and now != mark:
                 found.append((name, "changed"))
                 self._known[name] = (file, now)
-        self._times, _ = ipykernel.autoreload(self._shell)
+        self._times = ipykernel.autoreload(self._shell)[0] if found else {}
         self._seen = {name: self._times[name] for name, _ in found if name in self._times}
         return found
 

@@ -14,7 +14,7 @@ class StaleModulesPart:
     def __init__(self, pool: Any):
         pass
 
-    def remarks(self, said: Sequence[Outcome]) -> list[str]:
+    def remarks(self, run: Any, said: Sequence[Outcome]) -> list[str]:
         found = {module for outcome in said for module in map(tuple, outcome.parts.get("stale_modules", ()))}
         return [note] if (note := modules_note(found)) else []
 

@@ -12,7 +12,7 @@ from nbddp.figures.table import Table
 from nbddp.launch.units import lasts
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.protocol.capability import load, rows
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 from nbddp.protocol.pool_parts import lines
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from nbddp.agent import runtime_dir
 from nbddp.agent.client import AgentClient
+from nbddp.analysis.placement import describe
 from nbddp.errors import BadInput, NbddpError
 from nbddp.launch import options
 from nbddp.launch.topology import counted
@@ -125,7 +126,7 @@ def start(line: CommandLine) -> None:
     signal.signal(signal.SIGINT, lambda *_: ended.set())
     assert pool.agent is not None
     pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
-    print(f"pool {pool.agent.pool_id}: {pool.placed().describe()}")
+    print(f"pool {pool.agent.pool_id}: {describe(pool.placed())}")
     print(
         f"ipyparallel's clients find it as cluster {pool.group.source.cluster_name()}; Ctrl-C ends the pool", flush=True
     )

@@ -25,9 +25,7 @@ from nbddp.analysis.cause import (
     SlowRankCause,
     cause,
 )
-from nbddp.analysis.overlap import common, communication, lanes, length, split
-from nbddp.analysis.quantities import duration
-from nbddp.analysis.row_limit import drawn
+from nbddp.analysis.quantities import drawn, duration
 from nbddp.analysis.significance import (
     PART,
     WHOLE,
@@ -40,7 +38,7 @@ from nbddp.analysis.significance import (
     shared,
     slower_part,
 )
-from nbddp.analysis.steps import Bucket, Origin, Recording, Span, Step
+from nbddp.analysis.steps import Bucket, Origin, Recording, Span, Step, common, communication, lanes, length, split
 from nbddp.analysis.wait_time import CurvePoint, Straggler, Transfer, curves, straggler, transfers
 from nbddp.analysis.wait_time import duration as step_duration
 from nbddp.launch.topology import counted

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbddp.analysis.answers import IdleRanks, clocks, unpacked
-from nbddp.analysis.clocks import aligned
+from nbddp.analysis.answers import IdleRanks, aligned, clocks, unpacked
 from nbddp.analysis.steps import RankRecording, Recording, fitted, origin
 from nbddp.analysis.wait_time import typical
 from nbddp.errors import BadInput

@@ -10,8 +10,7 @@ from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import RankView, StepView, analysed
 from nbddp.capabilities.timings.text import folded, heading, of_bucket, of_rank, of_step, sentences, table, when
 from nbddp.figures.document.page import Document, Scene, pack_scenes
-from nbddp.figures.document.plot import Plot, look, round_steps
-from nbddp.figures.document.sheet import Mark, Sheet, axis, head
+from nbddp.figures.document.sheet import Mark, Plot, Sheet, axis, head, look, round_steps
 from nbddp.figures.document.svg import stroke, swatch
 
 HEAD, LANE, GAP, BETWEEN = 17, 20, 2, 9  # pixels: of a rank's line, of a lane, between lanes, between ranks

@@ -25,8 +25,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -38,18 +40,53 @@ from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, Step
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import call_log
+from nbddp.deadlock.on_rank.call_log import RECV, SEND, CallRecord
 from nbddp.protocol import pickling
 from nbddp.protocol.codec import Json, to_json
 from nbddp.protocol.outcome import Outcome
-from nbddp.protocol.run_spec import RunSpec
+from nbddp.protocol.run_spec import CALL, CELL, RunSpec
 from nbddp.worker.parts import RankWorker
 
 RING = 2000  # steps kept
+SPENT = 8000  # calls of collectives and waits for them, remembered
 AT_ONCE = 256  # steps that `pace` tells of
 LOADS = 64  # batches that a step remembers
 VALUES = 256  # in the inputs of a step, of which the tensors are counted
 STAND_IN = "nbddp"  # the backend's name where the real one is not known
 now = clock.perf_counter_ns
+
+
+def _clocks() -> tuple[int, int]:
+    return now(), clock.thread_time_ns()
+
+
+@dataclass(frozen=True)
+class CallSpan:
+    """A call of a collective or a wait for one (`waits`): begin and end in nanoseconds (time.perf_counter_ns), and the
+    thread's CPU time until each; the thread's native id; the operation, if it is known."""
+
+    waits: bool
+    begin: int
+    end: int
+    ran: tuple[int, int]
+    thread: int
+    note: CallRecord | None
+
+    @property
+    def op(self) -> str:
+        return {SEND: "send", RECV: "recv"}.get(self.note[0], str(self.note[0])) if self.note else ""
+
+
+@dataclass(eq=False)
+class RunRecord:
+    """A cell or a called function: its number, the n of its In[n], its begin (time.time_ns()); of begin and end the
+    values of `_clocks`."""
+
+    run: int
+    cell: int | None
+    began_ns: int
+    begin: tuple[int, int]
+    end: tuple[int, int] | None = None
 
 
 class Recorder:
@@ -58,6 +95,9 @@ class Recorder:
     a step."""
 
     def __init__(self) -> None:
+        self.spent: deque[CallSpan] = deque(maxlen=SPENT)
+        self.runs: deque[RunRecord] = deque(maxlen=call_log.EPOCHS)
+        self.keeps = False  # whether what is spent now is remembered
         self.on = True
         self.run = 0
         self.cell: int | None = None
@@ -78,9 +118,24 @@ class Recorder:
     def begin(self, spec: RunSpec) -> None:
         self.run, self.on, self.cell = spec.run, spec.options.get("timings", True), spec.cell
         if self.on:
-            call_log.CALLS.keep(spec)
+            self.keep(spec)
+
+    def keep(self, spec: RunSpec) -> None:
+        """Remember what is spent in this run, if it is one of a cell or a called function."""
+        if spec.op in (CELL, CALL) and not self.keeps:
+            self.keeps = True
+            self.runs.append(RunRecord(spec.run, spec.cell, clock.time_ns(), _clocks()))
+
+    def _spend(self, waits: bool, began: tuple[int, int], note: CallRecord | None) -> None:
+        """Remember a call or a wait that began then and ends now."""
+        if self.keeps:
+            ended = _clocks()
+            thread = threading.get_native_id()
+            self.spent.append(CallSpan(waits, began[0], ended[0], (began[1], ended[1]), thread, note))
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
+        if self.keeps:
+            self.runs[-1].end, self.keeps = _clocks(), False
         self.let_go()
 
     def let_go(self) -> None:
@@ -90,6 +145,7 @@ class Recorder:
 
     def install(self) -> None:
         """Put the wraps in place; once, when the worker starts."""
+        call_log.CALLS.spends = self._spend
         import torch
         import torch.distributed as dist
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbddp.analysis.overlap import split
-from nbddp.analysis.steps import Recording, Step
+from nbddp.analysis.steps import Recording, Step, split
 from nbddp.capabilities.timings import command
 from nbddp.capabilities.timings.analysis import analysed
 from nbddp.figures.result import Result, Row

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.analysis.clocks import clocks_agree
-from nbddp.analysis.quantities import duration, size, speed
-from nbddp.analysis.row_limit import note
+from nbddp.analysis.answers import clocks_agree
+from nbddp.analysis.quantities import duration, note, size, speed
 from nbddp.analysis.steps import Bucket, recorded_from
 from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import BucketView, RankView, Slow, StepView

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from nbddp.launch.machine import Node, Numa, bus_words, code_words, codes, model_words, node_holds, several
+from nbddp.analysis.placement import bus_words, code_words, codes, model_words, near
+from nbddp.errors import several
+from nbddp.launch.machine import Node, Numa, node_holds
 from nbddp.launch.topology import Device, Topology, Worker, counted, rank_words
 
 NARROWEST, WIDEST = 4.1, 10.8  # a row of nodes: for the title's sake, and for the page's
@@ -320,8 +322,8 @@ class _NodePlan:
 
     def _numa(self, numa: Numa) -> tuple[str, list[str]]:
         cores = several("core", numa.cores) if numa.cores else "no core that may be used"
-        near = ", ".join(self.placed.near(self.node, numa))
-        return f"NUMA {numa.index}", [line for line in (cores, near) if line]
+        there = ", ".join(near(self.placed, self.node, numa))
+        return f"NUMA {numa.index}", [line for line in (cores, there) if line]
 
     def _counted_cores(self) -> list[tuple[str, list[str]]]:
         """Nothing for a planned node, whose cores nobody said, and for a simulated one, which has none of its own."""

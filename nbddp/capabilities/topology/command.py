@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbddp.analysis.placement import describe, planned
 from nbddp.errors import BadInput
 from nbddp.launch.options import Parser, positive, workers_per_node
-from nbddp.launch.topology import Topology, planned, topology_of
+from nbddp.launch.topology import Topology, topology_of
 from nbddp.notebook.commands import Asked, CommandLine
 
 PLAN = ("nnodes", "gpus_per_node", "gpus_per_proc", "nproc", "oversubscribe")
@@ -43,8 +44,8 @@ def in_notebook(asked: Asked, line: CommandLine) -> Any:
 def in_terminal(line: CommandLine) -> None:
     layout = planned_layout(line)
     if layout is not None:
-        print(layout.describe())
+        print(describe(layout))
         return
     for agent in line.agents():
         data = agent.request("status")["info"].get("topology")
-        print(topology_of(data).describe() if data else f"pool {agent.pool_id} has no workers yet")
+        print(describe(topology_of(data)) if data else f"pool {agent.pool_id} has no workers yet")

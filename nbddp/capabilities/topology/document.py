@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nbddp.analysis.placement import code_words
 from nbddp.capabilities.topology.boxes import TITLE, Box, Cell, apart, distinct_links, joints
 from nbddp.figures.document.page import Document
 from nbddp.figures.document.sheet import LETTER, Mark, Sheet, text
-from nbddp.launch.machine import Node, code_words
+from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology
 
 INCH, INCH_OF_LINKS = 112, 82  # pixels across to an inch of the layout: of a node, of a matrix of links

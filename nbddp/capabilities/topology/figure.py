@@ -13,6 +13,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from nbddp.analysis.placement import describe
 from nbddp.capabilities.topology.boxes import MARGIN, TITLE, Box, layout_boxes
 from nbddp.capabilities.topology.document import topology_document
 from nbddp.figures.figure import DescribedFigure, remade
@@ -69,7 +70,7 @@ LOOKS = {
 
 @remade
 def draw_topology(placed: Topology, axes: Any = None) -> DescribedFigure:
-    """Draw a placement, in `axes` or in a figure of its own; its words are `placed.describe()`."""
+    """Draw a placement, in `axes` or in a figure of its own; its words are `describe(placed)`."""
     made = layout_boxes(placed)
     document = topology_document(placed) if axes is None else None
     width, height = made.width, made.height
@@ -88,7 +89,7 @@ def draw_topology(placed: Topology, axes: Any = None) -> DescribedFigure:
         for box in made.boxes:
             _draw(axes, box, scale)
     whole = axes.figure.figure  # of a subfigure, the figure it is part of
-    return DescribedFigure(whole, placed.describe(), document=document)
+    return DescribedFigure(whole, describe(placed), document=document)
 
 
 def heading(placed: Topology, width: float) -> str:

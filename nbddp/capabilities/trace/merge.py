@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.analysis.clocks import ClockOffset
+from nbddp.analysis.answers import ClockOffset
 
 Event = dict[str, Any]
 CALL = "c10d::"

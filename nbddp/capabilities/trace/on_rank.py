@@ -20,7 +20,6 @@ from nbddp.capabilities.trace.merge import Collective, RankTrace
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import position
-from nbddp.deadlock.on_rank.call_log import CALLS
 from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import gpus
@@ -36,7 +35,9 @@ QUIET = {"KINETO_LOG_LEVEL": "6"}  # it says that it starts and stops on stderr,
 class Tracer:
     """The trace of the last cell that was traced here."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: on_rank.Recorder) -> None:
+        """recorder: of the calls and waits that are shown in the trace."""
+        self._recorder = recorder
         self.last: RankTrace | None = None
         self.why = ""  # why there is none, though one was asked for
         self._profile: Any = None
@@ -73,7 +74,7 @@ class Tracer:
             self._ours = False
 
     def begin(self, spec: RunSpec) -> None:
-        CALLS.keep(spec)
+        self._recorder.keep(spec)
         self.start()
 
     def ended(self, error: BaseException | None) -> bool:
@@ -131,7 +132,7 @@ class Tracer:
             profile.stop()
         collectives = [Collective(**call) for call in position.collectives(self._began)]
         waits = [(s.begin, s.end, s.thread, f"wait for {s.op or 'a collective'}")
-                 for s in list(CALLS.spent) if s.waits and s.begin >= self._since]  # fmt: skip
+                 for s in list(self._recorder.spent) if s.waits and s.begin >= self._since]  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(path))
@@ -147,7 +148,7 @@ class Tracer:
 
 def part(worker: RankWorker) -> Tracer:
     """The worker's own."""
-    tracer = Tracer()
+    tracer = Tracer(worker.parts["timings"])
     tracer.install()
     return tracer
 

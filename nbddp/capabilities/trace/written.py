@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nbddp.analysis.clocks import clocks_agree
+from nbddp.analysis.answers import clocks_agree
 from nbddp.analysis.quantities import size
 from nbddp.capabilities.trace.merge import Merged
 from nbddp.figures.document.page import packed

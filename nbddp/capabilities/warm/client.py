@@ -27,7 +27,7 @@ from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
 from nbddp.compat.working_dir import here
 from nbddp.launch.units import lasts
-from nbddp.protocol.jsonl import LineBuffer, Message, encode
+from nbddp.protocol.codec import LineBuffer, Message, encode
 
 PATIENCE = 5.0  # seconds for a process that waits to say whether it can be taken
 

@@ -10,7 +10,7 @@ from nbddp.agent.server import WARM, NodeAgent, Peer
 from nbddp.capabilities.warm import server
 from nbddp.capabilities.warm.fingerprint import Facts, Imports
 from nbddp.compat import system
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 
 @dataclass

@@ -27,7 +27,7 @@ from nbddp.agent.process_id import ProcessId, peer
 from nbddp.capabilities.warm import fingerprint
 from nbddp.compat import system
 from nbddp.errors import AgentFailed
-from nbddp.protocol.jsonl import LineBuffer, Message, encode
+from nbddp.protocol.codec import LineBuffer, Message, encode
 
 FOLDER, RECORD = "warm", "warm.json"
 PATIENCE = 1.0  # seconds for a client to say what it wants

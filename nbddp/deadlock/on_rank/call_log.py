@@ -18,7 +18,7 @@ import itertools
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,6 @@ from typing import Any
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import own_stores
-from nbddp.protocol.run_spec import CALL, CELL, RunSpec
 
 SEND, RECV, ANY = "s", "r", -1  # the two sides of a channel; receives from any source
 UNKNOWN = -1  # the number of a collective
@@ -36,7 +35,6 @@ COUNTED = ("gloo", "nccl")  # backends whose groups count their collectives
 STANDS_FOR: dict[str, str] = {}  # backend → another that does its work, under whose name recorders have its calls
 EPOCHS = 64  # inits remembered
 ROOTS = 512  # collectives whose root is remembered
-SPENT = 8000  # calls of collectives and waits for them, remembered
 FUTURES = 256  # works whose future was taken, remembered; of those that are not done all
 
 # method → what it is called in torch.distributed, position of its input, and whether all ranks' shapes are equal
@@ -92,35 +90,6 @@ ProcessGroup = Any  # torch's, whose types are not known here
 STORE = CallRecord(("the store", "", UNKNOWN))
 
 
-@dataclass(frozen=True)
-class CallSpan:
-    """A call of a collective or a wait for one (`waits`): begin and end in nanoseconds (time.perf_counter_ns), and the
-    thread's CPU time until each; the thread's native id; the operation, if it is known."""
-
-    waits: bool
-    begin: int
-    end: int
-    ran: tuple[int, int]
-    thread: int
-    note: CallRecord | None
-
-    @property
-    def op(self) -> str:
-        return {SEND: "send", RECV: "recv"}.get(self.note[0], str(self.note[0])) if self.note else ""
-
-
-@dataclass(eq=False)
-class RunRecord:
-    """A cell or a called function: its number, the n of its In[n], its begin (time.time_ns()); of begin and end the
-    values of `_clocks`."""
-
-    run: int
-    cell: int | None
-    began_ns: int
-    begin: tuple[int, int]
-    end: tuple[int, int] | None = None
-
-
 class _Ref(weakref.ref):  # type: ignore[type-arg]
     """A weak reference that knows under which number its object is noted."""
 
@@ -142,9 +111,9 @@ class CallLog:
         self.ended: dict[str, tuple[int, list[int]]] = {}
         self.ending: str | None = None  # the one group that was destroyed last; None: all of them
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
-        self.spent: collections.deque[CallSpan] = collections.deque(maxlen=SPENT)
-        self.runs: collections.deque[RunRecord] = collections.deque(maxlen=EPOCHS)
-        self.keeps = False  # whether what is spent now is remembered
+        # hears of each call of a collective, and of each wait, when it has ended: whether it is a wait; its begin, as
+        # `_clocks` has it; what it was for
+        self.spends: Callable[[bool, tuple[int, int], CallRecord | None], None] = lambda waits, began, note: None
         self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
         self.making: dict[int, int] = {}  # thread → the number of the one that it makes
         self._works: dict[int, _Ref] = {}
@@ -328,25 +297,7 @@ class CallLog:
                 self.waiting.pop(me, None)
             else:
                 self.waiting[me] = before
-            self.spend(True, began, note)
-
-    def keep(self, spec: RunSpec) -> None:
-        """Remember what is spent in this run, if it is one of a cell or a called function."""
-        if spec.op in (CELL, CALL) and not self.keeps:
-            self.keeps = True
-            self.runs.append(RunRecord(spec.run, spec.cell, clock.time_ns(), _clocks()))
-
-    def end_run(self) -> None:
-        if self.keeps and self.runs:
-            self.runs[-1].end = _clocks()
-        self.keeps = False
-
-    def spend(self, waits: bool, began: tuple[int, int], note: CallRecord | None) -> None:
-        """Remember a call or a wait that began then and ends now."""
-        if self.keeps:
-            ended = _clocks()
-            thread = threading.get_native_id()
-            self.spent.append(CallSpan(waits, began[0], ended[0], (began[1], ended[1]), thread, note))
+            self.spends(True, began, note)
 
     def future_taken(self, work: Any) -> None:
         """A callback on this work's future may call anything when the work is done."""
@@ -465,7 +416,7 @@ def _collective(notes: CallLog, name: str, original: Any) -> Any:
         work = original(group, *args, **kwargs)
         note = notes.collective(name, group, (*args, *kwargs.values()))
         notes.remember(work, note)
-        notes.spend(False, began, note)
+        notes.spends(False, began, note)
         return work
 
     return call

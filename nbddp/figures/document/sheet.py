@@ -1,15 +1,20 @@
 """A drawing: its parts as SVG, and the text of those that have some.
 
 Across, places are shares of the width; down, they are pixels. So a drawing is as wide as the page, and its text keeps
-its size. A label shows itself from the width on at which it fits.
+its size. A label shows itself from the width on at which it fits. Each kind of part has a colour for a light and for a
+dark page; text has 4.5:1 on its fill. A `Plot` has lines over an axis of numbers: its paths stretch with the width, and
+their strokes do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from math import floor, log10
+from itertools import pairwise
+from math import floor, log, log10
+
+from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, INK, MOVES, MUTED, OPTIMIZER, TINTS, WAITS
 
 LETTER, TEXT, SMALL = 6.1, 12, 11  # pixels: of a letter of small print at most, of text, of small print
 PAD = 8  # pixels that a label needs besides
@@ -183,3 +188,185 @@ def ticks(low: float, high: float) -> list[tuple[float, int]]:
             for i in range(int(first), int(last) + 1):
                 found.setdefault(float(f"{i * every:.12g}"), least)
         step /= 10
+
+
+# -- colours -----------------------------------------------------------------------------------------
+
+WHITE, NIGHT = "#ffffff", "#10161c"  # inks on strong fills: on a light page, on a dark one
+BRIGHT, PALE = "#e8e8e8", "#b4b4b4"  # inks on a dark page: text, small print
+
+
+@dataclass(frozen=True)
+class Colour:
+    """On a light page, and on a dark one."""
+
+    light: str
+    dark: str
+
+    def css(self, name: str) -> str:
+        """A declaration; browsers without `light-dark()` take the first."""
+        return f"{name}:{self.light};{name}:light-dark({self.light},{self.dark})"
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A kind of bar. ink: of its label; edge: its outline; hatched: a strip of lines along its lower edge, so that
+    kinds differ without colours. A label never lies on the strip."""
+
+    fill: Colour
+    ink: Colour
+    edge: Colour | None = None
+    hatched: bool = False
+
+
+INKS = {"ink": Colour(INK, BRIGHT), "muted": Colour(MUTED, PALE)}
+GRID = Colour("#d8d8d8", "#454545")
+FRAME = Colour("#767676", "#8c8c8c")  # 3:1 on both pages
+STRONG, SOFT = Colour(WHITE, NIGHT), INKS["ink"]
+LIT = ("#86b6e3", "#e9a35c", "#74c483", "#dd8fc0")  # FILLS on a dark page
+SHADE = ("#22384d", "#4d361f", "#21422a", "#4a2a40")  # TINTS on a dark page
+SERIES = tuple(Colour(fill, lit) for fill, lit in zip(FILLS, LIT, strict=True))
+AREAS = tuple(Colour(tint, shade) for tint, shade in zip(TINTS, SHADE, strict=True))
+
+
+def _strong(light: str, hatched: bool = False) -> Fill:
+    return Fill(Colour(light, LIT[FILLS.index(light)]), STRONG, hatched=hatched)
+
+
+def dashes(number: int) -> int:
+    """Of the line with this number, which of the dashes."""
+    return (number + number // len(FILLS)) % len(FILLS)
+
+
+KINDS: dict[str, Fill] = {
+    "forward": _strong(FORWARD),
+    "backward": _strong(BACKWARD),
+    "optimizer": _strong(OPTIMIZER),
+    "waits": Fill(Colour(WAITS, "#3d3226"), SOFT, FRAME),
+    "moves": Fill(Colour(MOVES, "#70481b"), SOFT, FRAME, hatched=True),
+    "lost": Fill(Colour("#ffffff00", "#ffffff00"), SOFT, FRAME, hatched=True),
+    "blue": _strong(FILLS[0]),
+    "brown": _strong(FILLS[1]),
+    "green": _strong(FILLS[2]),
+    "purple": _strong(FILLS[3]),
+    "tint": Fill(AREAS[0], SOFT, FRAME),
+    "tan": Fill(AREAS[1], SOFT, FRAME),
+    "mint": Fill(AREAS[2], SOFT, FRAME),
+    "paper": Fill(Colour("#ffffff", "#14181c"), SOFT, FRAME),
+    "none": Fill(Colour("#ffffff00", "#ffffff00"), SOFT, FRAME),
+}
+
+
+# -- plots -------------------------------------------------------------------------------------------
+
+ACROSS = 10_000  # units of a path from the left side to the right one
+Point = tuple[float, float]
+
+
+@dataclass
+class Plot:
+    """A plot of `height` pixels below `top`. x, y: the least and the largest value of each axis; log_x, log_y: whether
+    its values are drawn by their logarithms."""
+
+    sheet: Sheet
+    top: float
+    height: float
+    x: tuple[float, float]
+    y: tuple[float, float]
+    log_x: bool = False
+    log_y: bool = False
+    paths: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def across(self, value: float) -> float:
+        """As a share of the width."""
+        return _share(value, *self.x, self.log_x)
+
+    def down(self, value: float) -> float:
+        """In pixels of the sheet."""
+        return self.top + self.height * (1 - _share(value, *self.y, self.log_y))
+
+    def line(self, points: Sequence[Point], look: str) -> None:
+        self.paths.append(f'<path class="line {look}" d="{self._path(points)}"/>')
+
+    def area(self, lower: Sequence[Point], upper: Sequence[Point], look: str) -> None:
+        """Between two lines."""
+        around = [*upper, *reversed(lower)]
+        self.paths.append(f'<path class="{look}" d="{self._path(around)}Z"/>')
+
+    def dots(self, points: Sequence[Point], look: str) -> None:
+        drawn = "".join(f"{self._path([point])}h.1" for point in points)
+        self.paths.append(f'<path class="dot {look}" d="{drawn}"/>')
+
+    def _path(self, points: Sequence[Point]) -> str:
+        places = (f"{num(ACROSS * self.across(x))} {num(self.down(y) - self.top)}" for x, y in points)
+        return "M" + "L".join(places)
+
+    def grid(self, values: Sequence[float], name: Callable[[float], str]) -> None:
+        """Lines at these values, which their names stand on."""
+        for value in values:
+            y = self.down(value)
+            self.sheet.body.append(self.sheet.rect(0, 1, y, 1, "grid"))
+            self.names.append(text(0, y - 3, name(value), "s muted pin halo"))
+
+    def finish(self) -> None:
+        """Put the paths into the sheet, and the names of the grid over them."""
+        inner = f'<svg x="0" y="{num(self.top)}" width="100%" height="{num(self.height)}" overflow="visible" '
+        inner += f'viewBox="0 0 {ACROSS} {num(self.height)}" preserveAspectRatio="none">{"".join(self.paths)}</svg>'
+        self.sheet.body += [inner, *self.names]
+        self.sheet.height = max(self.sheet.height, self.top + self.height)
+
+
+def look(number: int) -> str:
+    """The classes of a line: of sixteen, no two have colour and dashes in common."""
+    return f"l{number % 4} x{dashes(number)}"
+
+
+def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
+    if logarithmic:
+        value, low, high = log(value), log(low), log(high)
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def named_axis(plot: Plot, values: Sequence[float], name: Callable[[float], str], unit: str) -> None:
+    """An axis with names at these values below a plot: those that have room at a width."""
+    sheet, top = plot.sheet, plot.top + plot.height
+    sheet.body.append(sheet.rect(0, 1, top, 1, "rule"))
+    shown: list[float] = []
+    for every in (8, 4, 2, 1):
+        for value in values[::every]:
+            if value in shown:
+                continue
+            shown.append(value)
+            share, gap = plot.across(value), _gap(plot, values, every)
+            least = from_width(max(TICK * 0.8, len(name(value)) * LETTER + PAD) / gap) if gap else WIDTHS[0]
+            side = "b" if share < 0.05 else "e" if share > 0.95 else "c"
+            if least:
+                look = f"s muted {side} w{least}"
+                sheet.body += [
+                    sheet.rect(share, share, top, 5, f"tick w{least}"),
+                    text(share, top + 17, name(value), look),
+                ]
+    sheet.text(0, top + 32, unit, "s muted pin")
+    sheet.height = top + 38
+
+
+def _gap(plot: Plot, values: Sequence[float], every: int) -> float:
+    some = [plot.across(v) for v in values[::every]]
+    return min((b - a for a, b in pairwise(some)), default=0.0)
+
+
+def round_steps(high: float, most: int = 4) -> list[float]:
+    """Round numbers from above 0 to `high`, at most `most`."""
+    if high <= 0:
+        return []
+    step = 10.0 ** len(str(int(high)))
+    found: list[float] = []
+    while step > high / 1e6:
+        for by in (1.0, 0.5, 0.2):
+            values = [float(f"{i * by * step:.12g}") for i in range(1, int(high / (by * step) + 1e-9) + 1)]
+            if len(values) > most:
+                return found
+            found = values or found
+        step /= 10
+    return found

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from html import escape
 
-from nbddp.figures.document.colours import AREAS, FRAME, GRID, INKS, KINDS, SERIES, dashes
-from nbddp.figures.document.sheet import SMALL, TEXT, WIDTHS, Sheet, num
+from nbddp.figures.document.sheet import (
+    AREAS,
+    FRAME,
+    GRID,
+    INKS,
+    KINDS,
+    SERIES,
+    SMALL,
+    TEXT,
+    WIDTHS,
+    Sheet,
+    dashes,
+    num,
+)
 
 CLASS = "nbddp-svg"
 HATCH = "nbddp-hatch"  # the id of the lines; `live.js` numbers it, for ids are the page's

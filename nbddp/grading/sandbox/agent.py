@@ -24,8 +24,7 @@ from nbddp.agent import children, orphans, runtime_dir, server, warning_filters
 from nbddp.agent.server import CONTROLLER, STORE, WORKER
 from nbddp.compat import system
 from nbddp.grading.sandbox import rlimits
-from nbddp.protocol.codec import Json, from_json, to_json
-from nbddp.protocol.jsonl import Message, encode
+from nbddp.protocol.codec import Json, Message, encode, from_json, to_json
 
 EVERY = 0.1  # seconds between two counts
 

@@ -28,7 +28,7 @@ from nbddp.compat import system
 from nbddp.errors import NbddpError
 from nbddp.grading.sandbox.forkserver import remove
 from nbddp.grading.sandbox.rlimits import Limits
-from nbddp.protocol.jsonl import Message, encode, parsed
+from nbddp.protocol.codec import Message, encode, parsed
 
 KEPT = (
     "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "PYTHONWARNINGS", "VIRTUAL_ENV",

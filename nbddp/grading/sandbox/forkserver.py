@@ -29,7 +29,7 @@ from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 from nbddp.compat.working_dir import known
 from nbddp.grading.sandbox import rlimits
-from nbddp.protocol.jsonl import LineBuffer, Message, encode
+from nbddp.protocol.codec import LineBuffer, Message, encode
 
 FOLDERS = ("work", "home", "tmp")
 LONGEST_BASE = 50  # bytes of the path for temporary files; an agent's socket below it takes 57 of 107

@@ -12,7 +12,7 @@ import resource
 from dataclasses import asdict, dataclass
 
 from nbddp.compat import system
-from nbddp.protocol.jsonl import Message
+from nbddp.protocol.codec import Message
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 STACKS = 256 << 20  # bytes of DATA for the stacks of an engine's threads

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any, Generic, TypeVar, cast
 
-from nbddp.errors import BadInput, RankStatus, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
+from nbddp.errors import BadInput, RankStatus, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed, listed
 from nbddp.execution.report import ended, headline
 from nbddp.execution.values import RankValues
-from nbddp.launch.machine import listed
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.lessons.framework import lost_names

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbddp.launch.machine import several
+from nbddp.errors import several
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by

@@ -10,10 +10,10 @@ from matplotlib.patches import Rectangle
 
 from nbddp.capabilities.topology.boxes import layout_boxes
 from nbddp.capabilities.topology.figure import draw_topology
+from nbddp.errors import several
 from nbddp.figures.axes import part
 from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.launch.machine import several
 from nbddp.lessons.l02_ranks_and_devices.simulation import DeviceLayout, TakenGpus
 
 CELL, ROW, ABOVE, HEAD = 0.94, 0.42, 0.3, 0.34  # inches

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbddp.launch.machine import several
-from nbddp.launch.topology import Topology, planned, rank_words
+from nbddp.analysis.placement import describe, planned
+from nbddp.errors import several
+from nbddp.launch.topology import Topology, rank_words
 
 LOCAL, GLOBAL = "local rank", "global rank"
 
@@ -51,7 +52,7 @@ class DeviceLayout:
         )
 
     def describe(self) -> str:
-        return f"{self.placed.describe()}\n{self.verdict()}"
+        return f"{describe(self.placed)}\n{self.verdict()}"
 
 
 def block(local_rank: int, gpus_per_proc: int) -> list[int]:

@@ -12,7 +12,7 @@ from itertools import groupby
 from math import isnan
 from typing import Any, cast
 
-from nbddp.launch.machine import several
+from nbddp.errors import several
 from nbddp.launch.topology import rank_words
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.framework.run_check import grouped, in_world, pool, this_screen, world_sizes

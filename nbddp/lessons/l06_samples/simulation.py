@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.launch.machine import counted, several
+from nbddp.errors import counted, several
 
 TOLD, UNTOLD, STRAIGHT = "shuffled, set_epoch", "shuffled, no set_epoch", "shuffle=False"
 PADDED, DROPPED = "padded", "drop_last=True"

@@ -12,7 +12,7 @@ from functools import reduce
 from math import sqrt
 from statistics import NormalDist
 
-from nbddp.launch.machine import counted
+from nbddp.errors import counted
 from nbddp.lessons.l06_samples.simulation import randperm
 
 EQUAL, UNEQUAL = "equal", "the last one smaller"

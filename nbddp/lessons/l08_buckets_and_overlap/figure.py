@@ -8,8 +8,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nbddp.analysis.overlap import exposed, lanes
 from nbddp.analysis.quantities import duration, size
+from nbddp.analysis.steps import exposed, lanes
 from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
 from nbddp.lessons.l08_buckets_and_overlap.simulation import BucketExchange, Packed, StepComparison, edges

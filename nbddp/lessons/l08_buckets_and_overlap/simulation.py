@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from nbddp.analysis.overlap import communication, exposed, hidden, length
 from nbddp.analysis.quantities import duration, percent, size
-from nbddp.analysis.steps import Bucket, Recording, Span, Step
+from nbddp.analysis.steps import Bucket, Recording, Span, Step, communication, exposed, hidden, length
 from nbddp.analysis.wait_time import typical
 from nbddp.capabilities.forecast.cost import COSTS, Link, seconds
 from nbddp.capabilities.timings.text import parameters

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from nbddp.errors import WorkerFailed
-from nbddp.launch.machine import several
+from nbddp.errors import WorkerFailed, several
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.framework.run_check import Reference, grouped, in_group, in_world, pool, world_sizes

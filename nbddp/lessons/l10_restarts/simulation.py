@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.errors import BadInput
-from nbddp.launch.machine import counted, several
+from nbddp.errors import BadInput, counted, several
 
 KEPT, LOST, FAILED = "kept", "lost", "failed"
 STEPS = 20

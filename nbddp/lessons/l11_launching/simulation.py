@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nbddp.analysis.placement import planned
 from nbddp.capabilities.export.sbatch import sbatch_script
 from nbddp.capabilities.export.torchrun_line import C10D, SRUN, STATIC, Launch, torchrun_line
-from nbddp.launch.machine import several
-from nbddp.launch.topology import Topology, planned
+from nbddp.errors import several
+from nbddp.launch.topology import Topology
 
 NCCL, GLOO = "nccl", "gloo"
 FOUND = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nbddp.launch.machine import counted
+from nbddp.errors import counted
 
 MEANS = "tokens of the micro-batch × micro-batches"
 RANK = "tokens of the rank"
