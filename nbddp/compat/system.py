@@ -14,6 +14,7 @@ import socket
 import sys
 from typing import Any, ClassVar
 
+FORK = "_Fork"  # glibc's, from 2.34 on
 LOOPBACK = "127.0.0.1"
 NAMES = {"darwin": "macOS", "win32": "Windows"}
 WITHOUT_PROC = (
@@ -39,6 +40,24 @@ def is_linux() -> bool:
 def has_proc() -> bool:
     """Whether /proc tells of this process."""
     return is_linux() and os.path.isdir("/proc/self/fd")
+
+
+def can_fork_quietly() -> bool:
+    """Whether the C library has `_Fork`: glibc from 2.34 on."""
+    return is_linux() and hasattr(ctypes.CDLL(None), FORK)
+
+
+def fork_quietly() -> int:
+    """As `os.fork`, without the handlers that libraries have registered in C: torch's makes autograd refuse to work in
+    a fork. No lock of the C library is taken either. Another thread may have held one, and then the child stands still
+    at once; the caller finds out by what the child says."""
+    python = ctypes.pythonapi
+    python.PyOS_BeforeFork()
+    pid = int(getattr(ctypes.PyDLL(None), FORK)())
+    (python.PyOS_AfterFork_Parent if pid else python.PyOS_AfterFork_Child)()
+    if pid < 0:
+        raise OSError("fork failed")
+    return pid
 
 
 def prctl(option: int, value: int) -> None:

@@ -11,6 +11,8 @@ A part has those of these methods that it needs:
 - called() -> group -> the collectives (`PastCall`) that it has seen.
 - values(frame, line) -> names and what they held in a frame of an exception.
 - note(raised) -> what else to say of an exception, or "".
+- copied(): this process is a copy of the rank, without its threads, and goes on with what the part has. A part has it
+  if that would not work otherwise.
 - group_begins(): the program makes a default group. group_gone(): none is left of an earlier one, or its init failed.
 
 Who begins first ends last. An error in begin, ended or end is reported with the outcome, and changes nothing else.
@@ -33,7 +35,19 @@ from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release, Reserve
 
-HOOKS = ("begin", "ended", "end", "claim", "position", "called", "values", "note", "group_begins", "group_gone")
+HOOKS = (
+    "begin",
+    "ended",
+    "end",
+    "claim",
+    "position",
+    "called",
+    "values",
+    "note",
+    "copied",
+    "group_begins",
+    "group_gone",
+)
 
 
 class RankWorker(Protocol):

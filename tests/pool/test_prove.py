@@ -296,3 +296,40 @@ def test_its_line() -> None:
     assert {**line.args} == {
         "step": "step", "arguments": ["model", "batch"], "batch": ("x", "y"), "timeout": 60.0,
     }  # fmt: skip
+
+
+ON_GPUS = """
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+def cuda(n=6): return tuple(t.cuda() for t in data(n))
+model = DDP(net().cuda(), device_ids=[torch.cuda.current_device()]); x, y = cuda()
+opt = optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+train()
+def normed(): torch.manual_seed(0); return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).cuda()
+plain, shared = DDP(normed()), DDP(nn.SyncBatchNorm.convert_sync_batchnorm(normed()))
+def separate(): F.cross_entropy(plain(x), y).backward()
+def together(): F.cross_entropy(shared(x), y).backward()
+def mixed():
+    with torch.autocast("cuda", dtype=torch.bfloat16): loss = F.cross_entropy(model(x), y)
+    loss.backward()
+def where():
+    torch.cuda.synchronize(); devices = [str(p.grad.device) for p in model.parameters()]
+    return devices, torch.cuda.memory_allocated(), torch.cuda.mem_get_info(), torch.cuda.get_rng_state().tolist()[:9]
+"""
+
+
+@pytest.mark.more
+def test_steps_on_simulated_gpus_are_proven_there(tmp_path: Path) -> None:
+    """Also after backward has run, for which torch has threads that a fork lacks."""
+    with warm.pool(2, simulate_gpus=2) as pool:
+        pool.run_cell(f"folder = {str(tmp_path)!r}\n{BASE}{FACTORS}{ON_GPUS}", screen=NullScreen())
+        before = pool.run_cell("where()", want_value=True, screen=NullScreen())
+        for step, verdict, words in (
+            ("train", "proven", "in float64"), ("summed", "differs", "Known meaning of 1/N"),
+            ("past_ddp", "differs", "gradients differ between the ranks"), ("mixed", "proven", "in float64"),
+            ("separate", "differs", "Cause: BatchNorm normalizes by each rank's own samples"),
+            ("together", "proven", "in float64"),
+        ):  # fmt: skip
+            proof = pool.prove(step, batch=("x", "y"))
+            assert (proof.verdict, words in str(proof)) == (verdict, True), str(proof)
+        assert pool.run_cell("where()", want_value=True, screen=NullScreen()) == before
+        pool.run_cell("train()", screen=NullScreen())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,27 @@ def test_a_collective_in_an_expression_by_rank_is_found(call: str) -> None:
     )
 
 
+CASE = "match dist.get_rank():\n    case 0:\n        dist.barrier()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        (CASE, True),
+        (f"{CASE}    case _:\n        print('other')\n", True),
+        ("match dist.get_rank():\n    case 0:\n        pass\n    case _:\n        dist.barrier()\n", True),
+        ("match mode:\n    case _ if dist.get_rank() == 0:\n        dist.barrier()\n", True),
+        (f"{CASE}    case _:\n        dist.barrier()\n", False),
+        (f"{CASE}    case _:\n        others()\n", False),
+        (f"def f():\n    {CASE.replace(chr(10), chr(10) + '    ')}        return\n    dist.barrier()\nf()\n", False),
+        ("match dist.get_rank():\n    case 0 | 1:\n        dist.barrier()\n", False),
+        ("match mode:\n    case 'train':\n        dist.barrier()\n", False),
+    ],
+)
+def test_a_collective_in_a_case_by_rank_is_found(text: str, is_found: bool) -> None:
+    assert ("collective-of-some-ranks" in rules(text)) is is_found
+
+
 @pytest.mark.parametrize("value", ["0.1 * (dist.get_rank() + 1)", "0.1 if dist.get_rank() == 0 else 0.2"])
 def test_a_rate_that_has_a_name_is_followed_to_the_rank(value: str) -> None:
     assert "rank-in-optimizer" in rules(f"{WRAP}lr = {value}\no = torch.optim.AdamW(model.parameters(), lr=lr)\n")
@@ -333,23 +355,83 @@ def test_json_has_the_same() -> None:
     assert (one["rule"], one["level"], one["source"]) == ("save-on-all-ranks", "warning", SAVE.split("\n")[6])
 
 
+TEXT, URI, NUMBER, LEVEL = "text", "uri", "number", ("none", "note", "warning", "error")
+# object of SARIF 2.1.0 → its properties that lint writes, and their values; those with * are required
+SARIF: dict[str, dict[str, Any]] = {
+    "log": {"$schema": URI, "version*": ("2.1.0",), "runs*": ["run"]},
+    "run": {"tool*": "tool", "columnKind": ("utf16CodeUnits", "unicodeCodePoints"), "invocations": ["invocation"],
+            "results": ["result"]},
+    "tool": {"driver*": "driver"},
+    "driver": {"name*": TEXT, "version": TEXT, "informationUri": URI, "rules": ["rule"]},
+    "rule": {"id*": TEXT, "shortDescription": "words", "fullDescription": "words", "help": "words", "helpUri": URI,
+             "defaultConfiguration": "configuration"},
+    "configuration": {"level": LEVEL},
+    "words": {"text*": TEXT},
+    "invocation": {"executionSuccessful*": bool, "toolExecutionNotifications": ["notification"]},
+    "notification": {"level": LEVEL, "message*": "message"},
+    "message": {"text": TEXT},
+    "result": {"ruleId": TEXT, "ruleIndex": NUMBER, "level": LEVEL, "message*": "message", "locations": ["location"]},
+    "location": {"physicalLocation": "place", "logicalLocations": ["logical"]},
+    "place": {"artifactLocation": "artifact", "region": "region"},
+    "artifact": {"uri": "reference"},
+    "region": {"startLine": NUMBER, "startColumn": NUMBER, "snippet": "content"},
+    "content": {"text": TEXT},
+    "logical": {"name": TEXT, "kind": TEXT},
+}  # fmt: skip
+ESCAPED = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})"  # what RFC 3986 has in a path
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is what SARIF 2.1.0 has there."""
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(fits(one, kind[0]) for one in value)
+    if isinstance(kind, tuple):
+        return value in kind
+    if kind in SARIF:
+        known = {name.rstrip("*"): of for name, of in SARIF[kind].items()}
+        required = {name.rstrip("*") for name in SARIF[kind] if name.endswith("*")}
+        return required <= value.keys() <= known.keys() and all(fits(one, known[name]) for name, one in value.items())
+    if kind == "reference":  # no scheme but file:, and no colon in a relative one's first part
+        relative = re.fullmatch(rf"(?![^/]*:)(?!/){ESCAPED}+", value)
+        return bool(relative or re.fullmatch(rf"file://({ESCAPED}*)", value))
+    if kind is NUMBER:
+        return isinstance(value, int) and value >= 0
+    return isinstance(value, kind if isinstance(kind, type) else str) and (kind is not URI or "://" in value)
+
+
 def sarif(result: LintResult) -> Any:
-    """What the schema of SARIF 2.1.0 requires, besides."""
+    """The run of a log that is as SARIF 2.1.0 has it."""
     whole = json.loads(report.as_sarif(result, "0.1"))
-    assert (whole["version"], whole["$schema"].endswith("sarif-2.1.0.json")) == ("2.1.0", True)
+    assert fits(whole, "log"), whole
     [run] = whole["runs"]
     ids = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-    assert run["tool"]["driver"]["name"]
     assert len(ids) == len(set(ids))
-    assert all(isinstance(one["executionSuccessful"], bool) for one in run["invocations"])
     for one in run["results"]:
         assert ids[one["ruleIndex"]] == one["ruleId"]
-        assert one["level"] in ("error", "warning", "note")
-        assert one["message"]["text"]
         for location in one["locations"]:
-            assert location["physicalLocation"]["artifactLocation"]["uri"]
-            assert location["physicalLocation"].get("region", {"startLine": 1})["startLine"] >= 1
+            region = location["physicalLocation"].get("region", {"startLine": 1, "startColumn": 1})
+            assert min(region["startLine"], region["startColumn"]) >= 1  # lines and columns begin at 1
     return run
+
+
+@pytest.mark.parametrize(
+    ("file", "uri"),
+    [
+        ("src/train.py", "src/train.py"),
+        ("my train #2.py", "my%20train%20%232.py"),
+        ("größe 50%.py", "gr%C3%B6%C3%9Fe%2050%25.py"),
+        ("a.ipynb:train.py", "a.ipynb%3Atrain.py"),
+        ("/home/me/train.py", "file:///home/me/train.py"),
+        ("C:\\code\\train.py", "file:///C:/code/train.py"),
+        ("\\\\server\\share\\train.py", "file://server/share/train.py"),
+        ("", "stdin"),
+    ],
+)
+def test_sarif_names_a_file_by_a_uri(file: str, uri: str) -> None:
+    assert report.uri_of(file) == uri
+    assert fits(uri, "reference")
+    [one] = sarif(lint(sources.of_script(SAVE, file), chosen()))["results"]
+    assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
 
 
 def test_sarif_names_rule_and_region() -> None:

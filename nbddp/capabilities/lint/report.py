@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Sequence
 from html import escape
+from urllib.parse import quote
 
 from nbddp.capabilities.lint.linting import LintFinding, LintResult
 from nbddp.capabilities.lint.rule import MARK, Rule
@@ -99,8 +101,19 @@ def _rule(rule: Rule) -> Json:
     }  # fmt: skip
 
 
+def uri_of(file: str) -> str:
+    """A file's name as a URI reference. A relative name stays relative; characters that RFC 3986 lacks are escaped."""
+    path = file.replace("\\", "/")
+    drive = re.match(r"[A-Za-z]:/", path)
+    if path.startswith("//"):
+        return f"file:{quote(path)}"
+    if drive or path.startswith("/"):
+        return f"file://{'/' * bool(drive)}{quote(path, safe='/:' if drive else '/')}"
+    return quote(path) or "stdin"
+
+
 def _result(one: LintFinding, index: int) -> Json:
-    place: Json = {"artifactLocation": {"uri": one.place.file.replace("\\", "/") or "stdin"}}
+    place: Json = {"artifactLocation": {"uri": uri_of(one.place.file)}}
     location: Json = {"physicalLocation": place}
     text = f"{one.message}. Cure: {one.rule.cure}"
     if one.place.cell:

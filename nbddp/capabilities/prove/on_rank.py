@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +48,7 @@ _running: list[RunningCopy] = []  # at most one
 def prove(worker: RankWorker, buffers: Sequence[Any], *, part: str, **fields: Any) -> list[bytes]:
     """Say what a step reaches, or start a copy that runs it."""
     if part == "look":
-        return [pickling.pack_answer(look(worker.shell.user_ns, **fields))]
+        return [pickling.pack_answer(look(worker.shell.user_ns, copying.has_gpus(worker), **fields))]
     if part == "start":
         start(worker, from_json(Plan, fields["plan"]), fields["copy"])
     return [pickling.pack_answer(None)]
@@ -102,9 +101,12 @@ def start(worker: RankWorker, plan: Plan, number: int) -> None:
     kill()
     read, write = os.pipe()
     parent, living = os.getpid(), copying.living(worker.shell.user_ns)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns of threads; `on_rank_copy` says what is done about them
-        pid = os.fork()
+    try:
+        pid = copying.forked(copying.has_gpus(worker), read, write)
+    except RuntimeError:
+        os.close(read)
+        os.close(write)
+        raise
     if pid == 0:
         try:
             main(worker, plan, living, parent, write)
@@ -117,7 +119,7 @@ def start(worker: RankWorker, plan: Plan, number: int) -> None:
 # -- what the step reaches -----------------------------------------------------------------------
 
 
-def look(held: Names, *, step: str, args: Sequence[str]) -> StepFacts:
+def look(held: Names, gpus: bool, *, step: str, args: Sequence[str]) -> StepFacts:
     """What is known of a step before it runs."""
     missing = tuple(name for name in (step, *args) if not _has(held, name))
     if missing:
@@ -132,7 +134,7 @@ def look(held: Names, *, step: str, args: Sequence[str]) -> StepFacts:
     if unfit:
         return StepFacts(refused=unfit)
     reached = reach(function, given, given)
-    refused = refusal(reached)
+    refused = refusal(reached, gpus)
     return StepFacts(refused=refused) if refused else _facts(reached, given)
 
 
@@ -164,8 +166,8 @@ def _facts(reached: Reached, given: Names) -> StepFacts:
     return StepFacts(batches=batches, numbers=numbers, loaders=tuple(reached.loaders))
 
 
-def refusal(reached: Reached) -> str:
-    """Why the step cannot be run in copies here; empty if it can."""
+def refusal(reached: Reached, gpus: bool) -> str:
+    """Why the step cannot be run in copies here; empty if it can. gpus: simulated ones, which copies can use."""
     import torch
     import torch.distributed as dist
 
@@ -174,12 +176,14 @@ def refusal(reached: Reached) -> str:
     if not (dist.is_available() and dist.is_initialized()):
         return "the ranks have no process group; run dist.init_process_group() in a %%ddp cell first"
     tensors = [*(p for m in reached.modules.values() for p in m.parameters()), *reached.tensors()]
-    devices = {t.device.type for t in tensors} - {"cpu"}
-    if devices or torch.cuda.is_initialized():
+    devices = {t.device.type for t in tensors} - ({"cpu", "cuda"} if gpus else {"cpu"})
+    if gpus and not system.can_fork_quietly():
+        return "copies with simulated GPUs need the function _Fork of glibc 2.34 or newer, which is not here"
+    if devices or (torch.cuda.is_initialized() and not gpus):
         where = f"the step's tensors are on {', '.join(sorted(devices))}" if devices else "this rank has used CUDA"
         return (
             f"{where}, and a process that has used a GPU cannot be copied by fork; run the cells that make the model "
-            "on CPU (device 'cpu', CUDA_VISIBLE_DEVICES='') and prove the step there"
+            "on simulated GPUs (%ddp start --simulate-gpus 2) or on CPU, and prove the step there"
         )
     return _sharded(reached) or _settings()
 

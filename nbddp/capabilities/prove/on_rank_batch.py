@@ -140,6 +140,15 @@ def _joined_tensors(parts: Sequence[Any], path: str, sizes: Sequence[int]) -> An
     return made.requires_grad_() if first.requires_grad else made
 
 
+def like(value: Any, own: Any) -> Any:
+    """A batch of another rank on the devices of this rank's."""
+    device = next((leaf.device for _, leaf in leaves(own) if is_tensor(leaf)), None)
+    held = items(value)
+    if held is None:
+        return value.to(device) if is_tensor(value) and device is not None and value.device != device else value
+    return _like(value, [key for key, _ in held], [like(part, own) for _, part in held])
+
+
 def cut(value: Any, size: int, to: int) -> Any:
     """The first `to` samples of a batch of `size`."""
     held = items(value)

@@ -20,11 +20,13 @@ import gc
 import inspect
 import io
 import os
+import select
 import signal
 import stat
 import struct
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,11 +34,13 @@ from typing import Any
 
 from nbddp.agent.children import die_with_parent
 from nbddp.capabilities.prove.on_rank_reach import Names
+from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.worker.parts import RankWorker
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 HARMLESS = ("/dev/", "/proc/")
+TRIES, BEGINS, BEGUN = 3, 10.0, b"."  # seconds in which a fork begins; what it then says
 NewGroups = dict[int, Any]  # id of an old group → what takes its place
 CHANGES = frozenset(
     ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "os.utime",
@@ -48,6 +52,26 @@ _kept: list[Any] = []  # groups of the rank: their end would wait for threads th
 
 class StepActs(Exception):
     """The step does what no copy may do; its text says what, and what to change."""
+
+
+def forked(quietly: bool, read: int, write: int) -> int:
+    """Fork, and return as `os.fork` does. quietly: torch is to run backward there, though it has threads for GPUs. Such
+    a fork says by the pipe that it has begun, and is made again if it does not. Raises RuntimeError."""
+    if not quietly:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of threads; the module says what is done about them
+            return os.fork()
+    for _ in range(TRIES):
+        pid = system.fork_quietly()
+        if pid == 0:
+            bytearray(1 << 14)  # takes the lock that another thread may have held
+            os.write(write, BEGUN)
+            return 0
+        if select.select([read], [], [], BEGINS)[0] and os.read(read, 1) == BEGUN:
+            return pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    raise RuntimeError("no copy of this rank could begin; run %ddp prove again")
 
 
 def cut_off(parent: int, keep: Sequence[int], seconds: float, shared: Iterable[Any] = ()) -> None:
@@ -177,12 +201,23 @@ def leave_groups() -> list[tuple[Any, list[int]]]:
     return known
 
 
-def begin_group(store: Any, rank: int, size: int, seconds: float) -> None:
-    """Make a default group of gloo's."""
+def has_gpus(worker: RankWorker) -> bool:
+    """Whether a copy of this rank can use its GPUs: simulated ones."""
+    return bool(worker.parts.of("copied"))
+
+
+def begin_group(store: Any, rank: int, size: int, seconds: float, gpus: bool) -> None:
+    """Make a default group of gloo's, and of simulated nccl's for GPUs."""
     import torch.distributed as dist
 
     init = inspect.unwrap(dist.init_process_group)
-    init("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+    init(
+        "cpu:gloo,cuda:nccl" if gpus else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+    )
 
 
 def with_copies(worker: RankWorker, rank: int, size: int, seconds: float) -> list[tuple[Any, Any]]:
@@ -191,18 +226,18 @@ def with_copies(worker: RankWorker, rank: int, size: int, seconds: float) -> lis
 
     old = leave_groups()
     worker.groups.released()  # its client's connection leads nowhere
-    begin_group(worker.groups.store("prove"), rank, size, seconds)
+    begin_group(worker.groups.store("prove"), rank, size, seconds, has_gpus(worker))
     new = [dist.group.WORLD]
     new += [dist.new_group(ranks, use_local_synchronization=True) for _, ranks in old[1:]]
     return [(was, now) for (was, _), now in zip(old, new, strict=True)]
 
 
-def alone(before: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def alone(before: Iterable[tuple[Any, Any]], gpus: bool) -> list[tuple[Any, Any]]:
     """Make a world of this process alone, which replaces all groups. before: those of the rank that were replaced."""
     import torch.distributed as dist
 
     old = leave_groups()
-    begin_group(dist.HashStore(), 0, 1, 60.0)
+    begin_group(dist.HashStore(), 0, 1, 60.0, gpus)
     return [(group, dist.group.WORLD) for group in (*(g for g, _ in old), *(g for g, _ in before))]
 
 

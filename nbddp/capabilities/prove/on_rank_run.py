@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.capabilities.prove import on_rank_copy as copying
-from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, joined, samples
+from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, joined, like, samples
 from nbddp.capabilities.prove.on_rank_reach import Names, Reached, reach
 from nbddp.capabilities.prove.plan import CopyAnswer, OneProcess, Plan, SeenFacts, TensorPair
 from nbddp.compat import torch as torch_compat
@@ -196,16 +196,21 @@ def _gather(copy: Copy) -> list[Names] | None:
         copy.put(own)
     gathered: list[Any] | None = [None] * copy.size if copy.rank == 0 else None
     dist.gather_object(own, gathered)
-    return gathered
+    return None if gathered is None else [_here(one, own) for one in gathered]
+
+
+def _here(batches: Names, own: Names) -> Names:
+    """Batches of another rank on the devices of this rank's."""
+    return {name: like(value, own[name]) for name, value in batches.items()}
 
 
 def _shared(own: Names) -> Names:
-    """Rank 0's batches."""
+    """Rank 0's batches, on this rank's devices."""
     import torch.distributed as dist
 
     held = [own]
     dist.broadcast_object_list(held, src=0)
-    return held[0]
+    return _here(held[0], own)
 
 
 class _Reference:
@@ -222,7 +227,7 @@ class _Reference:
         self.sizes = sizes
         parent = os.getpid()
         self._read, write = os.pipe()
-        self._pid = os.fork()
+        self._pid = copying.forked(copying.has_gpus(copy.worker), self._read, write)
         if self._pid == 0:
             os.close(self._read)
             try:
@@ -251,10 +256,11 @@ def _alone(copy: Copy, union: Names, parent: int, write: int) -> None:
     import torch
 
     copying.cut_off(parent, [write], copy.plan.seconds)
+    copy.worker.parts.tell("copied")
     tensors: Names = {}
     try:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-        pairs = copying.alone(copy.groups)
+        pairs = copying.alone(copy.groups, copying.has_gpus(copy.worker))
         copy.put({**union, **copy.plan.ones})
         copy.prepare()
         copying.plain_models()
@@ -320,7 +326,7 @@ def compare(ours: Names, theirs: Names, spread: dict[str, float]) -> tuple[Tenso
         elif got.shape != want.shape:
             pairs.append(TensorPair(name, missing="shape"))
         else:
-            a, b = got.double().reshape(-1), want.double().reshape(-1)
+            a, b = (each.cpu().double().reshape(-1) for each in (got, want))
             pairs.append(_pair(name, spread.get(name, 0.0), a, b))
     return tuple(pairs)
 
@@ -341,6 +347,7 @@ def main(worker: RankWorker, plan: Plan, living: copying.Living, parent: int, wr
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         copying.cut_off(parent, [write], plan.seconds, living.shared)
+        worker.parts.tell("copied")
         answer = in_copy(worker, plan, living, rank, size)
     except BaseException as e:
         answer = CopyAnswer(words(e, worker.files.shown), type(e).__name__)

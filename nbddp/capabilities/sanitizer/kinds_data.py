@@ -29,6 +29,8 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _samplers(view, replica)
             yield from _same_batch(view, replica)
             yield from _overlap(view, replica)
+            yield from _all_of_it(view, replica)
+            yield from _by_workers(view, replica)
             yield from _augmentation(view, replica)
             yield from _mask(replica)
         yield from _evaluated(view)
@@ -195,6 +197,56 @@ def _overlap(view: RanksView, replica: Replica) -> Iterator[Seen]:
         return
 
 
+def _all_of_it(view: RanksView, replica: Replica) -> Iterator[Seen]:
+    """Random orders of one data set, each of which has all of it, with random numbers that make no two rows equal."""
+    for some in view.passes(replica):
+        first = next(iter(some.values()))
+        if len({each.content for each in some.values()}) > 1 or not first.content or not first.length:
+            continue
+        if not all(p.sampler == "RandomSampler" and p.whole and not _is_drawn(p) for p in some.values()):
+            continue
+        if any(not p.rows for p in some.values()) or len({row for p in some.values() for row in p.rows}) < first.length:
+            continue  # rows are unknown, or repeat, which another rule sees
+        if _equal_batches(some):
+            continue
+        yield make(
+            "overlap", "in one epoch each rank goes through all of the data set",
+            [f"each rank's pass had {sum(first.sizes)} of the {first.length} samples, in an order of its own "
+             f"({_loader_words(first)})",
+             "lists or arrays in the data set, with an entry for each sample, are equal on all ranks"],
+            f"an epoch has each sample {len(some)} times, and takes {len(some)} times as many steps",
+            place_of(view, some), about=replica.group, ranks=tuple(some),
+            cure="split the data: DataLoader(data, sampler=DistributedSampler(data))",
+        )  # fmt: skip
+        return
+
+
+def _by_workers(view: RanksView, replica: Replica) -> Iterator[Seen]:
+    """A stream that each worker of a loader gives in full: batches come in groups of equal ones."""
+    for some in view.passes(replica):
+        groups = {rank: _groups(each) for rank, each in some.items()}
+        if not all(len(set(each)) >= LEAST and all(len(set(group)) == 1 for group in each) for each in groups.values()):
+            continue
+        rank = min(some)
+        workers = some[rank].workers
+        yield make(
+            "worker-repeats", f"each of a loader's {workers} workers gives all samples of the rank",
+            [f"on all ranks the first {workers} batches of a pass were equal, and so were the next; "
+             f"{counted(len(groups[rank]), 'group')} of rank {rank}",
+             "the data set is an IterableDataset, of which each worker has a copy"],
+            f"an epoch has each sample {workers} times, and takes {workers} times as many steps", place_of(view, some),
+            about=replica.group, ranks=tuple(some),
+        )  # fmt: skip
+        return
+
+
+def _groups(one: Pass) -> list[tuple[int, ...]]:
+    """Batches of one turn of the workers, who take turns."""
+    if not one.iterable or one.workers < LEAST:
+        return []
+    return [tuple(one.batches[i : i + one.workers]) for i in range(0, len(one.batches) - one.workers + 1, one.workers)]
+
+
 def _is_drawn(one: Pass) -> bool:
     """Whether the sampler draws some of the data at random, and not each sample once in an epoch."""
     given = sum(one.sizes) + max(one.sizes, default=0)
@@ -216,6 +268,8 @@ def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
                 continue
             if any(a.epoch != b.epoch or len(set(a.batches)) < LEAST for a, b in pairs):
                 continue
+            if any(_restored(replica, rank, one[rank], two[rank]) for rank in one):
+                continue  # training begins anew, as after a search for a learning rate
             if not (same := _same_again(pairs)):
                 continue
             first = pairs[0][0]
@@ -227,6 +281,10 @@ def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
                 place_of(view, two), about=replica.group, ranks=replica.ranks,
             )  # fmt: skip
             return
+
+
+def _restored(replica: Replica, rank: int, one: Pass, two: Pass) -> bool:
+    return any(one.ended < call.at < two.at for call in replica.calls("load_state_dict", rank))
 
 
 def _kept_by_workers(
@@ -254,7 +312,7 @@ def _same_again(pairs: list[tuple[Pass, Pass]]) -> str:
     if all(a.batches == b.batches for a, b in pairs):
         return f"{len(pairs[0][0].batches)} batches"
     if all(a.order is not None and a.order == b.order and len(b.batches) >= LEAST and a.length == b.length
-           and a.random_before for a, b in pairs):  # fmt: skip
+           and (a.random_before or (a.content and a.content == b.content)) for a, b in pairs):  # fmt: skip
         return "indices (samples differ only by random numbers drawn for them, as by an augmentation)"
     return ""
 

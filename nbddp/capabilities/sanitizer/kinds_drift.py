@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from nbddp.capabilities.sanitizer.recording import NOWHERE, BesideModule, CalledFunction, Place, Sample
 from nbddp.capabilities.sanitizer.rules import Seen, make
@@ -188,7 +189,12 @@ def _beside(replica: Replica) -> Iterator[Seen]:
         if not all(_is_used(replica, rank, m) for rank, m in some.items()):
             continue
         differs = difference({rank: m.values[0] for rank, m in some.items()}, first.names)
-        if differs is None or exempt(replica):
+        if exempt(replica):
+            continue
+        if differs is None:
+            yield from _left_behind(replica, some)
+            continue
+        if not all(_stays(m) for m in some.values()):
             continue
         rank = min(some)
         yield make(
@@ -201,10 +207,33 @@ def _beside(replica: Replica) -> Iterator[Seen]:
         return
 
 
+def _left_behind(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator[Seen]:
+    """One that was equal on all ranks, and then moved on some of them alone, as an average that rank 0 keeps."""
+    moved = [rank for rank, m in some.items() if not _stays(m)]
+    last = min(len(m.values) for m in some.values()) - 1
+    first = next(iter(some.values()))
+    differs = difference({rank: m.values[last] for rank, m in some.items()}, first.names)
+    if differs is None or len(moved) == len(some):
+        return
+    yield make(
+        "frozen-differs",
+        f"{first.title}, which is called beside {replica.title}, changes on {rank_words(moved)} alone",
+        [f"its values were equal at its first call; at call {2**last} {differs.number} of "
+         f"{counted(differs.of, 'tensor')} differed, {differs.words}"],
+        f"if the loss depends on it, the ranks average gradients of different losses of {replica.title}",
+        replica.place(min(some), first.place), about=replica.group, ranks=replica.ranks,
+        cure="update it on all ranks alike, or broadcast it: for t in module.state_dict().values(): "
+        "dist.broadcast(t, 0)",
+    )  # fmt: skip
+
+
+def _stays(module: BesideModule) -> bool:
+    return all(not _differs(module.values[0], each) for each in module.values[1:])
+
+
 def _is_used(replica: Replica, rank: int, module: BesideModule) -> bool:
-    """Whether it is called about as often as the model trains, and stays as it is."""
-    stays = all(not _differs(module.values[0], each) for each in module.values[1:])
-    return stays and len(module.values) > 1 and 2 * module.calls >= len(replica.training[rank]) >= LEAST
+    """Whether it is called about as often as the model trains."""
+    return len(module.values) > 1 and 2 * module.calls >= len(replica.training[rank]) >= LEAST
 
 
 def _scales(replica: Replica) -> Iterator[Seen]:
@@ -427,9 +456,51 @@ def _added_buffers(replica: Replica) -> Iterator[Seen]:
         )  # fmt: skip
 
 
+CLOSE = 0.5  # part of its size by which a buffer moves at a typical forward, at most, if it sums or averages
+
+
+def _overwritten(replica: Replica) -> Iterator[Seen]:
+    """Buffers of the program's own modules that each rank moves on from rank 0's values, which DDP then copies."""
+    first = next(iter(replica.facts.values()))
+    rows = list(zip(*(facts.own_buffers for facts in replica.facts.values()), strict=False))
+    if not all(f.armed for some in replica.training.values() for f in some[: len(rows)]):
+        return  # the forward after one within no_sync copies nothing
+    if len(rows) < LEAST or any(facts.own_names != first.own_names for facts in replica.facts.values()):
+        return
+    for i, name in enumerate(first.own_names):
+        if name not in first.read_buffers:
+            continue
+        cut = [[sample[2 * i : 2 * i + 2] for sample in row] for row in rows[1:]]
+        rank0 = [sample[0] for sample in cut]
+        moves = [max(_gap(value, before) for value in row) for row, before in zip(cut[1:], rank0, strict=False)]
+        apart = [row for row in cut if max(_gap(value, row[0]) for value in row) > 1e-6]
+        if len(apart) < len(cut) or not moves or median(moves) > CLOSE:
+            continue  # equal at times, or written anew at each forward
+        differs = difference(dict(zip(replica.ranks, cut[-1], strict=True)), [name])
+        if differs is None:
+            continue
+        yield make(
+            "buffers-differ",
+            f"{name} of {replica.title} gathers statistics of each rank, and DDP keeps rank 0's alone",
+            [f"at each of {counted(len(cut), 'training forward')} the ranks had moved it to different values, "
+             f"{differs.words}",
+             "then DDP's forward copied rank 0's to all ranks; the loss depends on it"],
+            "what the other ranks add to it is lost: it describes rank 0's samples alone",
+            replica.any_place({r: f.place for r, f in replica.facts.items()}), about=replica.group,
+            ranks=replica.ranks, cure="all_reduce what is added to the buffer, in the module's forward",
+        )  # fmt: skip
+        return
+
+
+def _gap(one: Sample, two: Sample) -> float:
+    """How far two samples of a tensor are apart, as a part of the larger norm."""
+    return max(abs(a - b) for a, b in zip(one, two, strict=True)) / max(abs(one[1]), abs(two[1]), 1e-30)
+
+
 def _buffers(replica: Replica) -> Iterator[Seen]:
     if all(facts.broadcasts for facts in replica.facts.values()):
         yield from _added_buffers(replica)
+        yield from _overwritten(replica)
         return
     differs, when = difference(*_ends_of(replica, False)), "when the program ended"
     first = next(iter(replica.facts.values()))

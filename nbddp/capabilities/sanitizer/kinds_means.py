@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import log
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss, GroupCall, Place, Sample
+from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss, GroupCall, Place
 from nbddp.capabilities.sanitizer.rules import Seen, make
-from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica, difference
+from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
@@ -29,7 +29,6 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _unequal(replica)
         yield from _scheduler(replica)
         yield from _tokens(replica)
-        yield from _class_weights(replica)
     yield from _graph(view)
     yield from _gather(view)
     yield from _crossed(view)
@@ -290,31 +289,6 @@ def _say_tokens(replica: Replica, steps: int, bad: Sequence[Counted]) -> Seen:
         "over the targets of all ranks",
         replica.place(min(worst.counts), first.loss.place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip
-
-
-def _class_weights(replica: Replica) -> Iterator[Seen]:
-    """Weights of classes that stay as they are on each rank, and are others on another."""
-    for name in ("weight", "pos_weight"):
-        calls = {rank: replica.calls(name, rank) for rank in replica.ranks}
-        weights = {rank: [c.detail for c in some] for rank, some in calls.items()}
-        if any(len(each) < FEWEST or each.count(each[0]) < len(each) for each in weights.values()):
-            continue  # by batch, as a loss that balances each batch has them
-        differs = difference({rank: _sample(each[0]) for rank, each in weights.items()}, [name])
-        if differs is None:
-            continue
-        rank = min(calls)
-        yield make(
-            "loss-weights-differ", f"the ranks' losses have different weights of classes ({name})",
-            [f"norms of {name}: {by_value(dict(differs.norms))}",
-             f"they stayed the same in {counted(len(weights[rank]), 'loss')} of rank {rank}"],
-            "the ranks average gradients of different losses", replica.place(rank, calls[rank][0].place),
-            about=replica.group, ranks=replica.ranks,
-        )  # fmt: skip
-        return
-
-
-def _sample(detail: object) -> Sample:
-    return list(detail) if isinstance(detail, list) else []
 
 
 # -- collectives in the graph, and crossed ---------------------------------------------------------

@@ -14,6 +14,7 @@ from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
 BATCHES = 8
+FEWEST, TWICE = 4, 2  # calls of a frozen module; forwards without gradients
 STEPS, MOST = 30, 0.9  # optimizer steps that must have been made; share of them at which a line waited
 OWN = ("threads", "cores", "on CPU")  # which each rank may have otherwise
 
@@ -21,6 +22,8 @@ OWN = ("threads", "cores", "on CPU")  # which each rank may have otherwise
 def found(view: RanksView) -> Iterator[Seen]:
     for replica in view.replicas:
         yield from _modes(replica)
+        yield from _beside(replica)
+        yield from _statistics(replica)
         yield from _in_no_sync(replica)
         yield from _starved(view, replica)
     yield from _settings(view)
@@ -60,6 +63,54 @@ def _modes(replica: Replica) -> Iterator[Seen]:
             )  # fmt: skip
 
 
+def _beside(replica: Replica) -> Iterator[Seen]:
+    """Frozen modules that are called beside the model, in train mode on some ranks and in eval mode on others."""
+    found = {rank: record.beside for rank, record in replica.records.items()}
+    for row in zip(*found.values(), strict=False):
+        if len({(m.title, *m.names) for m in row}) > 1:
+            return  # the ranks call other modules
+        modes = {rank: m.modes for rank, m in zip(found, row, strict=True)}
+        whole = min(map(len, modes.values()))
+        if (
+            whole < FEWEST
+            or any(len(set(some)) > 1 for some in modes.values())
+            or len({m[0] for m in modes.values()}) < 2
+        ):
+            continue
+        rank = min(modes)
+        yield make(
+            "mode-differs", f"{row[0].title}, which is called beside {replica.title}, is in train mode on some ranks",
+            [f"at all of the first {whole} calls: "
+             f"{by_value({r: 'train' if some[0] else 'eval' for r, some in modes.items()})}"],
+            "its dropout and batch norm act on some ranks alone, so the ranks' losses differ by it",
+            replica.place(rank, row[0].place), about=replica.group, ranks=replica.ranks,
+            cure="call eval() on it on all ranks",
+        )  # fmt: skip
+        return
+
+
+def _statistics(replica: Replica) -> Iterator[Seen]:
+    """Forwards without gradients, in train mode, on some ranks alone, with training after them."""
+    calls = {
+        rank: [c for c in replica.calls("train forward", rank) if c.detail == replica.facts[rank].number
+               and any(step.at > c.at for step in replica.records[rank].steps)]
+        for rank in replica.ranks
+    }  # fmt: skip
+    some = {rank: each for rank, each in calls.items() if each}
+    if not some or len(some) == len(calls) or min(map(len, some.values())) < TWICE:
+        return
+    rank = min(some)
+    yield make(
+        "mode-differs",
+        f"{rank_words(list(some))} alone {'runs' if len(some) == 1 else 'run'} {replica.title} in train mode without "
+        "gradients, beside its training",
+        [f"{counted(len(some[rank]), 'such forward')} of rank {rank}, past DDP, each with training after it",
+         "they move BatchNorm's running statistics there, which no other rank's forward does"],
+        "running statistics have samples that the model is not trained on", replica.place(rank, some[rank][0].place),
+        about=replica.group, ranks=tuple(some), cure="model.eval() before it, and model.train() after it",
+    )  # fmt: skip
+
+
 def _settings(view: RanksView) -> Iterator[Seen]:
     of = {rank: record.settings for rank, record in view.records.items() if record.settings}
     names = dict.fromkeys(name for each in of.values() for name in each if name not in OWN)
@@ -86,7 +137,7 @@ def _files(view: RanksView) -> Iterator[Seen]:
             path = key[1]
             rank, who = min(ranks), rank_words(list(ranks))
             yield make(
-                "same-file", f"{who} write one file", [f"{path} was written by torch.save on {who}"],
+                "same-file", f"{who} write one file", [f"{path} was written by {key[4]} on {who}"],
                 "the file may be torn, or hold the state of whichever rank came last",
                 view.records[rank].at(ranks[rank]), ranks=tuple(ranks),
             )  # fmt: skip

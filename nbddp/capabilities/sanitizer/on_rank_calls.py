@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -22,6 +23,9 @@ from nbddp.worker.gpus import capturing
 
 KEPT = 600  # collectives
 NODES = 4000  # of a graph that are looked through
+SAVES = (  # module, function, which argument is the file, what is added to its name
+    ("torch", "save", 1, ""), ("numpy", "save", 0, ".npy"), ("safetensors.torch", "save_file", 1, ""),
+)  # fmt: skip
 SUSPECTS = 8  # gathers whose results are looked for in a graph
 
 
@@ -39,7 +43,10 @@ class CollectiveCalls:
                 self.recorder.wrap(
                     dist.ProcessGroup, name, lambda original, name=name: self._collective(original, name)
                 )
-        self.recorder.wrap(torch, "save", self._save)
+        for module, name, at, ending in SAVES:
+            if module in sys.modules and name in vars(sys.modules[module]):
+                make = functools.partial(self._save, shown=f"{module}.{name}", at=at, ending=ending)
+                self.recorder.wrap(sys.modules[module], name, make)
         self.recorder.wrap(torch.Tensor, "backward", self._from, graphs=True)
 
     # -- collectives -----------------------------------------------------------------------
@@ -153,26 +160,29 @@ class CollectiveCalls:
 
     # -- files, settings -------------------------------------------------------------------
 
-    def _save(self, original: Any) -> Any:
-        def save(found: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-            saved = original(found, file, *args, **kwargs)
+    def _save(self, original: Any, shown: str, at: int, ending: str) -> Any:
+        def save(*args: Any, **kwargs: Any) -> Any:
+            saved = original(*args, **kwargs)
+            file = args[at] if len(args) > at else kwargs.get("f", kwargs.get("file", kwargs.get("filename")))
             if self.recorder.on and isinstance(file, (str, os.PathLike)):
-                path = os.path.realpath(file)
-                if os.path.exists(path) and not os.path.isfile(path):
-                    return saved  # a device, as os.devnull
-                try:
-                    status = os.stat(path)
-                    detail = (path, status.st_dev, status.st_ino)
-                except OSError:
-                    detail = (path, 0, 0)
-                self.recorder.keep(
-                    self.recorder.record.calls,
-                    CalledFunction("save", self.recorder.tick(), self.recorder.place(), detail),
-                    4000,
-                )
+                self._saved(os.fspath(file), shown, ending)
             return saved
 
         return save
+
+    @digest.safely
+    def _saved(self, path: Any, shown: str, ending: str) -> None:
+        path = os.path.realpath(os.fsdecode(path))
+        path = path if path.endswith(ending) else f"{path}{ending}"
+        if os.path.exists(path) and not os.path.isfile(path):
+            return  # a device, as os.devnull
+        try:
+            status = os.stat(path)
+            detail = (path, status.st_dev, status.st_ino, shown)
+        except OSError:
+            detail = (path, 0, 0, shown)
+        fact = CalledFunction("save", self.recorder.tick(), self.recorder.place(2), detail)
+        self.recorder.keep(self.recorder.record.calls, fact, 4000)
 
     def settings_now(self) -> None:
         """Of precision and determinism, as a step has them: a rank that exports afterwards may have others."""

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.on_rank_content import content
 from nbddp.capabilities.sanitizer.recording import Pass
 from nbddp.compat import torch as torch_compat
 
@@ -112,7 +113,12 @@ class Data:
         fact.keeps_workers = bool(loader.num_workers and loader.persistent_workers)
         if not fact.iterable and hasattr(loader.dataset, "__len__"):
             fact.length = len(loader.dataset)
+            fact.content = self._content(loader.dataset)
         return fact
+
+    @digest.safely
+    def _content(self, dataset: Any) -> int:
+        return content(dataset)
 
     def _next(self, original: Any) -> Any:
         def __next__(iterator: Any) -> Any:

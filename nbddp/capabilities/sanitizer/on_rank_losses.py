@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.on_rank_graph import settings_below
 from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss
 from nbddp.compat.torch import has_hooks, saved
 from nbddp.worker.gpus import capturing
 
 KEPT = 400  # losses that are looked at
-WEIGHED = 32  # losses whose weights of classes are looked at
+WEIGHED = 32  # losses whose weights of classes and settings are looked at
 NODES = 48  # of a graph that are looked through
 AT_ONCE = 4  # counted sums of one loss, and as many of all elements
 ELEMENTWISE = (
@@ -69,8 +70,8 @@ class Losses:
             return []
         weight = () if gradient is None else (_number(gradient),)
         at, place, facts = self.recorder.tick(), self.recorder.place(2), []
-        self._note_weights(loss.grad_fn, place)
         try:
+            self._note_weights(loss.grad_fn, place)
             found = counted(loss.grad_fn, weight)
         except (RuntimeError, AttributeError):  # a graph that was let go of, or whose node holds other fields
             return []
@@ -91,9 +92,12 @@ class Losses:
         """The weights of classes in a loss, which are to be the same everywhere."""
         if self.weighed == WEIGHED:
             return
-        found = list(weights_below(node))[:AT_ONCE]
-        self.weighed += bool(found)
-        for name, weights in found:
+        self.weighed += 1
+        settings = settings_below(node)
+        if settings is not None:
+            fact = CalledFunction("loss settings", self.recorder.tick(), place, settings)
+            self.recorder.keep(self.recorder.record.calls, fact)
+        for name, weights in list(weights_below(node))[:AT_ONCE]:
             fact = CalledFunction(name, self.recorder.tick(), place, [])
             if self.recorder.keep(self.recorder.record.calls, fact):
                 self.recorder.later(fact.detail, "extend", digest.sample([weights]))

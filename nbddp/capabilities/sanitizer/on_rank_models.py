@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
+from nbddp.capabilities.sanitizer.on_rank_buffers import READS_AT, SAMPLED, OwnBuffers
 from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, ModelFacts
 from nbddp.compat import torch as torch_compat
 from nbddp.worker.gpus import capturing
@@ -38,6 +40,7 @@ class KnownModel:
         self.parameters = {id(each): (name, weakref.ref(each)) for name, each in parameters.items()}
         self.settings = {id(each): (each.dtype, each.device) for each in parameters.values()}
         self.frozen: set[int] = set()
+        self.own: OwnBuffers | None = None
         self.forwards = 0  # with gradients
 
     def knows(self, parameter: Any) -> str:
@@ -95,6 +98,9 @@ class Models:
         exchanged = {name: p for name, p in own.items() if p.requires_grad or made_before}
         known = KnownModel(ddp, facts, exchanged, ddp.process_group)
         known.frozen = {id(p) for p in own.values() if not p.requires_grad} if not made_before else set()
+        if facts.broadcasts and facts.held_buffers:
+            known.own = OwnBuffers(inner, self.recorder.is_programs)
+            facts.own_names = known.own.names
         self._add(ddp, known)
         return known
 
@@ -158,7 +164,8 @@ class Models:
         before = self._generators(known) if looks else None
         self.inside += 1
         try:
-            out = do()
+            with self._reads(known, fact):
+                out = do()
         finally:
             self.inside -= 1
         if fact is not None and self.recorder.on:
@@ -168,6 +175,13 @@ class Models:
             self._note_out(fact, out)
             self._watch_backward(known, module, fact, out)
         return out
+
+    def _reads(self, known: KnownModel, fact: Forward | None) -> AbstractContextManager[Any]:
+        """Within one training forward it is seen which of the program's own buffers the loss depends on."""
+        if not known.facts.own_names or fact is None or not fact.training or known.forwards != READS_AT + 1:
+            return nullcontext()
+        assert known.own is not None
+        return known.own.reads(known.facts.read_buffers)
 
     @digest.safely
     def _note_out(self, fact: Forward, out: Any) -> None:
@@ -191,6 +205,8 @@ class Models:
         )
         if training and looked_at(known.forwards):
             fact.others = modes_within(module)
+        if training and known.facts.own_names and known.forwards < SAMPLED and known.own is not None:
+            recorder.later(known.facts.own_buffers, "append", known.own.sample())
         known.forwards += training
         device = _device(known).type
         if torch.is_autocast_enabled(device):

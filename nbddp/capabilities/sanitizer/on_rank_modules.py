@@ -15,6 +15,8 @@ from nbddp.compat import torch as torch_compat
 from nbddp.worker.gpus import capturing
 
 BESIDE_MODULES = 16
+NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+MODES = 16  # calls of such a module whose mode is kept
 VALUES = 8  # tensors of such a module that are looked at
 
 
@@ -23,6 +25,7 @@ class ModuleWatcher:
         self.recorder = recorder
         self.depth = 0
         self.beside: weakref.WeakKeyDictionary[Any, BesideModule] = weakref.WeakKeyDictionary()
+        self.modal: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # whose mode matters
 
     def install(self) -> None:
         # torch.compile traces calls of modules: there the wrapper is a branch that is not taken
@@ -54,6 +57,8 @@ class ModuleWatcher:
             if known is None and models.known:
                 self._beside(module)
             fact = self._past(known, module) if known is not None and module is not known.module() else None
+            if known is not None and not torch.is_grad_enabled():
+                self._silent(known, module)
             out = original(module, *args, **kwargs)
             if fact is not None:
                 self._watch(fact, out)
@@ -72,9 +77,12 @@ class ModuleWatcher:
             tensors = _values(module)
             fact = BesideModule(type(module).__name__, self.recorder.place(2), [name for name, _ in tensors])
             self.beside[module] = fact
+            self.modal[module] = any(map(_is_modal, module.modules()))
             if tensors and not any(each.requires_grad for each in module.parameters()):
                 facts.append(fact)
         fact.calls += 1
+        if self.modal[module] and len(fact.modes) < MODES:
+            fact.modes.append(module.training)
         if fact.names and fact.calls & (fact.calls - 1) == 0:
             self.recorder.later(fact.values, "append", digest.sample([each for _, each in _values(module)]))
 
@@ -87,6 +95,13 @@ class ModuleWatcher:
             return None
         fact = Past(known.facts.number, recorder.tick(), recorder.place(2), type(module).__name__)
         return fact if recorder.keep(recorder.record.past, fact) else None
+
+    @digest.safely
+    def _silent(self, known: Any, module: Any) -> None:
+        """A forward without gradients that moves running statistics. One that computes them anew has no momentum."""
+        if module.training and any(_is_norm(e) and e.training and e.momentum is not None for e in module.modules()):
+            fact = CalledFunction("train forward", self.recorder.tick(), self.recorder.place(2), known.facts.number)
+            self.recorder.keep(self.recorder.record.calls, fact)
 
     @digest.safely
     def _watch(self, fact: Past, out: Any) -> None:
@@ -114,6 +129,16 @@ class ModuleWatcher:
 
     def close(self) -> None:
         pass
+
+
+def _is_norm(module: Any) -> bool:
+    return isinstance(module, NORMS) and module.track_running_stats
+
+
+def _is_modal(module: Any) -> bool:
+    """Whether a module computes otherwise in train mode."""
+    dropout = type(module).__name__.startswith(("Dropout", "AlphaDropout", "DropPath")) and getattr(module, "p", True)
+    return bool(dropout) or _is_norm(module)
 
 
 def _values(module: Any) -> list[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 NO_TENSOR = 12321.0  # the norm in a sample where there is no tensor, as a gradient that is None
 BESIDE = -1  # the number of what an optimizer moves and no model knows
+WHOLE, FURTHER = "the weight of the loss", "the weight of a further term"  # numbers of a loss's graph
 MOST = 2000  # facts of a kind that are kept
 Sample = list[float]
 
@@ -39,7 +40,9 @@ class ModelFacts:
     order: a digest of all names in their order. ignored: names that it was set to ignore. hook: its communication
     hook. start: a sample of the parameters when it was made, or first seen. ends: a sample of each tensor when the
     program ended: parameters first, then buffers. buffers: samples at some steps. held_buffers: names of those that it
-    had when it was made. drops: names of its dropout modules. moved: what became of its parameters' dtype or device."""
+    had when it was made. drops: names of its dropout modules. own_buffers: samples of buffers that modules of the
+    program have, called own_names, at its first training forwards; read_buffers: those that the loss depends on. moved:
+    what became of its parameters' dtype or device."""
 
     number: int
     kind: str
@@ -64,6 +67,9 @@ class ModelFacts:
     buffer_names: list[str] = field(default_factory=list)
     held_buffers: list[str] = field(default_factory=list)
     drops: list[str] = field(default_factory=list)
+    own_names: list[str] = field(default_factory=list)
+    own_buffers: list[Sample] = field(default_factory=list)
+    read_buffers: list[str] = field(default_factory=list)
     moved: str = ""
     moved_place: int = 0
 
@@ -162,9 +168,9 @@ class OutsideParameter:
 class Pass:
     """An iteration over a data loader. rows, batches: digests. models: those that were trained meanwhile.
     random_before: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for
-    each batch. order: digest of the indices that the sampler gave; total: how many those of all ranks are. sizes:
-    batches' rows; shapes: of a row of their first tensor. epoch: of the sampler, or of an iterable data set. whole:
-    whether it came to its end."""
+    each batch. order: digest of the indices that the sampler gave; total: how many those of all ranks are. content:
+    digest of what the data set holds, 0 if unknown. sizes: batches' rows; shapes: of a row of their first tensor.
+    epoch: of the sampler, or of an iterable data set. whole: whether it came to its end."""
 
     loader: int
     number: int
@@ -178,6 +184,7 @@ class Pass:
     shuffles: bool = False
     order: int | None = None
     length: int | None = None
+    content: int = 0
     total: int | None = None
     workers: int = 0
     keeps_workers: bool = False
@@ -242,13 +249,24 @@ class HeldParameters:
 @dataclass
 class BesideModule:
     """A module without gradients that the program calls beside its models. values: samples of its tensors, at its
-    first, second, fourth call and so on."""
+    first, second, fourth call and so on. modes: the mode of each call, of one for which it matters; at most 16."""
 
     title: str
     place: int
     names: list[str]
     calls: int = 0
     values: list[Sample] = field(default_factory=list)
+    modes: list[bool] = field(default_factory=list)
+
+
+@dataclass
+class DrawnTensor:
+    """A random tensor that the program drew by torch's own generator. value: a digest."""
+
+    at: int
+    place: int
+    shape: tuple[int, ...]
+    value: int = 0
 
 
 @dataclass
@@ -315,6 +333,7 @@ class RankRecord:
     collectives: list[GroupCall] = field(default_factory=list)
     hooks: list[HookCall] = field(default_factory=list)
     losses: list[CountedLoss] = field(default_factory=list)
+    drawn: list[DrawnTensor] = field(default_factory=list)
     held: list[HeldParameters] = field(default_factory=list)
     beside: list[BesideModule] = field(default_factory=list)
     reads: list[HostRead] = field(default_factory=list)

@@ -162,8 +162,9 @@ ROWS = (
     ),
     MistakeKind(
         "frozen-differs", DRIFT, 54,
-        "a module that needs no gradient was called beside the model at half of its training forwards or more; its "
-        "values stayed as they were, and differed between ranks",
+        "a module that needs no gradient was called beside the model at half of its training forwards or more, and its "
+        "values differed between ranks: they stayed as they were; or they were equal, and then changed on some ranks "
+        "alone",
         "load the same values on all ranks, or seed them equally: for t in module.state_dict().values(): "
         "dist.broadcast(t, 0)",
         "teacher = Net().requires_grad_(False)  # of each rank's own generator",
@@ -178,7 +179,8 @@ ROWS = (
     MistakeKind(
         "buffers-differ", DRIFT, 55,
         "buffers that a checkpoint has differed between ranks, and DDP broadcasts none of them, by its setting or "
-        "because they are newer than DDP",
+        "because they are newer than DDP; or the program's own module moves a buffer a little at each forward, the "
+        "loss depends on it, and DDP overwrites each rank's by rank 0's",
         "use SyncBatchNorm, or DDP's broadcast_buffers=True",
         "DDP(model_with_batch_norm, broadcast_buffers=False)",
     ),
@@ -223,14 +225,20 @@ ROWS = (
         "ranks fed the model equal batches at all of their training forwards, and the batches were not all one",
         "split the data: DataLoader(data, sampler=DistributedSampler(data)), or take every world-th item by rank",
         "DataLoader(data, shuffle=True)",
-        ("overlap",),
+        ("overlap", "same-noise"),
     ),
     MistakeKind(
         "overlap", DATA, 66,
         "in one epoch samples were given to several ranks, more than equal samples of a data set explain, and each "
-        "rank's own were distinct",
+        "rank's own were distinct; or each rank went through all of a data set whose lists are equal on all ranks",
         "shuffle by a seed that all ranks share, and then take each rank's part",
         "random.shuffle(files); files[rank::world]",
+    ),
+    MistakeKind(
+        "worker-repeats", DATA, 65,
+        "a loader with several workers gave batches in groups of equal ones, one of each worker, on all ranks",
+        "take each worker's part: info = get_worker_info(), then rows[info.id :: info.num_workers] of the rank's rows",
+        "class Stream(IterableDataset): ...  # split by rank, and not by worker",
     ),
     MistakeKind(
         "split-differs", DATA, 70,
@@ -265,6 +273,14 @@ ROWS = (
         "all of the first 16 forwards, or from one of them on",
         "seed by rank once the model is made: torch.manual_seed(seed + rank)",
         "torch.manual_seed(0)  # then dropout on every rank",
+        ("same-noise",),
+    ),
+    MistakeKind(
+        "same-noise", DATA, 39,
+        "at each of at least 4 steps the ranks drew equal tensors by torch's own generator before the backward, with a "
+        "row for each sample, while inputs differed; what loaders draw, and shapes of parameters, do not count",
+        "seed by rank once the model is made: torch.manual_seed(seed + rank)",
+        "torch.manual_seed(0); noise = torch.randn_like(x)  # on every rank",
     ),
     MistakeKind(
         "evaluated-twice", DATA, 52,
@@ -322,6 +338,13 @@ ROWS = (
         "weight = 1 / torch.bincount(labels_of_this_rank).float(); cross_entropy(logits, y, weight)",
     ),
     MistakeKind(
+        "loss-settings-differ", MEANS, 56,
+        "at least 4 losses of a rank had graphs of one form and the same numbers in them (a temperature, an exponent, "
+        "label smoothing, the weight of a further term), other ranks' had others, and batches were of one size",
+        "give the loss the same settings on all ranks",
+        "CrossEntropyLoss(label_smoothing=0.1 if rank == 0 else 0.0)",
+    ),
+    MistakeKind(
         "scheduler-steps", MEANS, 56,
         "a scheduler made exactly world-size steps for each step of its optimizer",
         "step the scheduler once for each optimizer step",
@@ -342,8 +365,9 @@ ROWS = (
     ),
     MistakeKind(
         "mode-differs", MODES, 66,
-        "the model, or a module within it, was in train mode on some ranks and in eval mode on others, at the same "
-        "training forward",
+        "the model, or a module within it or a frozen one beside it, was in train mode on some ranks and in eval mode "
+        "on others, at the same training forward; or some ranks alone ran a model with BatchNorm in train mode without "
+        "gradients, twice or more",
         "call ddp.train() on all ranks before training",
         "if rank == 0: ddp.eval(); evaluate(); ddp.train()",
         ("buffers-differ",),
@@ -356,7 +380,7 @@ ROWS = (
     ),
     MistakeKind(
         "same-file", MODES, 61,
-        "several ranks wrote one file by torch.save, after the same number of steps",
+        "several ranks wrote one file by torch.save, numpy.save or safetensors, after the same number of steps",
         "if dist.get_rank() == 0: torch.save(...)",
         "torch.save(ddp.module.state_dict(), 'model.pt')",
     ),

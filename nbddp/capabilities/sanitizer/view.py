@@ -18,6 +18,7 @@ from nbddp.capabilities.sanitizer.recording import (
     Backward,
     CalledFunction,
     CountedLoss,
+    DrawnTensor,
     Forward,
     ModelFacts,
     OptimizerStep,
@@ -30,7 +31,7 @@ from nbddp.capabilities.sanitizer.recording import (
 )
 from nbddp.launch.machine import counted
 
-Recorded = TypeVar("Recorded", CountedLoss, Forward)
+Recorded = TypeVar("Recorded", CountedLoss, DrawnTensor, Forward)
 
 BY_DESIGN = ("post_localSGD_hook", "noop_hook")  # hooks that leave gradients different on purpose
 ROUNDING = 1e-6  # of a norm; equal ranks have equal bits

@@ -65,6 +65,17 @@ class SimulatedDevices:
     def __init__(self) -> None:
         self._frames: list[list[Placed]] = []
 
+    def copied(self) -> None:
+        """The copy has no thread of autograd's, so backward runs on the one that calls it; and it writes no other
+        process's row of what the GPUs hold."""
+        import torch
+
+        from nbddp.capabilities.simulated_gpus.on_rank import devices, memory
+
+        devices.forked = False
+        memory.ledger.leave()
+        torch.autograd.set_multithreading_enabled(False)
+
     def values(self, frame: FrameType, line: str) -> list[tuple[str, str]]:
         """Adds nothing to the values of a frame; notes where they are."""
         import torch

@@ -59,19 +59,35 @@ def _others_may_call(p: Meaning, call: ast.Call, test: ast.expr, name: str) -> b
             [] if isinstance(branch, ast.BoolOp) else [branch.orelse if p.inside(call, branch.body) else branch.body]
         )
         return any(isinstance(node, ast.Call) for other in others for node in ast.walk(other))
-    if not isinstance(branch, ast.If):
+    if isinstance(branch, ast.match_case):
+        other = _other_cases(p, call, branch)
+    elif isinstance(branch, ast.If):
+        inside = any(p.inside(call, one) for one in branch.body)
+        other = branch.orelse if inside else branch.body
+        if inside and leaves(branch.body):
+            other = [*other, *_after(p, branch)]
+    else:
         return True
-    inside = any(p.inside(call, one) for one in branch.body)
-    other = branch.orelse if inside else branch.body
-    if inside and leaves(branch.body):
-        block = p.block_of(branch)
-        other = [*other, *block[block.index(branch) + 1 :]]
     for one in (node for statement in other for node in ast.walk(statement)):
         if isinstance(one, ast.Call):
             text = ast.unparse(one.func)
             if p.called(one) is not None or name in text or not (p.name_of(one) or text in ("print", "len", "int")):
                 return True
     return False
+
+
+def _other_cases(p: Meaning, call: ast.Call, case: ast.match_case) -> list[ast.stmt]:
+    """What ranks do that another case of the same `match` takes; after the match too, if the call's case leaves it."""
+    match = p.parent[case]
+    assert isinstance(match, ast.Match)
+    own = next(one for one in match.cases if p.inside(call, one))
+    other = [statement for one in match.cases if one is not own for statement in one.body]
+    return [*other, *_after(p, match)] if leaves(own.body) else other
+
+
+def _after(p: Meaning, statement: ast.stmt) -> list[ast.stmt]:
+    block = p.block_of(statement)
+    return block[block.index(statement) + 1 :]
 
 
 def before_init(p: Meaning) -> Iterator[Hit]:

@@ -132,6 +132,10 @@ class Ledger:
             self._path.unlink(missing_ok=True)
         self._map = None
 
+    def leave(self) -> None:
+        """In a copy of the process that has the row."""
+        self._map = None
+
     def write(self, index: int, used: int) -> None:
         if self._map is not None:
             at = self._row * self.ROW.size + 16 + 8 * devices.physical(index)
