@@ -157,7 +157,7 @@ class PoolState:
             self._start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
         group.variables, group.options = env.wanted, told_to_ranks(merged)
-        renewed = spec.fresh or env.renews
+        renewed = spec.fresh or env.renews or any(renews(merged) for renews in self.parts.renews)
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
         notes = [*said, *group.source.told, *notes, *lines(self.parts.notes)]
         group.source.told = []

@@ -163,7 +163,7 @@ def test_logs_are_those_of_torchrun() -> None:
             "--master_addr h --master_port 29500",
             "--master-addr, --master-port: the pool starts a new store for each run",
         ),
-        ("--start-method spawn", "--start-method: workers are forked from a process that has imported torch"),
+        ("--start-method spawn", "--start-method: torchrun itself ignores it for scripts; %ddp start --start-method"),
         ("--monitor-interval 1", "--monitor-interval: the operating system reports an exit to the pool at once"),
         ("--numa-binding node", "--numa-binding: a worker uses the cores of the notebook kernel"),
         ("--event-log-handler console", "--event-log-handler: torchrun's agent does not run"),
