@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.capabilities.scripts.part import failures_of
+from nbddp.launch.options import LaunchSpec
 from nbddp.output.buffer import HEAD, LONGEST, SHOWN_HEAD, SHOWN_TAIL, TAIL, WIDE_HEAD, WIDE_TAIL, Elision, Text
 from nbddp.output.layout import Print, Show, block
 from nbddp.output.screens import NullScreen
@@ -500,3 +501,34 @@ def test_a_message_has_a_bound_in_a_report_and_is_whole_in_a_file(pool: WorkerPo
     note = report_of(pool, "e = ValueError('n'); e.__notes__ = ['note ' * 10_000, *['b'] * 100]; raise e").report
     assert len(note) < 20_000
     assert len(str(report_of(pool, "raise ValueError('x' * 10_000)"))) < 600
+
+
+LONG = "'n' * 3_000_000"
+NAMED = {  # what a program names, which a report names too
+    "a class": f"raise type({LONG}, (Exception,), {{}})('it')",
+    "a function": f"def f(): 1 / 0\nf.__code__ = f.__code__.replace(co_name={LONG})\nf()",
+    "a file": f"exec(compile('1 / 0', {LONG}, 'exec'))",
+    "a thread": (
+        "import os, threading, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if os.environ['RANK'] == '1':\n"
+        f"    thread = threading.Thread(target=dist.barrier, name={LONG}); thread.start(); thread.join()"
+    ),
+    "a group": (
+        "import os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"group = dist.new_group(group_desc={LONG})\n"
+        "if os.environ['RANK'] == '1': dist.barrier(group)"
+    ),
+    "a key": (
+        "import os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"if os.environ['RANK'] == '1': dist.distributed_c10d._get_default_store().wait([{LONG}])"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_name_has_a_bound_in_a_report(pool: WorkerPool, what: str) -> None:
+    with pytest.raises(nbddp.RunFailed) as caught:
+        pool.run_cell(NAMED[what], hang_after=0.3, timeout=20, screen=NullScreen())
+    assert len(caught.value.report) < 25_000
+    assert len(str(caught.value)) < 10_000
+    pool.ensure(LaunchSpec())
