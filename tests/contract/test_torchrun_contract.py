@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.output.screens import NullScreen
-from nbddp.pool.pool import WorkerPool
 from tests.contract.begun import PROGRAM
 from tests.kernels import Kernel
 from tests.ports import held_port
@@ -246,19 +244,6 @@ def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp
     for way, ranks in found.items():
         for rank, theirs in zip(ranks, found["torchrun"], strict=True):
             assert rank["given"] == theirs["given"], way
-
-
-def test_spawned_ranks_hash_strings_as_torchruns_do(tmp_path: Path) -> None:
-    """By the seed in the environment, and without one each in its own way."""
-    script, hashed = tmp_path / "hashed.py", "print(hash('a string'))\n"
-    script.write_text(hashed)
-    seeded = {**os.environ, "PYTHONHASHSEED": "7"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
-    theirs = subprocess.run(command, env=seeded, check=True, capture_output=True, text=True).stdout.split()
-    with WorkerPool(nproc=2, start_method="spawn", env={"PYTHONHASHSEED": "7"}) as pool:
-        values = pool.run_cell("hash('a string')", want_value=True, screen=NullScreen())
-    assert [str(value) for value in values] == theirs
-    assert len({*theirs}) == 1
 
 
 def test_ddp_trains_equally_on_all_ranks(four: Kernel) -> None:

@@ -23,6 +23,7 @@ from nbddp.pool.pool import WorkerPool
 from nbddp.worker.output import PRINT_SECONDS
 from tests import warm
 from tests.kernels import Kernel
+from tests.pool.faults import Watching
 from tests.unit.test_output import output, say
 
 # -- a line, as a terminal has it -------------------------------------------------------------------
@@ -526,9 +527,11 @@ NAMED = {  # what a program names, which a report names too
 
 
 @pytest.mark.parametrize("what", NAMED)
-def test_a_name_has_a_bound_in_a_report(pool: WorkerPool, what: str) -> None:
+def test_a_name_has_a_bound_in_a_report_and_a_live_view(pool: WorkerPool, what: str) -> None:
+    screen = Watching()
     with pytest.raises(nbddp.RunFailed) as caught:
-        pool.run_cell(NAMED[what], hang_after=0.3, timeout=20, screen=NullScreen())
+        pool.run_cell(NAMED[what], hang_after=0.3, timeout=20, screen=screen)
+    assert all(len(shown) < 10_000 for shown in screen.shown)
     assert len(caught.value.report) < 25_000
     assert len(str(caught.value)) < 10_000
     pool.ensure(LaunchSpec())

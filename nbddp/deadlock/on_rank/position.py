@@ -324,7 +324,7 @@ def _init(frame: SeenFrame) -> BlockingCall:
     size, rank = (_placed(*each) for each in zip(("size", "rank"), frame.get("world_size", "rank"), strict=True))
     kind = "init" if size == OWN["size"] else APART
     if size <= OWN["size"] or rank != OWN["rank"]:  # of fewer ranks: which ones is not known
-        return BlockingCall(INIT, kind)
+        return BlockingCall(INIT if rank == OWN["rank"] else f"{INIT} as rank {rank}", kind)
     return BlockingCall(INIT, kind, world=size, missing=tuple(range(OWN["size"], min(size, MOST_MISSING))))
 
 
