@@ -296,17 +296,24 @@ def test_torchcomms_is_refused_with_a_reason() -> None:
     assert asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=0").launch.env
 
 
+WHOLE, PLACEHOLDER, MISSING = ("__init__.py", "hooks.py"), ("__init__.py",), ()
+
+
 @pytest.mark.parametrize(
     ("value", "installed", "told"),
-    [("1", True, True), ("false", True, True), ("0", True, False), ("", True, False), ("1", False, False)],
-)
+    [
+        ("1", WHOLE, True), ("false", WHOLE, True), ("0", WHOLE, False), ("", WHOLE, False), ("1", PLACEHOLDER, False),
+        ("1", MISSING, False),
+    ],
+)  # fmt: skip
 def test_torchcomms_of_the_kernel_is_told_where_torch_uses_it(
-    value: str, installed: bool, told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    value: str, installed: tuple[str, ...], told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """torch ignores the variable where it cannot import torchcomms."""
+    """torch ignores the variable where it cannot import torchcomms, as PyPI's placeholder."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_USE_TORCHCOMMS", value)
-    if installed:
-        (tmp_path / "torchcomms.py").touch()
+    (tmp_path / "torchcomms").mkdir()
+    for name in installed:
+        (tmp_path / "torchcomms" / name).write_text("raise ImportError\n")
     monkeypatch.syspath_prepend(tmp_path)
     said = [line for line in WorkerPool().shortcomings() if "TORCHCOMMS" in line]
     assert [line.partition(",")[0] for line in said] == [
