@@ -176,6 +176,8 @@ IN_ORDER = {
     "a subprocess": "import subprocess\nfor w in ('one', 'two', 'three'): subprocess.run(['echo', w])",
     "a subprocess to sys.stdout": "import subprocess\nsubprocess.run(['echo', 'one'], stdout=sys.stdout)\n"
     "print('two'); subprocess.run('echo three', shell=True, stdout=sys.stdout.buffer)",
+    "a file of a descriptor": "file = open(sys.stdout.fileno(), 'w', closefd=False)\n"
+    "for w in ('one', 'two', 'three'): print(w, file=file, flush=True)",
     "the descriptor of sys.stdout": "for w in ('one', 'two', 'three'): print(w[0], end='', flush=True); "
     "os.write(sys.stdout.fileno(), w[1:].encode()); print()",
 }
