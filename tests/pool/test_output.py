@@ -23,7 +23,7 @@ from nbddp.pool.pool import WorkerPool
 from nbddp.worker.output import PRINT_SECONDS
 from tests import warm
 from tests.kernels import Kernel
-from tests.pool.faults import Watching
+from tests.pool.faults import Impatient
 from tests.unit.test_output import output, say
 
 # -- a line, as a terminal has it -------------------------------------------------------------------
@@ -512,25 +512,21 @@ NAMED = {  # what a program names, which a report names too
     "a function": f"def f(): 1 / 0\nf.__code__ = f.__code__.replace(co_name={LONG})\nf()",
     "a file": f"exec(compile('1 / 0', {LONG}, 'exec'))",
     "a thread": (
-        "import os, threading, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "if os.environ['RANK'] == '1':\n"
-        f"    thread = threading.Thread(target=dist.barrier, name={LONG}); thread.start(); thread.join()"
+        "import asyncio, os, threading, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"def waits():\n    threading.current_thread().name = {LONG}\n    dist.barrier()\n"
+        "if os.environ['RANK'] == '1': await asyncio.to_thread(waits)"
     ),
     "a group": (
         "import os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         f"group = dist.new_group(group_desc={LONG})\n"
         "if os.environ['RANK'] == '1': dist.barrier(group)"
     ),
-    "a key": (
-        "import os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        f"if os.environ['RANK'] == '1': dist.distributed_c10d._get_default_store().wait([{LONG}])"
-    ),
 }
 
 
 @pytest.mark.parametrize("what", NAMED)
 def test_a_name_has_a_bound_in_a_report_and_a_live_view(pool: WorkerPool, what: str) -> None:
-    screen = Watching()
+    screen = Impatient("no progress")
     with pytest.raises(nbddp.RunFailed) as caught:
         pool.run_cell(NAMED[what], hang_after=0.3, timeout=20, screen=screen)
     assert all(len(shown) < 10_000 for shown in screen.shown)
