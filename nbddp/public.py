@@ -50,6 +50,8 @@ class Pool(PublicMethods):
     - visible (str): the GPUs that a worker sees, `all` (default) or `own`.
     - oversubscribe (bool): start more workers than there are GPUs, or than the memory allows. Default: False.
     - device (str): `auto` (default), `cpu` or `cuda`.
+    - start_method (str): how workers start. `fork` (default, except on macOS): from a process that has imported torch.
+      `spawn`: as under torchrun; each imports torch itself, and `hash()` of a string differs by rank.
     - debug (str): debug output of torch, gloo and NCCL: `off` (default), `info` or `detail`.
     - env (mapping of str to str): environment variables of the ranks.
     - simulate_gpus (int or str): simulated GPUs on each node, such as 4 or `4xA100-80GB`. Default: none.

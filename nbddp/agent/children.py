@@ -8,7 +8,8 @@ every process under the notebook kernel. A worker hears it while a cell runs.
 A forked process begins with its parent's generators, and so would its siblings. Without a seed, all ranks would draw
 the same weights, masks and permutations. Generators of accelerators are made in the process that uses one, and
 operating-system randomness (`secrets`, `uuid`, numpy's `default_rng`) is nobody's copy. One thing cannot be made anew:
-`hash()` of strings, which orders a set of strings. It stays the interpreter's for as long as that lives.
+`hash()` of strings, which orders a set of strings. It stays the interpreter's for as long as that lives. So whoever
+needs it different in each process asks for one that is spawned.
 """
 
 from __future__ import annotations
@@ -84,15 +85,18 @@ def _end_after(parent: ProcessId, number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = ()) -> int:
+def start(
+    target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = (), spawn: bool = False
+) -> int:
     """Start `target` ("module:function") with `request` in a new process; returns its pid.
 
     request: JSON data; `log` (path), `env` (whole environment), `cwd` and `path` (sys.path) are applied before the
         function is called. `enters`: a function that is called between, with the request.
     close: the agent's own descriptors, not to be held by a forked child.
     keep: descriptors that a spawned child inherits.
+    spawn: whether it is spawned where it could be forked.
     """
-    if why_not_fork():
+    if spawn or why_not_fork():
         return _spawn(target, request, keep)
     return _fork(target, request, close)
 

@@ -73,7 +73,7 @@ Part = TypeVar("Part")
 @dataclass
 class Child:
     """One process started here. `status` is a worker's, as the owner says, and `doing` is that in words where the owner
-    has some."""
+    has some. `spawned`: whether it imports torch itself."""
 
     kind: str
     pid: int
@@ -83,6 +83,7 @@ class Child:
     status: RankStatus = RankStatus.STARTING
     doing: str = ""
     log: str = ""
+    spawned: bool = False
 
 
 @dataclass
@@ -309,12 +310,12 @@ class NodeAgent:
     # -- requests ------------------------------------------------------------------
 
     def _do_start(self, peer: Peer, message: Message) -> Message:
-        """Start a worker, the controller or what a row has; answers with its pid and start time."""
+        """Start a worker, the controller or what a row has; answers with a `Started`."""
         kind = message["kind"]
         request = {k: v for k, v in message.items() if k not in ("op", "id")}
         child = self._start(kind, request)
         child.rank, child.uuid = message.get("rank", -1), message.get("uuid", "")
-        return {"pid": child.pid, "started": child.started}
+        return {"pid": child.pid, "started": child.started, "spawned": child.spawned}
 
     def _do_signal(self, peer: Peer, message: Message) -> Message:
         """Signal the children named by pid; one that has ended is passed over. group: also what they have started."""
@@ -377,8 +378,9 @@ class NodeAgent:
 
     def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> Child:
         targets = {**{kind: target for row in added() for kind, target in row.starts.items()}, **TARGETS}
-        pid = children.start(targets[kind], request, close=self.own_descriptors() - set(keep), keep=keep)
-        child = Child(kind, pid, ProcessId.of(pid).started, log=request["log"])
+        spawn = bool(children.why_not_fork()) or any(load(row.spawns)(request) for row in added() if row.spawns)
+        pid = children.start(targets[kind], request, close=self.own_descriptors() - set(keep), keep=keep, spawn=spawn)
+        child = Child(kind, pid, ProcessId.of(pid).started, log=request["log"], spawned=spawn)
         self.children[pid] = child
         return child
 

@@ -105,6 +105,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         cluster: str | None = None
         slurm: Slurm | None = None
         simulate_gpus: str | None = None
+        start_method: str | None = None
 
     @dataclass(frozen=True, kw_only=True)
     class RunFields:
@@ -132,6 +133,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         cluster: str | None
         slurm: Slurm | bool | None
         simulate_gpus: int | str | None
+        start_method: str | None
 
     class RunArguments(TypedDict, total=False):
         timings: bool
@@ -702,6 +704,18 @@ ROWS = (
             ),
         ),
         requests={"environment": "nbddp.capabilities.env.on_rank:environment"},
+    ),
+    Capability(
+        name="start_method",
+        part=PoolPart(target="nbddp.capabilities.start_method.part:StartMethodPart", when=("option:start_method",)),
+        options=(
+            Option(
+                name="start_method", group="pool", after="device", choices=("fork", "spawn"), to_ranks=True,
+                help="how workers start. fork (default, except on macOS): from a process that has imported torch. "
+                "spawn: as under torchrun; each imports torch itself, and hash() of a string differs by rank",
+            ),
+        ),
+        on_agent=OnAgent(spawns="nbddp.capabilities.start_method.on_agent:spawns"),
     ),
     Capability(
         name="capacity",

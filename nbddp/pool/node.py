@@ -29,7 +29,7 @@ RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
 class WorkerProcess:
     """One worker process. `exit` is the agent's event once it has ended; what its last run wrote to the log begins
     at byte `log_from`; `exits`: how many functions wait there for its end (`atexit`). `retired`: it was to serve
-    one run, which has begun."""
+    one run, which has begun. `spawned`: it imports torch itself."""
 
     rank: int
     uuid: str
@@ -40,6 +40,7 @@ class WorkerProcess:
     registered: bool = False
     exits: int = 0
     retired: bool = False
+    spawned: bool = False
     exit: ProcessExit | None = None
 
     def hear(self, outcome: Outcome | None) -> None:
@@ -166,8 +167,9 @@ class PoolNode:
         launched({start.rank: process.pid for start, process in came})
         for start, process in came:
             self.workers[start.rank] = worker = WorkerProcess(
-                start.rank, start.uuid, process.pid, process.started, start.log, posted.sizes[start.log]
-            )
+                start.rank, start.uuid, process.pid, process.started, start.log, posted.sizes[start.log],
+                spawned=process.spawned,
+            )  # fmt: skip
             early = self._early.pop(process.pid, None)
             if early is not None:
                 self.exited(worker, early)

@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Any
 
@@ -155,7 +156,7 @@ class PoolState:
             self._start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
         group.variables, group.options = env.wanted, told_to_ranks(merged)
-        renewed = spec.fresh or env.renews
+        renewed = spec.fresh or env.renews or any(renews(merged) for renews in self.parts.renews)
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
         notes = [*said, *group.source.told, *notes, *lines(self.parts.notes)]
         group.source.told = []
@@ -298,7 +299,9 @@ class PoolState:
 def _torchcomms() -> str:
     """That the environment replaces the process groups. Where torchcomms is not installed torch ignores it."""
     asked = os.environ.get(torchrun_env.TORCHCOMMS, "") not in torchrun_env.NOT_TORCHCOMMS
-    if not asked or find_spec("torchcomms") is None:
+    found = find_spec("torchcomms") if asked else None
+    # PyPI's torchcomms 0.0.1 is a mere placeholder
+    if found is None or PathFinder.find_spec("torchcomms.hooks", found.submodule_search_locations) is None:
         return ""
     return (
         f"{torchrun_env.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "

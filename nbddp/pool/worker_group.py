@@ -322,8 +322,7 @@ class WorkerGroup:
     def _wait_registered(self, ranks: Sequence[int], progress: Callable[[str], None] = lambda text: None) -> None:
         """Wait until these workers can be reached. Raises EndedStarting if one has ended."""
         new = {r: w for r, w in self.workers.items() if r in ranks and not w.registered}
-        # A spawned worker imports torch by itself, perhaps from a slow disk.
-        imports = any(node.warm is not None and node.warm.spawn for node in self.nodes)
+        imports = any(w.spawned for w in new.values())  # perhaps from a slow disk
         uuids = {r: w.uuid for r, w in new.items()}
         there = functools.partial(_engines_words, progress, len(uuids))
         check = functools.partial(self._check_starting, new.values())

@@ -94,10 +94,11 @@ class StartController:
 
 @dataclass(frozen=True)
 class Started:
-    """The process that was asked for, by pid and start time."""
+    """The process that was asked for, by pid and start time. spawned: it was not forked, and imports torch itself."""
 
     pid: int
     started: float
+    spawned: bool = False
 
 
 KEY_BYTES = 80  # of `OpenStore.key`: Linux signs connections by no longer key

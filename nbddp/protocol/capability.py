@@ -132,6 +132,7 @@ class OnAgent:
 
     - ops: what an agent may be asked for → (NodeAgent, Peer, Message) -> Message | None.
     - starts: kind of a process that it may start → (request) -> exit status.
+    - spawns: (request) -> whether a process is spawned where it could be forked.
     - warm: (NodeAgent) -> what else its event `warm` says. gpus: (environment) -> its `devices`, `links` and `untold`.
     - begins: (NodeAgent) -> None, before the process of an agent beside its owner imports torch.
     - succeeds: (NodeAgent) -> the agent that its process becomes once this one has ended, or None.
@@ -141,6 +142,7 @@ class OnAgent:
 
     ops: Mapping[str, Target] = field(default_factory=dict)
     starts: Mapping[str, Target] = field(default_factory=dict)
+    spawns: Target = ""
     warm: Target = ""
     gpus: Target = ""
     begins: Target = ""

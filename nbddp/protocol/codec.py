@@ -167,9 +167,18 @@ class LineBuffer:
 # 383), and a program may cut a pair in two.
 
 
+NAME, FILE = 500, 4096  # characters of a name and of a file's path; Linux has no longer paths
+
+
 def plain(text: str) -> str:
     """`text` as it can be sent and shown: each lone surrogate as its escape."""
     return str.encode(text, "utf-8", "backslashreplace").decode()
+
+
+def name_of(text: str) -> str:
+    """What a program calls something, such as a function or a thread, as it can be sent and shown: it may be of any
+    size."""
+    return plain(text if len(text) <= NAME else f"{text[:NAME]}…")
 
 
 def plain_in(value: Any) -> Any:

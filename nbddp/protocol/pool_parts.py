@@ -27,6 +27,7 @@ class Hooks:
         self.environment: list[Callable[[Any], Any]] = []  # its `LaunchSpec`; to an `EnvChange` of `nbddp.pool.change`
         self.machines: list[Callable[[Any, Any], Any]] = []  # and the `Node`s that there are; those to place workers on
         self.planned: list[Callable[[Any, Any], list[str]]] = []  # and its `Topology`; what to say of it
+        self.renews: list[Callable[[Any], bool]] = []  # its `LaunchSpec`; whether it takes new workers
         # the pool, in its life and in lines
         self.started: list[Callable[[Any], None]] = []  # it has workers; given the agent of this machine
         self.ranks_ended: list[Callable[[Collection[int]], None]] = []  # their processes are over

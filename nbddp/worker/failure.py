@@ -18,7 +18,7 @@ from typing import Any
 from nbddp.deadlock.on_rank.frames import is_user
 from nbddp.errors import Frame, Raised
 from nbddp.protocol import stack_limit
-from nbddp.protocol.codec import plain
+from nbddp.protocol.codec import FILE, name_of, plain
 from nbddp.worker import program
 
 CONTEXT = 2  # lines of source on each side of the failing one
@@ -119,7 +119,7 @@ def traceback_of(error: BaseException) -> TracebackType | None:
 
 
 def type_name(error: BaseException) -> str:
-    return plain(vars(type)["__qualname__"].__get__(type(error)))
+    return name_of(vars(type)["__qualname__"].__get__(type(error)))
 
 
 def message(error: BaseException) -> str:
@@ -158,7 +158,7 @@ def frames(
     found = []
     for i, end in stack_limit.kept_frames([(frame.f_code, line) for frame, line in walked]):
         told = _frame(walked[i][0], walked[i][1] or 0, names, values)
-        left_out = [plain(frame.f_code.co_name) for frame, _ in walked[i + 1 : end]]
+        left_out = [name_of(frame.f_code.co_name) for frame, _ in walked[i + 1 : end]]
         found.append(replace(told, left_out=len(left_out), of=tuple(dict.fromkeys(left_out))) if left_out else told)
     return tuple(found)
 
@@ -171,9 +171,9 @@ def _frame(frame: FrameType, line: int, names: dict[str, str], values: Values) -
         linecache.checkcache(file)
         linecache.lazycache(file, frame.f_globals)
     return Frame(
-        names.get(file, file).encode("utf-8", "replace").decode(),  # an escape would look like a folder
+        names.get(file, file)[:FILE].encode("utf-8", "replace").decode(),  # an escape would look like a folder
         line,
-        plain(frame.f_code.co_name),
+        name_of(frame.f_code.co_name),
         user,
         context(file, line) if told else (),
         tuple([each for of in values or () if told for each in of(frame, linecache.getline(file, line).strip())]),

@@ -152,6 +152,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         ipykernel_compat.sign_once(shell)
         self.files.install(shell)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
+        shell.user_ns.pop("open", None)  # IPython's own refuses descriptors of a terminal, and a rank has none
         shell.events.register("post_execute", lambda: self.forked.end(self._shown))
         shell.events.register("post_run_cell", self._keep_result)
         self._show_traceback = shell.showtraceback

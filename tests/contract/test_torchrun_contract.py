@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.output.screens import NullScreen
-from nbddp.pool.pool import WorkerPool
 from tests.contract.begun import PROGRAM
 from tests.kernels import Kernel
 from tests.ports import held_port
@@ -215,10 +213,12 @@ def begun(folder: Path) -> list[dict[str, dict[str, object]]]:
 
 
 def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp_path: Path) -> None:
-    """What it draws is its own in cells, after --fresh, in scripts and in replaced ranks; what it is given is equal."""
+    """What it draws is its own in cells, after --fresh, in scripts, in replaced ranks; what it is given is equal. Only
+    spawned ranks have interpreters of their own, which hash strings differently (docs/limits.md)."""
     script = tmp_path / "begun.py"
     script.write_text(PROGRAM)
-    folders = [tmp_path / name for name in ("torchrun", "cell", "fresh", "replaced", "script", "torchrun line")]
+    ways = ("torchrun", "cell", "fresh", "replaced", "script", "torchrun line", "spawned")
+    folders = [tmp_path / name for name in ways]
     for folder in folders:
         folder.mkdir()
     env = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "PYTEST_CURRENT_TEST")}
@@ -228,7 +228,8 @@ def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp
     new_kernel.run(f"import os; os.environ.pop('OMP_NUM_THREADS', None); os.environ.update({said})")
     cells = [f"%%ddp {options}\n{PROGRAM}" for options in ("--nproc 2", "--fresh", "")]
     scripts = [f"%ddp run {script}", f"%ddp torchrun --nproc-per-node 2 {script}"]
-    for folder, cell in zip(folders[1:], cells + scripts, strict=True):
+    spawned = f"%%ddp --nproc 2 --start-method spawn\n{PROGRAM}"
+    for folder, cell in zip(folders[1:], [*cells, *scripts, spawned], strict=True):
         if folder.name == "replaced":
             assert not new_kernel.run("%%ddp\nimport os; os._exit(3)").ok
         new_kernel.run(f"os.environ['BEGUN'] = {str(folder)!r}")
@@ -237,22 +238,12 @@ def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp
     found = {folder.name: begun(folder) for folder in folders}
     assert all(len(ranks) == 2 for ranks in found.values())
     for name in found["cell"][0]["drawn"]:
-        if name != "hash":  # of strings: the interpreter's own (docs/limits.md)
-            values = [str(rank["drawn"][name]) for ranks in found.values() for rank in ranks]
-            assert len({*values}) == len(values), (name, values)
+        unlike = ("torchrun", "spawned") if name == "hash" else ways
+        values = [str(rank["drawn"][name]) for way in unlike for rank in found[way]]
+        assert len({*values}) == len(values), (name, values)
     for way, ranks in found.items():
         for rank, theirs in zip(ranks, found["torchrun"], strict=True):
             assert rank["given"] == theirs["given"], way
-
-
-@pytest.mark.torchrun
-def test_spawned_ranks_hash_strings_each_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
-    monkeypatch.setenv("BEGUN", str(tmp_path))
-    with WorkerPool(nproc=2) as pool:
-        pool.run_cell(PROGRAM, screen=NullScreen())
-    one, other = begun(tmp_path)
-    assert not [name for name in one["drawn"] if one["drawn"][name] == other["drawn"][name]]
 
 
 def test_ddp_trains_equally_on_all_ranks(four: Kernel) -> None:

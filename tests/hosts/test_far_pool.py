@@ -298,6 +298,14 @@ def test_a_pool_that_grows_has_its_ranks_on_the_right_hosts(hosts: Hosts) -> Non
         assert list(pool.run_cell(code, want_value=True, timeout=20, screen=NullScreen())) == [4.0] * 4
 
 
+@pytest.mark.more
+def test_workers_there_start_by_the_pools_method(hosts: Hosts) -> None:
+    with on(hosts, "nodea", start_method="spawn") as pool:
+        workers = [psutil.Process(worker.pid) for worker in pool.workers.values()]
+        assert all(worker.cmdline() != worker.parent().cmdline() for worker in workers)
+        assert len({*pool.run_cell("hash('a string')", want_value=True, screen=NullScreen())}) == 2
+
+
 def test_other_hosts_than_those_it_runs_on_are_refused(far: WorkerPool) -> None:
     with pytest.raises(nbddp.BadInput, match="the pool runs on nodea,nodeb; %ddp stop ends it"):
         far.ensure(LaunchSpec(hosts="nodea"))

@@ -603,6 +603,10 @@ OWN_STORES = {
     "r and dist.TCPStore('127.0.0.1', {port}, 2, is_master=False)": (
         "rank 1: connecting to a store at 127.0.0.1:{port}, where no process answers",
     ),
+    "dist.init_process_group('gloo', rank=0, world_size=2)": ("rank 1: in init_process_group as rank 0",),
+    "dist.init_process_group('gloo', rank=r + 1, world_size=3)": (
+        "rank 0: in init_process_group as rank 1", "rank 1: in init_process_group as rank 2",
+    ),
     "dist.init_process_group('gloo', init_method=f'file://{folder}/meets', rank=r, world_size=4)": (
         "ranks 0–1: waiting in init_process_group for ranks 2–3, which this pool does not have, "
         "at the file {folder}/meets",

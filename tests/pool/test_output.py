@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.capabilities.scripts.part import failures_of
+from nbddp.launch.options import LaunchSpec
 from nbddp.output.buffer import HEAD, LONGEST, SHOWN_HEAD, SHOWN_TAIL, TAIL, WIDE_HEAD, WIDE_TAIL, Elision, Text
 from nbddp.output.layout import Print, Show, block
 from nbddp.output.screens import NullScreen
@@ -22,6 +23,7 @@ from nbddp.pool.pool import WorkerPool
 from nbddp.worker.output import PRINT_SECONDS
 from tests import warm
 from tests.kernels import Kernel
+from tests.pool.faults import Impatient
 from tests.unit.test_output import output, say
 
 # -- a line, as a terminal has it -------------------------------------------------------------------
@@ -174,6 +176,8 @@ IN_ORDER = {
     "a subprocess": "import subprocess\nfor w in ('one', 'two', 'three'): subprocess.run(['echo', w])",
     "a subprocess to sys.stdout": "import subprocess\nsubprocess.run(['echo', 'one'], stdout=sys.stdout)\n"
     "print('two'); subprocess.run('echo three', shell=True, stdout=sys.stdout.buffer)",
+    "a file of a descriptor": "file = open(sys.stdout.fileno(), 'w', closefd=False)\n"
+    "for w in ('one', 'two', 'three'): print(w, file=file, flush=True)",
     "the descriptor of sys.stdout": "for w in ('one', 'two', 'three'): print(w[0], end='', flush=True); "
     "os.write(sys.stdout.fileno(), w[1:].encode()); print()",
 }
@@ -500,3 +504,32 @@ def test_a_message_has_a_bound_in_a_report_and_is_whole_in_a_file(pool: WorkerPo
     note = report_of(pool, "e = ValueError('n'); e.__notes__ = ['note ' * 10_000, *['b'] * 100]; raise e").report
     assert len(note) < 20_000
     assert len(str(report_of(pool, "raise ValueError('x' * 10_000)"))) < 600
+
+
+LONG = "'n' * 3_000_000"
+NAMED = {  # what a program names, which a report names too
+    "a class": f"raise type({LONG}, (Exception,), {{}})('it')",
+    "a function": f"def f(): 1 / 0\nf.__code__ = f.__code__.replace(co_name={LONG})\nf()",
+    "a file": f"exec(compile('1 / 0', {LONG}, 'exec'))",
+    "a thread": (
+        "import asyncio, os, threading, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"def waits():\n    threading.current_thread().name = {LONG}\n    dist.barrier()\n"
+        "if os.environ['RANK'] == '1': await asyncio.to_thread(waits)"
+    ),
+    "a group": (
+        "import os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"group = dist.new_group(group_desc={LONG})\n"
+        "if os.environ['RANK'] == '1': dist.barrier(group)"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_name_has_a_bound_in_a_report_and_a_live_view(pool: WorkerPool, what: str) -> None:
+    screen = Impatient("no progress")
+    with pytest.raises(nbddp.RunFailed) as caught:
+        pool.run_cell(NAMED[what], hang_after=0.3, timeout=20, screen=screen)
+    assert all(len(shown) < 10_000 for shown in screen.shown)
+    assert len(caught.value.report) < 25_000
+    assert len(str(caught.value)) < 10_000
+    pool.ensure(LaunchSpec())

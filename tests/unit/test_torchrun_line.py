@@ -163,7 +163,7 @@ def test_logs_are_those_of_torchrun() -> None:
             "--master_addr h --master_port 29500",
             "--master-addr, --master-port: the pool starts a new store for each run",
         ),
-        ("--start-method spawn", "--start-method: workers are forked from a process that has imported torch"),
+        ("--start-method spawn", "--start-method: torchrun itself ignores it for scripts; %ddp start --start-method"),
         ("--monitor-interval 1", "--monitor-interval: the operating system reports an exit to the pool at once"),
         ("--numa-binding node", "--numa-binding: a worker uses the cores of the notebook kernel"),
         ("--event-log-handler console", "--event-log-handler: torchrun's agent does not run"),
@@ -296,17 +296,24 @@ def test_torchcomms_is_refused_with_a_reason() -> None:
     assert asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=0").launch.env
 
 
+WHOLE, PLACEHOLDER, MISSING = ("__init__.py", "hooks.py"), ("__init__.py",), ()
+
+
 @pytest.mark.parametrize(
     ("value", "installed", "told"),
-    [("1", True, True), ("false", True, True), ("0", True, False), ("", True, False), ("1", False, False)],
-)
+    [
+        ("1", WHOLE, True), ("false", WHOLE, True), ("0", WHOLE, False), ("", WHOLE, False), ("1", PLACEHOLDER, False),
+        ("1", MISSING, False),
+    ],
+)  # fmt: skip
 def test_torchcomms_of_the_kernel_is_told_where_torch_uses_it(
-    value: str, installed: bool, told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    value: str, installed: tuple[str, ...], told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """torch ignores the variable where it cannot import torchcomms."""
+    """torch ignores the variable where it cannot import torchcomms, as PyPI's placeholder."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_USE_TORCHCOMMS", value)
-    if installed:
-        (tmp_path / "torchcomms.py").touch()
+    (tmp_path / "torchcomms").mkdir()
+    for name in installed:
+        (tmp_path / "torchcomms" / name).write_text("raise ImportError\n")
     monkeypatch.syspath_prepend(tmp_path)
     said = [line for line in WorkerPool().shortcomings() if "TORCHCOMMS" in line]
     assert [line.partition(",")[0] for line in said] == [

@@ -44,7 +44,7 @@ NOTED = {
     "local_addr": "the pool finds the addresses at which its hosts reach each other; %ddp start --interface selects "
     "an interface",
     "monitor_interval": "the operating system reports an exit to the pool at once, so nothing is polled",
-    "start_method": "workers are forked from a process that has imported torch; NBDDP_START_METHOD=spawn changes that",
+    "start_method": "torchrun itself ignores it for scripts; %ddp start --start-method sets how workers start",
     "event_log_handler": "torchrun's agent does not run, so it logs no events; %ddp errors and %ddp stacks show what "
     "happened",
     "numa_binding": "a worker uses the cores of the notebook kernel; start Jupyter under numactl to bind them",

@@ -42,6 +42,7 @@ from nbddp.protocol.position import (
     StackRow,
     Whereabouts,
 )
+from nbddp.protocol.text import FILE, name_of
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch.FUNCTIONAL,)
@@ -136,7 +137,7 @@ def _also(
     of_all: threads.Stacks, but: set[int | None], names: dict[str, str]
 ) -> tuple[tuple[str, str, Place | None], ...]:
     """Other threads that are in a call of torch's that blocks: name, call, the user's place if there is one."""
-    named = {t.ident: t.name for t in threading.enumerate()}
+    named = {t.ident: name_of(t.name) for t in threading.enumerate()}
     found = []
     for ident, its in of_all.items():
         if ident not in but and any(map(_is_torch, its)):
@@ -281,7 +282,7 @@ def _met(call: BlockingCall | None, inside: list[SeenFrame]) -> PendingCollectiv
 
 
 def _place(frame: SeenFrame, names: dict[str, str]) -> Place:
-    return names.get(frame.file, frame.file), frame.line, frame.name
+    return names.get(frame.file, frame.file)[:FILE], frame.line, name_of(frame.name)
 
 
 def _call(inside: list[SeenFrame], owns: Asks = lambda store: True) -> BlockingCall | None:
@@ -316,14 +317,14 @@ def _of_store(frame: SeenFrame, owns: Asks) -> BlockingCall:
     keys, *limits = [*(given or ()), *(named or {}).values()] or [""]
     ends = limits or original.__name__ not in ("get", "wait")  # with a time limit it ends by itself
     kind = APART if not owns(store) else "outside" if ends else "store"
-    return BlockingCall(f"store.{original.__name__}({keys!r})", kind)
+    return BlockingCall(f"store.{original.__name__}({name_of(repr(keys))})", kind)
 
 
 def _init(frame: SeenFrame) -> BlockingCall:
     size, rank = (_placed(*each) for each in zip(("size", "rank"), frame.get("world_size", "rank"), strict=True))
     kind = "init" if size == OWN["size"] else APART
     if size <= OWN["size"] or rank != OWN["rank"]:  # of fewer ranks: which ones is not known
-        return BlockingCall(INIT, kind)
+        return BlockingCall(INIT if rank == OWN["rank"] else f"{INIT} as rank {rank}", kind)
     return BlockingCall(INIT, kind, world=size, missing=tuple(range(OWN["size"], min(size, MOST_MISSING))))
 
 
@@ -442,7 +443,7 @@ def _collective(key: str, name: str, description: str, sequence: int, op: str, s
     whole = sys.modules["torch.distributed"].group.WORLD
     default = description == DEFAULT or (whole is not None and whole.group_name == name)
     ranks = tuple(members_of(name)[0] or CALLS.members().get(key, ()))
-    named = "" if description in UNNAMED else description
+    named = "" if description in UNNAMED else name_of(description)
     return PendingCollective(key, ranks, sequence, op, default=default, named=named, seen=seen)
 
 

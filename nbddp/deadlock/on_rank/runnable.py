@@ -37,6 +37,7 @@ from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import frames, threads
 from nbddp.deadlock.on_rank.frames import SeenFrame
+from nbddp.protocol.text import name_of
 
 OWN = tuple(f"{frames.ROOT}/{folder}/" for folder in ("capabilities", "compat", "deadlock", "protocol", "worker"))
 # packages whose coroutines and callbacks are none of the program's
@@ -116,8 +117,8 @@ def _python_threads(of_all: threads.Stacks, quiet: set[int | None], acts: thread
         if ident not in quiet and (
             any(map(acts, its)) or not (thread in _known or _serves(its) or _rests(thread, its))
         ):
-            yield f'thread "{thread.name}"' if thread is not None else "a thread"
-    yield from (f'thread "{t.name}"' for t in there if t.native_id is None)  # it begins
+            yield f'thread "{name_of(thread.name)}"' if thread is not None else "a thread"
+    yield from (f'thread "{name_of(t.name)}"' for t in there if t.native_id is None)  # it begins
 
 
 def _serves(its: list[SeenFrame]) -> bool:
