@@ -42,7 +42,7 @@ from nbddp.protocol.position import (
     StackRow,
     Whereabouts,
 )
-from nbddp.protocol.text import FILE, name_of
+from nbddp.protocol.codec import FILE, name_of
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch.FUNCTIONAL,)

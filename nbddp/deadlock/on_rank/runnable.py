@@ -37,7 +37,7 @@ from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import frames, threads
 from nbddp.deadlock.on_rank.frames import SeenFrame
-from nbddp.protocol.text import name_of
+from nbddp.protocol.codec import name_of
 
 OWN = tuple(f"{frames.ROOT}/{folder}/" for folder in ("capabilities", "compat", "deadlock", "protocol", "worker"))
 # packages whose coroutines and callbacks are none of the program's
