@@ -54,7 +54,7 @@ def test_a_line_says_what_is_asked_of_slurm() -> None:
         ("--slurm --hosts a,b", "--slurm chooses the hosts, so it cannot be combined with --hosts a,b; remove one"),
         ("--slurm 7 --nodes 2", "--slurm 7 already has its nodes; remove --nodes"),
         ("--slurm gpu", "'gpu' is not a job number; squeue --me lists yours"),
-        ("--slurm --time", "--time: expected one argument; write it as --time T"),
+        ("--slurm --time", "--time needs a value; write it as --time T"),
         ("--via mpiexec", "--via mpiexec needs --hosts"),
         ("--hosts a --via 'kubectl exec x'", "lacks {host} and {command}; write a command such as 'kubectl exec -i"),
     ],
