@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import inspect
@@ -108,6 +109,13 @@ def test_each_option_of_start_is_an_argument_with_a_type() -> None:
 
 
 PROGRAM = places.ROOT / "tests" / "data" / "user_program.py"
+
+
+def test_the_users_program_has_every_public_name() -> None:
+    """So a type checker has seen each of them."""
+    used = {n.attr for n in ast.walk(ast.parse(PROGRAM.read_text())) if isinstance(n, ast.Attribute)}
+    names = {*nbddp.__all__, *nbddp.export.__all__, *offered(nbddp.Pool), *offered(nbddp.RankValues)}
+    assert (names | offered(nbddp.Panel)) - used == {"export", "teach"}, "modules are imported"
 
 
 @pytest.mark.more  # `python -m mypy` checks the same
