@@ -140,3 +140,15 @@ def test_a_type_checker_knows_what_a_program_gets(checker: str, tmp_path: Path) 
 def test_the_types_are_shipped() -> None:
     assert (places.ROOT / "nbddp" / "py.typed").exists()
     assert "Typing :: Typed" in (places.ROOT / "pyproject.toml").read_text()
+
+
+CLIENTS = {"urllib.request", "http.client", "requests", "httpx", "aiohttp", "smtplib", "ftplib"}
+
+
+def test_no_module_can_send_anything_to_a_site() -> None:
+    """As the FAQ promises: connections are those of the pool."""
+    for path in sorted((places.ROOT / "nbddp").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+        imports |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        assert not imports & CLIENTS, path
