@@ -95,7 +95,7 @@ def test_the_queue_is_told_in_words(row: str, words: str) -> None:
         ("error: *** JOB 5 ON n2 CANCELLED AT 2026-11-22T22:09:27 DUE TO JOB REQUEUE ***", "PENDING",
          "Slurm job 7 was requeued"),
         ("error: *** STEP 5 ON n2 CANCELLED AT 2026-11-22T22:09:27 DUE TO SOMETHING NEW ***", "",
-         "Slurm job 7 was ended because of something new"),
+         "Slurm job 7 was stopped because of something new"),
         ("error: *** STEP 5.2 ON n2 CANCELLED AT 2026-11-22T22:09:27 ***", "RUNNING",
          "Slurm has stopped a step of job 7, which keeps running"),
         ("", "NODE_FAIL", "Slurm job 7 has lost a node"),
