@@ -21,7 +21,7 @@ def script() -> dict[str, Any]:
 def test_each_copy_of_the_version_is_one_that_a_release_writes(script: dict[str, Any]) -> None:
     for path, place in script["COPIES"].items():
         assert place.findall(path.read_text(encoding="utf-8")) == [nbddp.__version__], path
-    number = re.compile(rf"(?<![\d.]){re.escape(nbddp.__version__)}(?![\d.])")
+    number = re.compile(rf"(?i)version(?:__)?\W*[=:]\W*{re.escape(nbddp.__version__)}(?![\d.])")
     kinds = ("*.py", "*.json", "*.toml", "*.cff", "*.md", "*.yml")
     listed = subprocess.run(["git", "ls-files", *kinds], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = {path for path in listed.split() if number.search((ROOT / path).read_text(encoding="utf-8"))}
