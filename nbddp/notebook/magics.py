@@ -341,6 +341,5 @@ def standing_history() -> CellHistory:
 
 
 def _import_ahead() -> None:
-    import nbddp.execution.execution
     import nbddp.pool.launcher
     import nbddp.pool.rpc  # noqa: F401

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from nbddp.agent.client import AgentClient
 from nbddp.errors import WorkerFailed, in_own_frames
 from nbddp.execution import report, values
+from nbddp.execution.execution import Execution
 from nbddp.execution.values import RankValues, check_ranks
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nbddp.capabilities import PoolArguments, PoolMethods, RunArguments
-    from nbddp.execution.execution import Execution
 else:
     PoolMethods = pool_methods()
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbddp.errors import Cause
+from nbddp.execution.execution import Execution
 from nbddp.pool.worker_group import WorkerGroup
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import to_json
 from nbddp.protocol.outcome import ProcessExit
 from nbddp.protocol.run_spec import Question, Reply, RunSpec
-
-if TYPE_CHECKING:
-    from nbddp.execution.execution import Execution
 
 
 class RankChannel:

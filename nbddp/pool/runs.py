@@ -10,7 +10,7 @@ import uuid as uuids
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbddp.agent import stop
 from nbddp.agent.hardware import loopback_name
@@ -18,6 +18,8 @@ from nbddp.agent.stop import uninterrupted
 from nbddp.errors import PoolError, RankStatus, RunFailed, RunHung, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.cell_text import as_python
+from nbddp.execution.execution import Execution
+from nbddp.execution.result import UNSAID, StuckRank
 from nbddp.execution.values import check_ranks
 from nbddp.launch import torchrun_env
 from nbddp.launch.topology import rank_words
@@ -31,10 +33,6 @@ from nbddp.protocol.outcome import ENDED, RankExit
 from nbddp.protocol.pool_parts import PoolParts
 from nbddp.protocol.request import Request
 from nbddp.protocol.run_spec import CELL, END_GROUP, Rendezvous, RunSpec
-
-if TYPE_CHECKING:  # a thread imports them once `%load_ext` has returned
-    from nbddp.execution.execution import Execution
-    from nbddp.execution.result import StuckRank
 
 HOST, MASTER = "127.0.0.1", "localhost"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
@@ -135,8 +133,6 @@ class Runs:
         self, request: Request, screen: Screen, most: int, timed_from: float | None, attempt: int
     ) -> Execution:
         """A run with its number and its rendezvous, heard by the pool. Arguments are as `Execution` has them."""
-        from nbddp.execution.execution import Execution
-
         group, number = self.group, next(self._numbers)
         logs = group.nodes[0].run_folder(number)
         specs = self._specs(request, number, self._take_store(number, screen), attempt)
@@ -249,8 +245,6 @@ class Runs:
     def _note_late_deaths(self, run: Execution, broken: Sequence[int]) -> None:
         """Processes that ended after their rank had left the run: gloo aborts one whose pending call does not fit.
         broken: those that we have ended."""
-        from nbddp.execution.result import StuckRank
-
         for rank, worker in self.group.workers.items():
             ended = run.ended.get(rank)
             left = rank not in broken and ended is not None and ended.status not in outcome.GONE
@@ -276,8 +270,6 @@ class Runs:
         """Have every living rank end its process group, before any cell can meet it; those that run `after` has freed
         do so unasked. A rank that does not come to an end of it is ended itself; returns those, with what they said of
         their names, and with the exit code of one that died meanwhile."""
-        from nbddp.execution.result import UNSAID, StuckRank
-
         if not self.group.alive:
             return {}
         living = [r for r, w in self.group.workers.items() if w.lives]
@@ -301,8 +293,6 @@ class Runs:
         self, op: str, ranks: Sequence[int], timeout: float, screen: Screen, after: Execution | None = None
     ) -> Execution:
         """A run of the pool's own, without a rendezvous; a rank that is not through in time is replaced."""
-        from nbddp.execution.execution import Execution
-
         number = after.ladder.then.run if after is not None and after.ladder.then else next(self._numbers)
         request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
         specs = dict.fromkeys(ranks, request.spec(number))

@@ -11,13 +11,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbddp.agent.client import AgentClient, ask
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat import system
 from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
+from nbddp.execution.execution import Execution
 from nbddp.execution.values import check_ranks
 from nbddp.launch import spec_merge, torchrun_env
 from nbddp.launch.options import LaunchSpec
@@ -34,9 +35,6 @@ from nbddp.pool.worker_group import OwnedProcesses, WorkerGroup
 from nbddp.protocol.capability import rows, told_to_ranks
 from nbddp.protocol.jsonl import Message
 from nbddp.protocol.pool_parts import PoolParts, call_all, lines
-
-if TYPE_CHECKING:
-    from nbddp.execution.execution import Execution
 
 NO_LOOPBACK = (
     f"the processes of a pool meet at {system.LOOPBACK}, which this machine does not have; "
