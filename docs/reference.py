@@ -70,7 +70,7 @@ def command_text(name: str, prog: str) -> str:
     """A command: what it does, its line, its arguments. Groups that a cell's line has too are linked."""
     parser = command_parser(name, prog)
     shared = {str(g.title): {a.dest for a in actions(g)} for g in cell_parser()._action_groups}
-    usage = parser.format_usage().replace("usage: ", "").replace(" [-h]", "").strip()
+    usage = parser.format_usage()
     parts = [f"## `{prog} {name}`\n\n{cell(known()[name].help).capitalize()}.\n", f"```text\n{usage}\n```\n"]
     cells = []
     for group in parser._action_groups:

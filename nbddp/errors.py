@@ -22,10 +22,16 @@ such facts are attributes. Pure: imports nothing but the standard library.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
+PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def in_colour() -> bool:
@@ -41,6 +47,30 @@ def in_kernel() -> bool:
     4.5:1 on both (the best has 3.3:1), and so none is used there, only weight.
     """
     return getattr(getattr(builtins, "get_ipython", lambda: None)(), "kernel", None) is not None
+
+
+def in_own_frames(error: E) -> E:
+    """Have IPython show an error of another class without this package's frames, behind the user's own."""
+    with contextlib.suppress(AttributeError):  # a class may refuse attributes
+        error._render_traceback_ = _rendered  # type: ignore[attr-defined]
+    return error
+
+
+def _rendered() -> list[str]:
+    """The traceback of the error that IPython shows. A function without state, because an error can be pickled."""
+    error: BaseException | None = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if error is None:
+        return []
+    own, tb = None, error.__traceback__
+    while tb is not None:
+        own = own if tb.tb_frame.f_code.co_filename.startswith(PACKAGE) else tb
+        tb = tb.tb_next
+    if own is not None:
+        own.tb_next = None
+    shown: list[str] = builtins.get_ipython().InteractiveTB.structured_traceback(  # type: ignore[attr-defined]
+        type(error), error, error.__traceback__
+    )
+    return shown
 
 
 class NbddpError(Exception):

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from nbddp.errors import BadInput
+from nbddp.errors import BadInput, in_own_frames
 from nbddp.execution.values import RankValues
 from nbddp.launch.options import fields_of, known, nearest
 from nbddp.pool.pool import WorkerPool
@@ -105,7 +105,8 @@ class Pool(PublicMethods):
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_") or not (hasattr(WorkerPool, name) or name in vars(self._pool)):
-                raise AttributeError(f"nbddp.Pool has no {name!r}; help(nbddp.Pool) lists what it has")
+                unknown = AttributeError(f"nbddp.Pool has no {name!r}; help(nbddp.Pool) lists what it has")
+                raise in_own_frames(unknown)
             warn_deprecated(f"nbddp.Pool.{name}", "help(nbddp.Pool) lists what stays", "0.3")
             return getattr(self._pool, name)
 
@@ -307,7 +308,8 @@ def check_arguments(call: str, of: str, given: Mapping[str, object]) -> None:
     options = {option.name: option for option in fields_of(of)}
     for name, value in given.items():
         if name not in options or not (options[name].python or name in OWN_TYPES):
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{_meant(name, of)}")
+            unknown = TypeError(f"{call}() got an unexpected keyword argument {name!r}{_meant(name, of)}")
+            raise in_own_frames(unknown)
         if value is None:
             continue
         annotation = OWN_TYPES.get(name, options[name].annotation).removesuffix(" | None")

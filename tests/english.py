@@ -39,6 +39,10 @@ TERMS = {  # pattern of a wrong term → the standard one
     r"in (?:the )?meantime": "meanwhile",
     r"outlives?": "survives",
     r"comes? and goes?|come and go": "join and leave",
+    r"(?:is|are|was|were|be|been) ended": "is stopped, closed or killed",
+    r"(?:left|leaves|leaving) out": "removed, omitted, missing",
+    r"look(?:s|ed)? at": "check, compare, inspect",
+    r"anew": "again",
 }
 WRONG = {re.compile(rf"(?<![\w-]){wrong}(?![\w-])", re.I): right for wrong, right in TERMS.items()}
 # a semicolon, an empty line and a bullet end a sentence too

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from nbddp.errors import BadInput, WorkerFailed
+from nbddp.errors import BadInput, WorkerFailed, in_own_frames
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import pickling
 from nbddp.protocol.outcome import RankExit
@@ -71,10 +72,15 @@ class RankValues(Sequence[Value]):
     def __getitem__(self, rank: int | slice) -> Any:
         if isinstance(rank, slice):
             return list(self._values.values())[rank]
+        try:
+            rank = operator.index(rank)
+        except TypeError:
+            wrong = TypeError(f"RankValues takes a rank or a slice, not {type(rank).__name__}")
+            raise in_own_frames(wrong) from None
         found = rank + max(self._values, default=-1) + 1 if rank < 0 else rank
         if found not in self._values:
             have = f"{rank_words(self._values)} {'has' if len(self) == 1 else 'have'}" if self else "no rank has"
-            raise IndexError(f"rank {rank} has no value here; {have}")
+            raise in_own_frames(IndexError(f"rank {rank} has no value here; {have}"))
         return self._values[found]
 
     def __reversed__(self) -> Iterator[Value]:
@@ -95,7 +101,7 @@ class RankValues(Sequence[Value]):
         for rank, held in self._values.items():
             if start <= rank and (stop is None or rank < stop) and (held is value or held == value):
                 return rank
-        raise ValueError(f"no rank has the value {describe(value)}")
+        raise in_own_frames(ValueError(f"no rank has the value {describe(value)}"))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, RankValues):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbddp.errors import BadInput
+from nbddp.launch import answers
 from nbddp.launch.units import lasting
 from nbddp.protocol.capability import Option, Target, load, option_fields, rows
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Options, Request
@@ -196,16 +197,31 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises BadInput, and offers the nearest option for a mistyped one.
 
     offers: argument → what Tab offers for it, besides its choices: words, endings of files, "*" for all files or "/"
-    for folders; or a target, for words that are imported for Tab alone.
+    for folders; or a target, for words that are imported for Tab alone. abbreviates: takes `--nproc_per_nod`, too.
+    exclusive: name of a group → the flags of which one alone can be typed, by what they set.
     """
 
     offers: Mapping[str, Sequence[str] | Target] = {}
+    abbreviates = False
+
+    def __init__(self, prog: str, usage: str | None = None, description: str = ""):
+        super().__init__(
+            prog=prog, usage=usage, description=description, allow_abbrev=False, add_help=False, exit_on_error=False
+        )
+        self.exclusive: dict[str, dict[str, str]] = {}
+        self.add_argument("-h", "--help", action="help", help="show this text")
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{self.prog}: {message}; {self.prog} --help lists the options")
+        raise BadInput(answers.missing(self))
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise HelpAsked(message or "")
+
+    def format_usage(self) -> str:
+        return answers.usage(self)
+
+    def format_help(self) -> str:
+        return answers.help_text(self)
 
     def print_help(self, file: Any = None) -> None:
         raise HelpAsked(self.format_help())
@@ -214,24 +230,39 @@ class Parser(argparse.ArgumentParser):
         return [o for a in self._actions for o in a.option_strings if o.startswith("--")]
 
     def parse_strictly(self, words: Sequence[str]) -> argparse.Namespace:
-        """parse_args, but an unknown option is answered with the nearest known one."""
+        """parse_args, but what is wrong is said in sentences of nbddp, and an unknown option gets the nearest one."""
+        typed = filled(self, words)
         try:
-            space, rest = self.parse_known_args(filled(self, words))
+            space, rest = self.parse_known_args(typed)
         except argparse.ArgumentError as e:
-            names = (e.argument_name or "").split("/")
-            option = next((n for n in names if n.startswith("--")), names[0])
-            # what the types below refuse says what to type; argparse's own words do not
-            said = isinstance(e.__context__, argparse.ArgumentTypeError)
-            raise BadInput(f"{self.prog} {option}: {e.message}{'' if said else self._usage_of(option)}") from None
+            raise BadInput(self._answer(e, typed)) from None
         if rest:
             self._refuse(rest[0])
+        for flags in self.exclusive.values():
+            both = [flag for dest, flag in flags.items() if dest in space]
+            if len(both) > 1:
+                raise BadInput(f"{self.prog} {both[0]} and {both[1]} exclude each other; remove one of the two")
         return space
 
-    def _usage_of(self, option: str) -> str:
-        """`; write it as --nproc N`, for an option of this parser."""
-        action = next((a for a in self._actions if option in a.option_strings), None)
-        value = "" if action is None or action.nargs == 0 else f" {action.metavar or '|'.join(action.choices or ())}"
-        return f"; write it as {option}{value}"
+    def _answer(self, error: argparse.ArgumentError, words: Sequence[str]) -> str:
+        names = (error.argument_name or "").split("/")
+        option = next((n for n in names if n.startswith("--")), names[0])
+        if isinstance(error.__context__, argparse.ArgumentTypeError):  # the types below say what to type
+            return f"{self.prog} {option}: {error.message}"
+        if not option.startswith("-"):
+            return answers.missing(self)
+        return answers.wrong(self, words, option, isinstance(error.__context__, ValueError))
+
+    def in_full(self, word: str) -> str:
+        """An abbreviated option as it is declared, with its value: `--nproc_per_nod=2` → `--nproc_per_node=2`."""
+        name, sign, value = word.partition("=")
+        found = [option for option in self.long_options() if option.startswith(name)]
+        if not name.startswith("--") or name in found or not found:
+            return word
+        others = [option for option in found if option_of(self, option) is not option_of(self, found[0])]
+        if others:
+            raise BadInput(f"{self.prog} {name} abbreviates {found[0]} and {others[0]}; write one of them")
+        return f"{found[0]}{sign}{value}"
 
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("-") and self.prog == "%%ddp":
@@ -247,14 +278,15 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{self.prog} has no option {name}; {advice}")
 
 
-def filled(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+def filled(parser: Parser, words: Sequence[str]) -> list[str]:
     """The words, with `=` behind an option whose value may be missing, and is: argparse would take the script for it.
-    What follows the script is left as it is."""
+    Abbreviated options are written in full. What follows the script is left as it is."""
     if all(action.option_strings for action in parser._actions):
         return list(words)
     found: list[str] = []
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
+        rest[0] = parser.in_full(rest[0]) if parser.abbreviates else rest[0]
         number = taken(parser, rest)
         action = option_of(parser, rest[0])
         missing = action is not None and action.nargs == "?" and number == 1
@@ -413,8 +445,7 @@ def add_options(parser: Parser, line: str, what: str = CELL, helps: Mapping[str,
             groups[option.group] = parser.add_argument_group(option.group)
         group = groups[option.group]
         if option.excludes:
-            group = groups.setdefault(option.excludes, None) or group.add_mutually_exclusive_group()
-            groups[option.excludes] = group
+            parser.exclusive.setdefault(option.excludes, {})[option.name] = option.flags[0]
         words = (helps or {}).get(option.name, option.help).replace("{what}", what).replace("%", "%%")
         group.add_argument(
             *option.flags, dest=option.name, default=argparse.SUPPRESS, help=words, **_for_argparse(option)
@@ -443,12 +474,11 @@ def pool_options(parser: Parser) -> None:
 def cell_parser() -> Parser:
     """The grammar of a `%%ddp` line."""
     parser = Parser(
-        prog="%%ddp", allow_abbrev=False, add_help=False, exit_on_error=False,
+        prog="%%ddp",
         usage="%%%%ddp [options] [-- arguments of the cell]",
         description="Run the cell on every worker of the pool, as torchrun would run it as a script.",
-    )  # fmt: skip
+    )
     add_options(parser, CELL)
-    parser.add_argument("-h", "--help", action="help", help="show this text")
     return parser
 
 

@@ -158,7 +158,7 @@ def parse_pool_options(command: Command, parser: Parser, words: Sequence[str]) -
 def command_parser(name: str, prog: str = NOTEBOOK) -> Parser:
     """The grammar of one command. Its `prog` tells where it is typed."""
     command = known()[name]
-    parser = Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=command.help)
+    parser = Parser(prog=f"{prog} {name}", description=command.help)
     if command.grammar:
         load(command.grammar)(parser)
     if command.of_pool and prog != NOTEBOOK:

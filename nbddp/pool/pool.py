@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.agent.client import AgentClient
-from nbddp.errors import WorkerFailed
+from nbddp.errors import WorkerFailed, in_own_frames
 from nbddp.execution import report, values
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import NO_VALUES, RankValues
@@ -249,8 +249,9 @@ class WorkerPool(PoolMethods):
                 raise
             if hasattr(error, "add_note"):  # since Python 3.11
                 error.add_note(report.note(failed))
+                failed.add_note(failed.report.removeprefix(str(failed)).strip("\n"))
             failed.__cause__ = error.__cause__  # its own is still to be reported
-            raise error from failed
+            raise in_own_frames(error) from failed.with_traceback(None)
 
     @with_options("run")
     def call(

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["check", "explore", "grade", "predict"]
 
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from nbddp.teach import check, explore, grade, predict
+else:
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

@@ -67,6 +67,7 @@ from nbddp.grading.grader import (
 )
 from nbddp.grading.sandbox import rlimits
 from nbddp.grading.sandbox.client import Gone
+from nbddp.launch.options import HelpAsked, Parser, positive
 from nbddp.lessons.framework.answer import Answer
 from nbddp.lessons.framework.run_check import DEADLINE
 
@@ -91,13 +92,13 @@ END = None  # of a learner, in the queue of answers
 ROOT = "you are root, so limits and file permissions do not apply; grade under an ordinary account, or in a container"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command's options."""
-    made = argparse.ArgumentParser(
-        prog="python -m nbddp.teach.grade", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    made.add_argument("folder", help="a file for each learner (ada.ipynb), or a folder for each with notebooks")
+    made = Parser(prog="python -m nbddp.teach.grade", description=DESCRIPTION)
+    made.epilog = EPILOG
+    made.add_argument(
+        "folder", metavar="FOLDER", help="a file for each learner (ada.ipynb), or a folder for each with notebooks"
+    )
     files = made.add_argument_group("files")
     files.add_argument("--csv", metavar="FILE", type=Path, help="a row per learner and exercise, written as they come")
     files.add_argument("--resume", action="store_true", help="keep the verdicts in --csv for learners whose files "
@@ -112,15 +113,15 @@ def parser() -> argparse.ArgumentParser:
         "--expect", nargs="+", default=[], metavar="EXERCISE", help="exercises that every learner must hand in"
     )
     how.add_argument(
-        "--jobs", type=_positive, default=1, metavar="N", help="learners graded at the same time (default 1)"
+        "--jobs", type=positive, default=1, metavar="N", help="learners graded at the same time (default 1)"
     )
-    how.add_argument("--nproc", type=_positive, default=NPROC, help=f"ranks per learner (default {NPROC})")
+    how.add_argument("--nproc", type=positive, default=NPROC, metavar="N", help=f"ranks per learner (default {NPROC})")
     within = made.add_argument_group("limits")
     within.add_argument("--deadline", type=_above_zero, default=DEADLINE, metavar="SECONDS",
                         help=f"limit for each run of an answer (default {DEADLINE:g})")  # fmt: skip
     within.add_argument("--minutes", type=_above_zero, default=MINUTES, metavar="MINUTES",
                         help=f"limit for all answers of one learner (default {MINUTES:g})")  # fmt: skip
-    within.add_argument("--memory", type=_positive, default=MEMORY >> 20, metavar="MIB", help="limit for each "
+    within.add_argument("--memory", type=positive, default=MEMORY >> 20, metavar="MIB", help="limit for each "
                         "process, and NPROC + 1 times that for all processes of a learner (default "
                         f"{MEMORY >> 20})")  # fmt: skip
     within.add_argument("--sandbox", type=shlex.split, default=[], metavar="COMMAND", help="command to run learners' "
@@ -130,15 +131,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; use 1 or more")
-    return number
-
-
 def _above_zero(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; use one such as 30")
     return number
@@ -146,9 +143,16 @@ def _above_zero(text: str) -> float:
 
 def main(words: Sequence[str]) -> int:
     """Run the command line and return its exit status."""
-    asked = parser().parse_args(words)
-    if asked.resume and asked.csv is None:
-        parser().error("--resume continues from the rows in --csv; add --csv FILE")
+    try:
+        asked = parser().parse_strictly(words)
+        if asked.resume and asked.csv is None:
+            raise BadInput("--resume continues from the rows in --csv; add --csv FILE")
+    except HelpAsked as answer:
+        print(answer.text, end="")
+        return 0
+    except BadInput as wrong:
+        _say(str(wrong))
+        return 2
     rlimits.hide()
     children.adopt_orphans()
     if os.geteuid() == 0 and not asked.sandbox:

@@ -169,7 +169,7 @@ def test_processes_of_all_together_are_bounded(grader: grade.Grader, tmp_path: P
     """Each goes on where its parent does, and forks at every later call: one by one they could not be ended."""
     (tmp_path / "many.py").write_text("import os\ndef place_of(rank, n):\n    os.fork()\n    return divmod(rank, n)\n")
     (work,) = grade.found(tmp_path)
-    assert work.check().line == "its ranks had more than 50 processes, and were ended"
+    assert work.check().line == "its ranks had more than 50 processes, and were stopped"
 
 
 def test_memory_of_all_together_is_bounded(
@@ -179,7 +179,7 @@ def test_memory_of_all_together_is_bounded(
     monkeypatch.setattr(grader, "memory", 256 << 20)
     (tmp_path / "much.py").write_text(SHARED)
     (work,) = grade.found(tmp_path)
-    assert work.check().line == "its ranks held more than 768 MiB of memory, and were ended"
+    assert work.check().line == "its ranks held more than 768 MiB of memory, and were stopped"
 
 
 def test_a_daemon_ends_with_its_learner(grader: grade.Grader, tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ ODD = {  # exercise → what its function does, what is said of it
     "by_rank": ("while True: pass", "no answer after 2 s"),
     "by_size": (
         "import subprocess\nreturn [subprocess.Popen(['sleep', '600']).pid for _ in range(99)]",
-        "its ranks had more than 50 processes, and were ended",
+        "its ranks had more than 50 processes, and were stopped",
     ),
     "by_host": (
         "import glob, os, socket\nagent = socket.socket(socket.AF_UNIX)\n"

@@ -622,3 +622,16 @@ def test_a_programs_garbage_is_collected_without_a_look_at_the_engine(kernel: Ke
     """After a failure each rank collects its garbage, which takes long if it goes through all that an engine is."""
     shown = kernel.run("%%ddp --show 0\nimport gc\nprint(any(o is get_ipython() for o in gc.get_objects()))")
     assert shown.text() == "rank 0 │ False\n"
+
+
+def test_an_error_of_a_called_function_shows_its_frames_and_the_users(four: Kernel) -> None:
+    made = "import nbddp\nown = nbddp.Pool(nproc=1)\ndef f():\n    raise ValueError('bad batch')\n"
+    four.run(f"{made}def outer():\n    own.run(f)")
+    reply = four.run("outer()").reply
+    four.run("own.stop()")
+    text = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(reply["traceback"]))
+    assert reply["ename"] == "ValueError"
+    assert text.splitlines()[-1].startswith("raised on rank 0 of 1") or sys.version_info < (3, 11)
+    assert "(cell line 4, in f)" in text, "where the rank raised it"
+    assert "own.run(f)" in text, "the user's own frames"
+    assert "nbddp/" not in text, "no frame of the package"

@@ -20,16 +20,12 @@ TERMS = {  # pattern of a wrong term → the better word
     r"says?(?!:)|told": "reports, prints, shows",
     r"words(?! of text)": "text, caption",
     r"tried": "tested",
-    r"look(?:s|ed)? at": "check, compare, inspect",
     r"mend(?:s|ed)?": "fix",
-    r"(?:left|leaves|leaving) out": "removed, omitted",
     r"(?:goes|went|going) on": "continues",
     r"for good": "permanently",
-    r"anew": "again",
     r"in vain": "is deadlocked",
     r"hears?|unasked": "receives; without a request",
     r"travels?": "is sent",
-    r"(?:is|are|was|were|be|been) ended": "is stopped, closed or killed",
     r"made up": "synthetic, example",
     r"what (?:it|they|nbddp|torch|\w+ \w+) (?:costs?|says?|has|have|holds?|held|does|did|sends?|needs?)": "a noun",
 }
@@ -37,11 +33,9 @@ WRONG = {re.compile(rf"\b(?:{wrong})\b", re.I): right for wrong, right in TERMS.
 KEPT = {  # (page, text of the finding) → why it stays
     ("docs/findings.md", "leaves out"): "evidence as the program's table has it",
 }
-LONG = {  # page → share of its sentences that may be long, and why; other pages: LONG_SHARE
-    "CHANGELOG.md": (0.11, "history: older entries stay as they were written; new ones are fragments in changes/"),
-    "docs/findings.md": (0.05, "the evidence as the program's table has it"),
+LONG = {  # page → why its sentences may be long; every other page has none
+    "docs/findings.md": "the evidence as the program's table has it",
 }
-LONG_SHARE = 0.01
 WIDEST_CELL = 200  # characters: two lines of a table on the site
 WIDE = {  # page → why some cells of its tables are wider
     "docs/findings.md": "the evidence as the program's table has it",
@@ -104,7 +98,7 @@ def sentences(name: str, page: str) -> Iterator[Sentence]:
 
 
 def wrong(name: str, page: str) -> list[str]:
-    """A line for each wrong term and wide cell, and for each long sentence if the page has too many."""
+    """A line for each wrong term, wide cell and long sentence."""
     found = [*sentences(name, page)]
     terms = [
         f"{one.place}: {term!r} → {right}: {one.text}"
@@ -112,14 +106,13 @@ def wrong(name: str, page: str) -> list[str]:
         for term, right in one.terms()
         if name not in NO_TERMS and (name, term.lower()) not in KEPT
     ]
-    long = [f"{one.place}: more than {MOST} words: {one.text}" for one in found if one.is_long]
+    long = [f"{one.place}: more than {MOST} words: {one.text}" for one in found if one.is_long and name not in LONG]
     wide = [
         f"{name}:{block.line}: a cell of more than {WIDEST_CELL} characters: {block.text.strip()}"
         for block in blocks(page)
         if block.is_cell and len(LINK.sub(r"\1", block.text).strip()) > WIDEST_CELL and name not in WIDE
     ]
-    share = LONG.get(name, (LONG_SHARE, ""))[0]
-    return terms + wide + (long if len(long) > max(1, share * len(found)) else [])
+    return terms + wide + long
 
 
 PAGES = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()

@@ -237,7 +237,7 @@ def test_what_a_worker_needs_of_a_request_is_in_what_it_is_sent(name: str) -> No
     ("line", "answer"),
     [
         ("--nprok 2", "did you mean --nproc?"),
-        ("--nproc", "--nproc: expected one argument; write it as --nproc N"),
+        ("--nproc", "--nproc needs a value; write it as --nproc N"),
         ("--nproc 2.5", "'2.5' is not a number of workers"),
         ("--nnodes 0", "'0' is not a positive whole number"),
         ("--ranks 3-1", "write it as 1-3"),
@@ -245,11 +245,11 @@ def test_what_a_worker_needs_of_a_request_is_in_what_it_is_sent(name: str) -> No
         ("--ranks 0-9999999999", "use ranks below 100000"),
         ("--ranks ²", "'²' is not a set of ranks; write it as 0,2-3"),
         ("-o class", "use one such as loss"),
-        ("--fresh=1", "--fresh: ignored explicit argument '1'; write it as --fresh"),
+        ("--fresh=1", "--fresh takes no value; write it as --fresh"),
         ("-o 3x", "not a valid Python name"),
         ("words", "go after --"),
         ("'open", "close the quote"),
-        ("--visible some", "choose from"),
+        ("--visible some", "--visible: 'some' is not one of its values; write it as --visible all|own"),
     ],
 )
 def test_bad_lines_name_the_option_and_the_way_out(line: str, answer: str) -> None:

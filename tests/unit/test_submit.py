@@ -56,7 +56,7 @@ def test_the_state_is_worded(found: JobStatus, words: str) -> None:
         (JobStatus(7, "FAILED", code="0:9"), "Slurm job 7 has failed by signal 9"),
         (JobStatus(7, "TIMEOUT", code="0:15"), "Slurm job 7 has reached its time limit"),
         (JobStatus(7, "CANCELLED", code="0:15"), "Slurm job 7 was cancelled"),
-        (JobStatus(7, "OUT_OF_MEMORY"), "Slurm job 7 was ended because it used more memory than it was allowed"),
+        (JobStatus(7, "OUT_OF_MEMORY"), "Slurm job 7 was stopped because it used more memory than it was allowed"),
         (JobStatus(7, "NEW_STATE"), "Slurm job 7 ended as new_state"),
     ],
 )

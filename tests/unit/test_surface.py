@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import inspect
@@ -110,6 +111,13 @@ def test_each_option_of_start_is_an_argument_with_a_type() -> None:
 PROGRAM = places.ROOT / "tests" / "data" / "user_program.py"
 
 
+def test_the_users_program_has_every_public_name() -> None:
+    """So a type checker has seen each of them."""
+    used = {n.attr for n in ast.walk(ast.parse(PROGRAM.read_text())) if isinstance(n, ast.Attribute)}
+    names = {*nbddp.__all__, *nbddp.export.__all__, *offered(nbddp.Pool), *offered(nbddp.RankValues)}
+    assert (names | offered(nbddp.Panel)) - used == {"export", "teach"}, "modules are imported"
+
+
 @pytest.mark.more  # `python -m mypy` checks the same
 @pytest.mark.parametrize("checker", ["mypy --config-file pyproject.toml --cache-dir cache", "pyright"])
 def test_a_type_checker_knows_what_a_program_gets(checker: str, tmp_path: Path) -> None:
@@ -132,3 +140,15 @@ def test_a_type_checker_knows_what_a_program_gets(checker: str, tmp_path: Path) 
 def test_the_types_are_shipped() -> None:
     assert (places.ROOT / "nbddp" / "py.typed").exists()
     assert "Typing :: Typed" in (places.ROOT / "pyproject.toml").read_text()
+
+
+CLIENTS = {"urllib.request", "http.client", "requests", "httpx", "aiohttp", "smtplib", "ftplib"}
+
+
+def test_no_module_can_send_anything_to_a_site() -> None:
+    """As the FAQ promises: connections are those of the pool."""
+    for path in sorted((places.ROOT / "nbddp").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+        imports |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        assert not imports & CLIENTS, path

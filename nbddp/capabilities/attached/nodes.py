@@ -499,7 +499,7 @@ class AttachedNode(PoolNode):
             elif nannies[worker.uuid]:
                 self.joined.signal(worker.uuid, number)
             else:
-                self.left(worker, "its engine cannot be ended from here and keeps running")
+                self.left(worker, "its engine cannot be stopped from here and keeps running")
 
     def _gone(self) -> ProcessExit:
         """The agent kept the ranks' store, and nothing that is on them."""

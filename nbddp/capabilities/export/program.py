@@ -152,7 +152,7 @@ def _body(parts: Parts, cell: ExportedCell, statement: Statement, makers: set[st
         parts.group_of = cell.label
         return [*before, statement.text]
     if name == INIT:
-        parts.notes.append(f"{cell.label}: left out {INIT}, because the process group of {parts.group_of} stays in use")
+        parts.notes.append(f"{cell.label}: removed {INIT}, because the process group of {parts.group_of} stays in use")
         return [*before, f"{LEFT_OUT}{statement.text}  (the group of {parts.group_of} stays)"]
     raise BadInput(
         f"{parts.group_of} and {cell.label} both call {INIT}, but under torchrun a process can do that only once; "

@@ -59,7 +59,7 @@ def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
             yield make(
                 "sampler-world", f"the sampler splits the data for {made_for} replicas, not for {len(replica.group)}",
                 [f"num_replicas is {made_for}, but the model has {len(replica.group)} ranks", shared],
-                "ranks train on the same samples, or samples are left out", place, **said,  # type: ignore[arg-type]
+                "ranks train on the same samples, or no rank trains on some", place, **said,  # type: ignore[arg-type]
             )  # fmt: skip
         elif len(set(own.values())) < len(own):
             yield make(
@@ -77,7 +77,7 @@ def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
         if len(set(lengths.values())) > 1:
             yield make(
                 "dataset-differs", "the ranks' data sets differ in length", [f"len(dataset): {by_value(lengths)}"],
-                "each rank's sampler takes its part of another data set, so parts overlap or are left out", place,
+                "each rank's sampler takes its part of another data set, so parts overlap or are missing", place,
                 **said,  # type: ignore[arg-type]
             )  # fmt: skip
         return

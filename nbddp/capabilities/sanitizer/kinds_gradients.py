@@ -202,7 +202,7 @@ def _returned(replica: Replica, some: list[AlignedStep]) -> Seen:
         "no-exchange", f"gradients of {replica.title} are set without DDP's exchange",
         [
             f"at {counted(len(some), 'step')} the backward through DDP's output left no gradient in the parameters "
-            "that were looked at, and they had one at the step; so does torch.autograd.grad",
+            "that were checked, and they had one at the step; so does torch.autograd.grad",
             shown_steps(some, replica),
         ],
         f"at these steps {ALONE}",

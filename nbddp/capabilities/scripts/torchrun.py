@@ -126,7 +126,7 @@ def launch_arguments(parser: Parser) -> None:
 
 
 def _arguments(parser: Parser, form: str) -> None:
-    parser.allow_abbrev = True
+    parser.abbreviates = True
     parser.usage = f"{parser.prog.replace('%', '%%')} [options] SCRIPT [arguments]"
     parser.description = "Run a script on the pool by torchrun's command line."
     parser.offers = {"training_script": (".py",), "nproc_per_node": NPROC_WORDS, "log_dir": ("/",)}

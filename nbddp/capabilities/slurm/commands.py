@@ -46,7 +46,7 @@ STATES = {  # of a job that has ended → what became of it
     "COMPLETED": "has completed",
     "COMPLETING": "is ending",
     "FAILED": "has failed",
-    "OUT_OF_MEMORY": "was ended because it used more memory than it was allowed",
+    "OUT_OF_MEMORY": "was stopped because it used more memory than it was allowed",
     "DEADLINE": "has reached its deadline",
     "REQUEUED": "was requeued",
     "SUSPENDED": "is suspended",
@@ -176,7 +176,7 @@ def ended_words(job: int, said: str, state: str) -> str:
     told = DUE_TO.search(said)
     due = TOLD.get(told[1].strip(), "") if told else ""
     if told and not due:
-        return f"Slurm job {job} was ended because of {told[1].strip().lower()}"
+        return f"Slurm job {job} was stopped because of {told[1].strip().lower()}"
     found = due or ("CANCELLED" if " CANCELLED AT " in said and state == "COMPLETING" else state)
     if found in STATES:
         return f"Slurm job {job} {STATES[found]}"

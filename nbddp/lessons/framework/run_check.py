@@ -315,7 +315,7 @@ def failure_words(failed: WorkerFailed) -> str:
     """
     cause = failed.cause
     if cause.overrun:
-        return f"{cause.overrun}, and were ended"
+        return f"{cause.overrun}, and were stopped"
     who = f"rank {cause.rank}" if _alone(failed) else "a rank"
     if cause.kind == "exit":
         return f"{who} called sys.exit({cause.code!r}) instead of returning an answer"

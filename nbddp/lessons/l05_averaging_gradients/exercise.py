@@ -153,7 +153,7 @@ def _why_own(found: Found, number: int, rank: int, hooks: bool) -> str:
     right = [n for n in step["yours"] if close(step["yours"][n], step["reference"][n])]
     if right:
         own = "; use the parameter that the hook receives" * hooks
-        return f"{', '.join(right)} {'is' if len(right) == 1 else 'are'} right, but this layer was left out{own}"
+        return f"{', '.join(right)} {'is' if len(right) == 1 else 'are'} right, but this layer is missing{own}"
     return "nothing was exchanged" + (
         ", or the result was not put into p.grad" if not hooks else ": is the hook there?"
     )

@@ -298,5 +298,5 @@ epochs_of = Exercise(
         "the sampler shuffles by seed + epoch; which call sets the epoch?",
         "in the loop over epochs call sampler.set_epoch(epoch), then collect all samples of all batches",
     ),
-    verifies=f"{EPOCHS} epochs on real ranks: each has its own share, shuffled anew in every epoch",
+    verifies=f"{EPOCHS} epochs on real ranks: each has its own share, shuffled again in every epoch",
 )

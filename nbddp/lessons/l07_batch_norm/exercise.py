@@ -35,7 +35,7 @@ from nbddp.lessons.l07_batch_norm.norms import (
     why_output,
 )
 
-WAY_BACK = "look at the backward of each sum: each must add up the gradients of all ranks"
+WAY_BACK = "check the backward of each sum: each must add up the gradients of all ranks"
 ROOT = "that is the root of a negative variance; add up the counts over the ranks too"
 MEAN, VARIANCE, OUTPUT, GRADIENT = "mean", "variance", "output", "gradient"
 

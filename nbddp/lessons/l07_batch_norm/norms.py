@@ -100,9 +100,7 @@ UNLIKE = "ranks have different numbers of samples, so it is not the mean of the 
 MEAN_SQUARES = (
     "the ranks' mean squares are averaged, but ranks have different numbers of samples; divide sums by counts"
 )
-SPREAD = (
-    "the variances are averaged: that leaves out the distance between the ranks' means; merge them, or add up squares"
-)
+SPREAD = "the variances are averaged: that omits the distance between the ranks' means; merge them, or add up squares"
 MEANS = (
     StatisticRule("", lambda k: k.whole.mean),
     StatisticRule("it is of the rank's own samples; add up sums and counts over all ranks", lambda k: k.own.mean),
@@ -217,7 +215,7 @@ VARIANCES = (
 SCALES: tuple[tuple[str, Callable[[float, float], float]], ...] = (
     ("", lambda v, eps: sqrt(v + eps)),
     ("eps belongs under the root: sqrt(variance + eps)", lambda v, eps: sqrt(v) + eps),
-    ("eps is left out or is not the argument: sqrt(variance + eps)", lambda v, eps: sqrt(v)),
+    ("eps is missing or is not the argument: sqrt(variance + eps)", lambda v, eps: sqrt(v)),
     ("it is divided by the variance; divide by its square root", lambda v, eps: v + eps),
     ("divide by sqrt(variance + eps)", lambda v, eps: 1.0),
 )

@@ -53,7 +53,7 @@ def why_not(case: Case, answer: Any) -> str:
     if [sorted(g) for g in answer] == right:
         return "list the ranks in ascending order"
     wrong = [name for name, a, b in zip(("same samples", "same shard"), answer, right, strict=True) if a != b]
-    return f"look at the list of the {wrong[0]}" if len(wrong) == 1 else ""
+    return f"check the list of the {wrong[0]}" if len(wrong) == 1 else ""
 
 
 GROUPS = TableExercise("groups_of", CASES, right_groups, MISTAKES, why_not)

@@ -100,7 +100,7 @@ ATTACH_AVERAGING = Table("attach_averaging", hooks, unwritten="this hook receive
     "dist.all_reduce(p.grad)": "2.00 × the reference: you summed but did not divide",
     "p.grad /= n": "you divided but did not sum",
     hooks(MEAN_OF).replace("average(p):", "average(_):"):
-        "2.bias is right, but this layer was left out; use the parameter that the hook receives",
+        "2.bias is right, but this layer is missing; use the parameter that the hook receives",
     "return p.grad / n": "hooks should return None; change p.grad in place instead",
     "[dist.all_reduce(p.grad) for _ in range(n + 1)]; p.grad /= n": "it was summed more",
     MEAN_OF + "; dist.all_reduce(p.data); p.data /= n": "gradients are right, but you averaged the parameters",

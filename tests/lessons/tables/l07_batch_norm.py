@@ -97,13 +97,13 @@ SYNC_BATCH_NORM = Table("sync_batch_norm", within(NORM + "        ...\n"), every
         "the mean: it is of the rank's own samples; add up sums and counts over all ranks; the variance: it is of",
     "return (x - mean) / (reduced(own_var) / world() + eps).sqrt()":
         ("shards of 3 and 5 samples: rank 0, output of sample 0, feature 0: expected", "; the variance: the "
-        "variances are averaged: that leaves out the distance between the ranks' means"),
+        "variances are averaged: that omits the distance between the ranks' means"),
     "return (x - reduced(own) / world()) / (reduced(own_var) / world() + eps).sqrt()":
         "the mean: ranks have different numbers of samples",
     "return (x - mean * n / len(x)) / (var + eps).sqrt()": "is divided by the rank's own count",
     "return (x - mean) / (var * n / (n - 1) + eps).sqrt()": "the variance: it divides by n − 1",
     "return (x - mean) / (var.sqrt() + eps)": "the scale: eps belongs under the root",
-    "return (x - mean) / (var + 1e-5).sqrt()": "the scale: eps is left out or is not the argument",
+    "return (x - mean) / (var + 1e-5).sqrt()": "the scale: eps is missing or is not the argument",
     "return (x - mean) / (var + eps)": "it is divided by the variance; divide by its",
     "return x / (var + eps).sqrt()": "the mean: it is taken as 0",
     "return x - mean": "; the scale: divide by sqrt(variance + eps)",
@@ -136,7 +136,7 @@ SYNC_BATCH_NORM = Table("sync_batch_norm", within(NORM + "        ...\n"), every
     "return normal(x, eps, right).detach().numpy()": "outputs are right; rank 0 does not return",
     "return normal(x, eps, right.__self__.forward)": "an autograd Function is called by its .apply",
     "m, q = right(x.sum(0)) / n, reduced((x * x).sum(0)) / n; return (x - m) / (q - m**2 + eps).sqrt()":
-        "look at the backward of each sum",
+        "check the backward of each sum",
     "x -= mean; return x": "in-place operation; make a new tensor, such as x - m",
     "k = len(x); m, q = right(x.sum(0)) / k, right((x * x).sum(0)) / k; return (x - m) / (q - m**2 - 9).sqrt()":
         "that is the root of a negative variance",

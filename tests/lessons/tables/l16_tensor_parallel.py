@@ -58,7 +58,7 @@ GROUPS_OF = Table("groups_of", within(GROUPS + "..."), nproc=4, wrong={
     f"{COLUMN}, {ROW}": "the two lists are swapped",
     ROW: "return a pair of lists of ranks",
     f"{ROW}[::-1], {COLUMN}": "in ascending order",
-    f"{ROW}, list(range(column, 4, 2))": "look at the list of the same shard",
+    f"{ROW}, list(range(column, 4, 2))": "check the list of the same shard",
 }, right=[
     "[k for k in range(d * t) if k // t == row], [k for k in range(d * t) if k % t == column]",
 ])  # fmt: skip
