@@ -16,6 +16,7 @@ import faulthandler
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -36,7 +37,7 @@ from tests.places import ROOT
 
 DISTRIBUTED = "distributed"
 LEFT = "left"  # a group that no rank can destroy
-MEMORY = {"test_cuda": 9 << 30}  # bytes of addresses a worker may have: some tests fill a GPU
+MEMORY = {"test_cuda": 9 << 30, "test_c10d_nccl": 8 << 30}  # bytes of addresses a process may have: some fill a GPU
 Ended = tuple[str, str]  # ok, skip, fail, died or slow; and what was said
 
 
@@ -175,9 +176,16 @@ def work(a: argparse.Namespace) -> None:
 
 def _of_module(name: str) -> dict[str, Any]:
     module = importlib.import_module(name)
+    common = importlib.import_module("torch.testing._internal.common_distributed")  # which looks for GPUs
+    common.MultiProcessTestCase._spawn_processes = _forked  # a spawned process imports all of that again
     vars(module).pop("load_tests", None)  # torch's own is for shards, and wants to know its script
     found = _flat(unittest.TestLoader().loadTestsFromModule(module))
     return {one.id().partition(".")[2]: functools.partial(_run, one) for one in found}
+
+
+def _forked(test: Any) -> None:
+    """Its ranks, as `_spawn_processes` of torch's class begins them."""
+    test._start_processes(multiprocessing.get_context("fork").Process)
 
 
 def _flat(suite: Any) -> Iterator[Any]:
