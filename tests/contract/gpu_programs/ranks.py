@@ -305,6 +305,17 @@ def program_sum_of_scaled_inputs() -> Any:
     return [total.tolist(), part.tolist(), given.tolist()]
 
 
+def program_sparse_gradients() -> Any:
+    """nccl refuses them; gloo adds them up."""
+    torch.manual_seed(0)
+    ddp = DDP(nn.Embedding(5, 2, sparse=True).to(device()), device_ids=[dist.get_rank()] if ON_GPUS else None)
+    try:
+        ddp(torch.tensor([1, 2, 2], device=device())).sum().backward()
+    except RuntimeError as e:
+        return str(e).splitlines()[0] if ON_GPUS else ""
+    return "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+
+
 def program_float8() -> Any:
     """gloo has no such type; NCCL moves it, and adds it up on a Hopper alone."""
     low = torch.full((2,), dist.get_rank() + 1.0, device=device()).to(torch.float8_e4m3fn)

@@ -95,7 +95,8 @@ def _twinned(value: Any) -> Any:
 def _register(library: Any, name: str) -> None:
     op = getattr(torch.ops.c10d, name.partition(".")[0]).default
     if any(argument.name == "process_group" for argument in op._schema.arguments):
-        library.impl(name, _collective(op), "CUDA")
+        for key in ("CUDA", "SparseCUDA"):  # torch's own for sparse tensors reads gloo's memory as a GPU's
+            library.impl(name, _collective(op), key)
 
 
 def _collective(op: Any) -> Callable[..., Any]:

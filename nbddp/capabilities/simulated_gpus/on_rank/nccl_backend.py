@@ -65,7 +65,7 @@ def install() -> None:
     c10d, compiled = dist.distributed_c10d, torch._C._distributed_c10d
     compiled.ProcessGroupNCCL = c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = _class(compiled)
     c10d._NCCL_AVAILABLE = True
-    c10d.default_pg_nccl_timeout = TEN_MINUTES
+    c10d.default_pg_nccl_timeout = dist.constants.default_pg_nccl_timeout = TEN_MINUTES
     dist.is_nccl_available = c10d.is_nccl_available = lambda: True
     for name in NO_EFFECT:
         if not hasattr(compiled.ProcessGroupGloo, name):
