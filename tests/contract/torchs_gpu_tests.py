@@ -36,6 +36,7 @@ from tests.contract import torchs_own
 from tests.places import ROOT
 
 DISTRIBUTED = "distributed"
+STARTING = 300.0  # seconds that workers may take to import torch and the module
 LEFT = "left"  # a group that no rank can destroy
 MEMORY = {"test_cuda": 9 << 30, "test_c10d_nccl": 8 << 30}  # bytes of addresses a process may have: some fill a GPU
 Ended = tuple[str, str]  # ok, skip, fail, died or slow; and what was said
@@ -87,7 +88,7 @@ def once(a: argparse.Namespace, left: list[str], folder: str) -> None:
         size = log.stat().st_size if log.exists() else 0
         seen, began = (size, time.monotonic()) if size != seen else (seen, began)
         broken = next((rank.returncode for rank in ranks if rank.poll()), 0)
-        if time.monotonic() - began > (a.seconds if not broken else 5.0):
+        if time.monotonic() - began > _limit(a.seconds, bool(seen), bool(broken)):
             break
         time.sleep(0.1)
     died = [rank.poll() for rank in ranks]
@@ -96,6 +97,11 @@ def once(a: argparse.Namespace, left: list[str], folder: str) -> None:
             os.killpg(rank.pid, signal.SIGKILL)
         rank.communicate()
     _note_the_unfinished(a.out, log, left, died)
+
+
+def _limit(seconds: float, begun: bool, broken: bool) -> float:
+    """Seconds in which something has to happen: an import is no test, and ranks that have lost one do not go on."""
+    return 5.0 if broken else seconds if begun else STARTING
 
 
 def _note_the_unfinished(out: Path, log: Path, left: list[str], died: list[int | None]) -> None:

@@ -516,6 +516,23 @@ def case_flight_recorder_is_refused_by_name() -> None:
         torch._C._distributed_c10d._dump_nccl_trace()
 
 
+def case_gradients_of_several_losses() -> None:
+    """A backward on a GPU runs in a thread of its own, which numbers the nodes of a second one from the start: autograd
+    then adds up in another order than on the CPU. In one thread the order is the same, and so are the digits."""
+    on_cpu, on_gpu = pair(lambda: nn.Sequential(nn.Linear(50, 40), nn.LeakyReLU(0.2), nn.Linear(40, 1)))
+    grads = []
+    for model, device in ((on_cpu, "cpu"), (on_gpu, CUDA)):
+        torch.manual_seed(1)
+        real, fake = torch.randn(30, 50).to(device), torch.randn(30, 50).to(device).requires_grad_()
+        with torch.autograd.set_multithreading_enabled(False):
+            apart = model(fake.detach()).mean() - model(real).mean()
+            slope = torch.autograd.grad(model(fake).sum(), fake, create_graph=True)[0]
+            loss = apart + 10 * ((slope.norm(2, dim=1) - 1) ** 2).mean()
+            loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(equal(a, b) for a, b in zip(*grads, strict=True))
+
+
 def case_transforms() -> None:
     x = torch.randn(4, 4, device=CUDA)
     assert torch.vmap(lambda row: row.sin().sum())(x).is_cuda
