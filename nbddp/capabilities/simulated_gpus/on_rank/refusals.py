@@ -90,7 +90,8 @@ def install() -> None:
         setattr(torch._C, name, _refuse(f"simulated GPUs: {why}"))
     for name in OF_C10D:
         setattr(torch._C._distributed_c10d, name, _refuse(RECORDER))
-    torch.cuda.MemPool = torch.cuda.memory.MemPool = _refuse(f"simulated GPUs: {POOLS}")
+    pool = type("MemPool", (), {"__init__": _refuse(f"simulated GPUs: {POOLS}")})  # torch asks what is one
+    torch.cuda.MemPool = torch.cuda.memory.MemPool = pool
     torch.cuda.nvtx._nvtx = _ranges()
     torch.backends.cudnn.is_acceptable = lambda tensor: False  # its own answer comes with a warning
     _profiler()
