@@ -24,6 +24,12 @@ NO_EFFECT = (  # what torch calls on an nccl backend and gloo's lacks
 )  # fmt: skip
 
 
+CREATORS = (  # functions of torch 2.15 and later, which has NCCL's backends as plugins
+    "_create_nccl_process_group", "_create_nccl_legacy_process_group", "_create_nccl2_process_group",
+    "_create_nccl_lazy_process_group",
+)  # fmt: skip
+
+
 class NCCLConfig:
     """As the settings of a communicator: they are kept, and change nothing."""
 
@@ -74,6 +80,9 @@ def install() -> None:
         _add(compiled.ProcessGroupGloo, name, answer)
     for name, answer in FACTS.items():
         _add(compiled.ProcessGroupGloo, name, answer, property)
+    for name in CREATORS:
+        if hasattr(c10d, name):
+            setattr(c10d, name, _create)
     if hasattr(compiled.ProcessGroup, "split_group"):
         compiled.ProcessGroup.split_group = _splitting(compiled.ProcessGroup.split_group)
 
@@ -124,6 +133,13 @@ def made(store: Any, rank: int, size: int, options: Any) -> Any:
     if parent is not None:
         _count_split(parent)
     return gloo
+
+
+def _create(opts: Any, backend_options: Any) -> Any:
+    """As the plugins of torch 2.15 do, from options of a group."""
+    options = backend_options or dist.ProcessGroupNCCL.Options()
+    options._timeout, options.split_from = opts.timeout, opts.split_from
+    return made(opts.store, opts.group_rank, opts.group_size, options)
 
 
 def over(gloo: Any, store: Any) -> Shadow:
