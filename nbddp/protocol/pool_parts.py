@@ -26,6 +26,8 @@ class Hooks:
         # a line that is to be met; one that raises BadInput refuses it, and nothing has changed
         self.environment: list[Callable[[Any], Any]] = []  # its `LaunchSpec`; to an `EnvChange` of `nbddp.pool.change`
         self.machines: list[Callable[[Any, Any], Any]] = []  # and the `Node`s that there are; those to place workers on
+        # versions on a machine that would join later; why it cannot, or empty
+        self.turned_away: list[Callable[[Mapping[str, str]], str]] = []
         self.planned: list[Callable[[Any, Any], list[str]]] = []  # and its `Topology`; what to say of it
         self.renews: list[Callable[[Any], bool]] = []  # its `LaunchSpec`; whether it takes new workers
         # the pool, in its life and in lines

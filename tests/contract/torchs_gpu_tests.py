@@ -16,6 +16,7 @@ import faulthandler
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -35,8 +36,9 @@ from tests.contract import torchs_own
 from tests.places import ROOT
 
 DISTRIBUTED = "distributed"
+STARTING = 300.0  # seconds that workers may take to import torch and the module
 LEFT = "left"  # a group that no rank can destroy
-MEMORY = {"test_cuda": 9 << 30}  # bytes of addresses a worker may have: some tests fill a GPU
+MEMORY = {"test_cuda": 9 << 30, "test_c10d_nccl": 8 << 30}  # bytes of addresses a process may have: some fill a GPU
 Ended = tuple[str, str]  # ok, skip, fail, died or slow; and what was said
 
 
@@ -86,7 +88,7 @@ def once(a: argparse.Namespace, left: list[str], folder: str) -> None:
         size = log.stat().st_size if log.exists() else 0
         seen, began = (size, time.monotonic()) if size != seen else (seen, began)
         broken = next((rank.returncode for rank in ranks if rank.poll()), 0)
-        if time.monotonic() - began > (a.seconds if not broken else 5.0):
+        if time.monotonic() - began > _limit(a.seconds, bool(seen), bool(broken)):
             break
         time.sleep(0.1)
     died = [rank.poll() for rank in ranks]
@@ -95,6 +97,11 @@ def once(a: argparse.Namespace, left: list[str], folder: str) -> None:
             os.killpg(rank.pid, signal.SIGKILL)
         rank.communicate()
     _note_the_unfinished(a.out, log, left, died)
+
+
+def _limit(seconds: float, begun: bool, broken: bool) -> float:
+    """Seconds in which something has to happen: an import is no test, and ranks that have lost one do not go on."""
+    return 5.0 if broken else seconds if begun else STARTING
 
 
 def _note_the_unfinished(out: Path, log: Path, left: list[str], died: list[int | None]) -> None:
@@ -175,9 +182,16 @@ def work(a: argparse.Namespace) -> None:
 
 def _of_module(name: str) -> dict[str, Any]:
     module = importlib.import_module(name)
+    common = importlib.import_module("torch.testing._internal.common_distributed")  # which looks for GPUs
+    common.MultiProcessTestCase._spawn_processes = _forked  # a spawned process imports all of that again
     vars(module).pop("load_tests", None)  # torch's own is for shards, and wants to know its script
     found = _flat(unittest.TestLoader().loadTestsFromModule(module))
     return {one.id().partition(".")[2]: functools.partial(_run, one) for one in found}
+
+
+def _forked(test: Any) -> None:
+    """Its ranks, as `_spawn_processes` of torch's class begins them."""
+    test._start_processes(multiprocessing.get_context("fork").Process)
 
 
 def _flat(suite: Any) -> Iterator[Any]:

@@ -14,6 +14,9 @@ from nbddp import capabilities
 from nbddp.agent.versions import versions
 from nbddp.analysis.placement import describe
 from nbddp.capabilities.export.command import carry_out
+from nbddp.capabilities.hosts.elastic import Members, NodePlace
+from nbddp.capabilities.hosts.names import Host
+from nbddp.capabilities.hosts.remote_nodes import RemoteNodes
 from nbddp.capabilities.simulated_gpus import on_worker, options, probe
 from nbddp.capabilities.simulated_gpus.advice import without_gpus
 from nbddp.capabilities.simulated_gpus.cards import CARDS, MOST, cards_of, link_matrix, typed, visible, words
@@ -337,6 +340,30 @@ def test_a_host_with_another_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert pool_of("", None, (host(versions()["torch"]),)).planned(spec, placed) == said
     with pytest.raises(BadInput, match=r"nodeb has 1\.13\.0, which has not been tested"):
         pool_of("", None, (host("1.13.0"),)).planned(spec, placed)
+
+
+def test_a_host_that_would_join_later_is_turned_away_with_another_torch() -> None:
+    part = pool_of("--simulate-gpus 4", None)
+    assert part.turned_away(versions()) == ""
+    assert "it has 1.13.0, which has not been tested" in part.turned_away({"torch": "1.13.0"})
+    assert pool_of("", None).turned_away({"torch": "1.13.0"}) == ""
+    stopped, asked = [], iter((part, part, pool_of("", None)))
+
+    def agent(place: NodePlace) -> SimpleNamespace:
+        return SimpleNamespace(
+            host=place.host, hello=SimpleNamespace(versions={"torch": "1.13.0"}), warm=True, closed=False,
+            stop=lambda: stopped.append(place.host.name),
+        )  # fmt: skip
+
+    parts = SimpleNamespace(turned_away=[lambda there: next(asked).turned_away(there)])
+    nodes = RemoteNodes(SimpleNamespace(group=SimpleNamespace(added=[]), parts=parts))  # type: ignore[arg-type]
+    places = [NodePlace(Host(name), None) for name in ("nodea", "nodeb", "nodec")]  # type: ignore[arg-type]
+    nodes.members = Members(1, 3, 3, places, agent)  # type: ignore[arg-type]
+    assert [one.host.name for one in nodes._ready()] == ["nodec"]
+    assert stopped == ["nodea", "nodeb"]
+    assert {name: why[-26:] for name, why in nodes.members.why.items()} == dict.fromkeys(
+        ("nodea", "nodeb"), f"install torch {versions()['torch']} there"[-26:]
+    )
 
 
 def test_a_refusal_is_repeated_and_a_success_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,9 +65,9 @@ class Members:
     def look(self, living: Iterable[Host]) -> list[RemoteAgentClient]:
         """Have as many on their way as are missing; those that are ready to join."""
         there = {host.name for host in living}
-        for name, agent in list(self._joining.items()):
+        for agent in list(self._joining.values()):
             if agent.closed:
-                self._did_not_come(name, agent)
+                self._did_not_come(agent)
         missing = self.target - len(there) - len(self._joining)
         now = time.monotonic()
         for place in self.places:
@@ -98,20 +98,25 @@ class Members:
         del self._joining[agent.host.name]
         self._again.pop(agent.host.name, None)
 
+    def turn_away(self, agent: RemoteAgentClient, why: str) -> None:
+        """It cannot take part, and ends. It is tried again later: what is wrong there may be mended."""
+        name = agent.host.name
+        del self._joining[name]
+        with suppress(AgentFailed):
+            agent.stop()
+        self._later(name, why)
+
     def later(self, host: Host, why: str) -> None:
         """It did not come up, or has gone: it is tried again, but not at once."""
         self._later(host.name, why)
 
-    def _did_not_come(self, name: str, agent: RemoteAgentClient) -> None:
+    def _did_not_come(self, agent: RemoteAgentClient) -> None:
         why = ""
         try:
             agent.wait_warm(0.0)
         except AgentFailed as e:
             why = str(e)
-        del self._joining[name]
-        with suppress(AgentFailed):
-            agent.stop()
-        self._later(name, why)
+        self.turn_away(agent, why)
 
     def _later(self, name: str, why: str) -> None:
         _, wait = self._again.get(name, (0.0, RETRY))

@@ -308,9 +308,17 @@ class RemoteNodes(HostSource):
         return [node for node in self.nodes if node.alive][: self.members.target]
 
     def _ready(self) -> list[RemoteAgentClient]:
-        """Agents that can join."""
-        assert self.members is not None
-        return self.members.look(node.agent.host for node in self.nodes if node.alive)
+        """Agents that can join; those that cannot are turned away, with the reason."""
+        members = self.members
+        assert members is not None
+        ready = []
+        for agent in members.look(node.agent.host for node in self.nodes if node.alive):
+            why = next(filter(None, (asks(agent.hello.versions) for asks in self.pool.parts.turned_away)), "")
+            if why:
+                members.turn_away(agent, why)
+            else:
+                ready.append(agent)
+        return ready
 
     def changes(self) -> str:
         """How the nodes are to change, in words; empty if they are as they should be."""

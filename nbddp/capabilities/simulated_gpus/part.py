@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -59,14 +59,14 @@ class SimulatedGpusPart:
 
     def _refuse_other_torch(self, asked: str) -> None:
         """Raises BadInput for a host with another torch than has been tried here."""
-        here = versions().get("torch", "")
         for node in self._pool.group.added:
-            there = node.agent.hello.versions.get("torch", "")
-            if there != here:
-                raise BadInput(
-                    f"{asked}: this machine's torch {here} can simulate GPUs, but {node.name} has {there or 'none'}, "
-                    f"which has not been tested; install torch {here} there"
-                )
+            if why := _other_torch(node.name, node.agent.hello.versions):
+                raise BadInput(f"{asked}: {why}")
+
+    def turned_away(self, there: Mapping[str, str]) -> str:
+        """Why a host with these versions cannot join a pool that runs; or empty."""
+        simulates = self._pool.spec.simulate_gpus not in (None, NONE)
+        return _other_torch("it", there) if simulates else ""
 
     def _shows(self) -> bool:
         """Whether workers see simulated GPUs."""
@@ -80,6 +80,17 @@ class SimulatedGpusPart:
     def holds(self) -> list[str]:
         """What `status` says besides its table."""
         return [_words(self._pool.spec, self._pool.group.placed())] if self._shows() else []
+
+
+def _other_torch(who: str, there: Mapping[str, str]) -> str:
+    """That a host has another torch than has been tried here; or empty."""
+    here, other = versions().get("torch", ""), there.get("torch", "")
+    if other == here:
+        return ""
+    return (
+        f"this machine's torch {here} can simulate GPUs, but {who} has {other or 'none'}, which has not been tested; "
+        f"install torch {here} there"
+    )
 
 
 def _words(spec: LaunchSpec, placed: Topology) -> str:

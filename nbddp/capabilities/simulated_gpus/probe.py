@@ -23,7 +23,7 @@ from nbddp.agent.versions import versions
 from nbddp.errors import AgentFailed
 from nbddp.execution.report import signal_name
 
-KNOWN = ("2.6", "2.10", "2.11", "2.13", "2.14")  # torch's versions with which the tests have run
+KNOWN = ("2.6", "2.10", "2.11", "2.13", "2.14", "2.15")  # torch's versions with which the tests have run
 SECONDS = 300  # for the child: a first import of torch from a slow disk
 FITS = "simulated GPUs fit"
 HEARD = 0.1  # seconds in which Stop ends a trial

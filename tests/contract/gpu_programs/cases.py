@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import io
 import json
 import re
 import sys
@@ -477,6 +478,59 @@ def case_streams() -> None:
     torch.cuda.synchronize()
     assert begin.elapsed_time(end) > 0
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def case_loaded_script() -> None:
+    model = nn.Linear(3, 2).cuda()
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(model), file)
+    x = torch.ones(1, 3)
+    for to, place in ((CUDA, "cuda:0"), ("cuda:1", "cuda:1"), (None, "cuda:0"), ("cpu", "cpu")):
+        file.seek(0)
+        script = torch.jit.load(file, map_location=to)
+        assert str(next(script.parameters()).device) == place
+        assert equal(model(x.cuda()).cpu(), script(x.to(place)))
+
+
+def case_quantized() -> None:
+    x = torch.tensor([0.1, 0.26], device=CUDA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        low, on_cpu = (torch.quantize_per_tensor(one, 0.1, 10, torch.quint8) for one in (x, x.cpu()))
+    assert low.is_cuda
+    assert low.int_repr().tolist() == on_cpu.int_repr().tolist()
+    assert equal(on_cpu.dequantize(), low.dequantize())
+    assert low.cpu().device.type == "cpu"
+    assert on_cpu.cuda().dequantize().is_cuda
+
+
+def case_ranges_of_autograd_are_marked() -> None:
+    with torch.autograd.profiler.emit_nvtx() as ranges:
+        assert (torch.ones(2, device=CUDA) * 2).tolist() == [2, 2]
+        with pytest.raises(RuntimeError, match="not reentrant"):
+            ranges.__enter__()
+
+
+def case_flight_recorder_is_refused_by_name() -> None:
+    with pytest.raises(NotImplementedError, match="simulated GPUs have no NCCL whose operations the flight recorder"):
+        torch._C._distributed_c10d._dump_nccl_trace()
+
+
+def case_gradients_of_several_losses() -> None:
+    """A backward on a GPU runs in a thread of its own, which numbers the nodes of a second one from the start: autograd
+    then adds up in another order than on the CPU. In one thread the order is the same, and so are the digits."""
+    on_cpu, on_gpu = pair(lambda: nn.Sequential(nn.Linear(50, 40), nn.LeakyReLU(0.2), nn.Linear(40, 1)))
+    grads = []
+    for model, device in ((on_cpu, "cpu"), (on_gpu, CUDA)):
+        torch.manual_seed(1)
+        real, fake = torch.randn(30, 50).to(device), torch.randn(30, 50).to(device).requires_grad_()
+        with torch.autograd.set_multithreading_enabled(False):
+            apart = model(fake.detach()).mean() - model(real).mean()
+            slope = torch.autograd.grad(model(fake).sum(), fake, create_graph=True)[0]
+            loss = apart + 10 * ((slope.norm(2, dim=1) - 1) ** 2).mean()
+            loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 def case_transforms() -> None:

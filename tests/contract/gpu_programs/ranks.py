@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import sys
@@ -257,6 +258,79 @@ def program_barrier_before_a_gpu_is_chosen() -> Any:
     if ON_GPUS:
         torch.cuda.set_device(dist.get_rank())
     return dist.get_world_size(group)
+
+
+def program_mesh_of_a_bound_device() -> Any:
+    """With `device_id`, torch splits nccl's communicator for each dimension of a mesh."""
+    if not ON_GPUS:
+        return [[1.0], [0.0], "nccl", "child", [1, True]]
+    group = dist.distributed_c10d._get_default_group()
+    group.bound_device_id = device()
+    try:
+        mesh = init_device_mesh(KIND, (1, 2), mesh_dim_names=("dp", "tp"))
+        x, y = (torch.full((1,), float(dist.get_rank()), device=device()) for _ in range(2))
+        dist.all_reduce(x, group=mesh["tp"].get_group())
+        dist.all_reduce(y, group=mesh["dp"].get_group())
+        child = dist.split_group(split_ranks=[[0, 1]], group_desc="child")
+        backend = child._get_backend(device())
+        facts = [backend.size() // 2, backend.supports_splitting]
+        return [x.tolist(), (y - dist.get_rank()).tolist(), dist.get_backend(child), child.group_desc, facts]
+    finally:
+        group.bound_device_id = None
+
+
+def program_options_of_a_communicator() -> Any:
+    if not ON_GPUS:
+        return [[2.0], True, 4, -(1 << 31), 33.0]
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = 4
+    group, x = dist.new_group(pg_options=options), torch.ones(1, device=device())
+    dist.all_reduce(x, group=group)
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=33), group)
+    found = group._get_backend(device()).options
+    return [
+        x.tolist(), found.is_high_priority_stream, found.config.max_ctas, found.config.min_ctas,
+        found._timeout.total_seconds(),
+    ]  # fmt: skip
+
+
+def program_sum_of_scaled_inputs() -> Any:
+    """nccl's own reduction, with which FSDP divides gradients."""
+    one = torch.full((4,), dist.get_rank() + 1.0, device=device())
+    if not ON_GPUS:
+        return [[1.5] * 4, [1.5] * 2, [dist.get_rank() + 1.0] * 4]
+    total, part, given = one.clone(), torch.zeros(2, device=device()), one.clone()
+    dist.all_reduce(total, op=dist._make_nccl_premul_sum(0.5))
+    dist.reduce_scatter_tensor(part, given, op=dist._make_nccl_premul_sum(0.5))
+    return [total.tolist(), part.tolist(), given.tolist()]
+
+
+def program_sparse_gradients() -> Any:
+    """nccl refuses them; gloo adds them up."""
+    torch.manual_seed(0)
+    ddp = DDP(nn.Embedding(5, 2, sparse=True).to(device()), device_ids=[dist.get_rank()] if ON_GPUS else None)
+    try:
+        ddp(torch.tensor([1, 2, 2], device=device())).sum().backward()
+    except RuntimeError as e:
+        return str(e).splitlines()[0] if ON_GPUS else ""
+    return "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+
+
+def program_float8() -> Any:
+    """gloo has no such type; NCCL moves it, and adds it up on a Hopper alone."""
+    low = torch.full((2,), dist.get_rank() + 1.0, device=device()).to(torch.float8_e4m3fn)
+    if not ON_GPUS:
+        return [[1.0, 1.0, 2.0, 2.0], [2.0, 2.0], True]
+    gathered = torch.empty(4, device=device()).to(low.dtype)
+    dist.all_gather_into_tensor(gathered, low)
+    try:
+        dist.all_reduce(low)
+        refused = ""
+    except RuntimeError as e:
+        refused = str(e)
+    dist.broadcast(low, 1)
+    told = "Float8 dtypes" in refused or refused.endswith("FP8 reduction support begins with sm90 capable devices.")
+    return [gathered.float().tolist(), low.float().tolist(), told]
 
 
 PROGRAMS = {name.removeprefix("program_"): one for name, one in globals().items() if name.startswith("program_")}

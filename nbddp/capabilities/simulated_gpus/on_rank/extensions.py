@@ -90,7 +90,7 @@ def _of_triton(module: Any) -> None:
 
 def _without_triton(module: Any) -> None:
     """What inductor, for the CPU too, asks before it asks Triton for a driver."""
-    module.has_triton = lambda: False
+    module.has_triton = lambda *args, **kwargs: False
 
 
 MODULES: Mapping[str, Callable[[Any], None]] = {  # module → what changes it

@@ -7,22 +7,26 @@ callers, DDP's reducer among them, are served too. Work objects and futures are 
 
 from __future__ import annotations
 
-import datetime
-import os
-import socket
-import types
+import copy
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, kernels, machine, nccl_calls, nccl_checks, versions
+from nbddp.capabilities.simulated_gpus.on_rank import (
+    devices,
+    kernels,
+    machine,
+    nccl_backend,
+    nccl_calls,
+    nccl_checks,
+)
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
+from nbddp.capabilities.simulated_gpus.on_rank.dtypes import EIGHT
+from nbddp.capabilities.simulated_gpus.on_rank.nccl_backend import SHARED, Shadow, bring, over, shadows, unwrapped
 
-TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
 ALONE = {"c10d::send", "c10d::recv_", "c10d::recv_any_source_"}  # not every rank takes part
 FLAT = {"c10d::_allgather_base_", "c10d::_reduce_scatter_base_"}  # gloo cuts along dimension 0, nccl sees no shapes
 FLAT_LISTS = {"c10d::allgather_into_tensor_coalesced_", "c10d::reduce_scatter_tensor_coalesced_"}  # else gloo aborts
@@ -33,55 +37,25 @@ OF_BACKENDS = (  # methods of a backend that a program may call without a group
     "alltoall_base", "broadcast", "gather", "recv", "recv_anysource", "reduce", "reduce_scatter",
     "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "scatter", "send",
 )  # fmt: skip
-AVERAGED = (  # gloo lacks AVG: some versions raise, and reduce-scatter of 2.10 silently sums
+REDUCTIONS = (  # gloo lacks AVG: some versions raise, and reduce-scatter of 2.10 silently sums
     "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
 )  # fmt: skip
-NO_EFFECT = (  # what torch calls on an nccl backend and gloo's lacks
-    "_shutdown", "shutdown", "abort", "_abort", "_group_start", "_group_end", "eager_connect_single_device",
-    "perform_nocolor_split", "_set_enable_nan_check", "_verify_work_timeout",
-)  # fmt: skip
-
-
-@dataclass
-class Shadow:
-    """A group on the CPU over the gloo that the program knows as its nccl."""
-
-    gloo: Any
-    group: Any
-    boxed: Any
-    store: Any
-    rank: int
-    size: int
-    device: int | None = None  # the GPU that this rank has brought, from its first collective on
-    own: nccl_calls.Own = field(default_factory=nccl_calls.Own)
-
-
-SHARED = -1  # in place of a GPU that a rank has brought
-_shadows: dict[int, Shadow] = {}  # id of a gloo backend → its shadow
-_nccls: set[int] = set()  # ids of those that programs know as nccl
 
 
 def install() -> None:
-    c10d = dist.distributed_c10d
-    compiled = torch._C._distributed_c10d
-    compiled.ProcessGroupNCCL = c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = _backend(compiled)
-    for name in NO_EFFECT:
-        if not hasattr(compiled.ProcessGroupGloo, name):
-            setattr(compiled.ProcessGroupGloo, name, lambda self, *args, **kwargs: None)
+    c10d, compiled = dist.distributed_c10d, torch._C._distributed_c10d
+    nccl_backend.install()
     compiled._hash_tensors = _hash  # which only a build with NCCL has
     compiled.Logger.set_runtime_stats_and_log = lambda self: None  # it wants a CUDA timer, which a CPU build lacks
-    c10d._NCCL_AVAILABLE = True
-    c10d.default_pg_nccl_timeout = TEN_MINUTES
-    dist.is_nccl_available = c10d.is_nccl_available = lambda: True
-    for name in AVERAGED:
+    for name in REDUCTIONS:
         if hasattr(compiled.ProcessGroup, name):
-            setattr(compiled.ProcessGroup, name, _averaging(getattr(compiled.ProcessGroup, name)))
+            setattr(compiled.ProcessGroup, name, _reducing(getattr(compiled.ProcessGroup, name)))
     for name in OF_BACKENDS:
         if hasattr(compiled.ProcessGroupGloo, name):
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
     if not hasattr(compiled.Backend, "supports_coalescing"):  # torch 2.6 coalesces for every CUDA tensor
         c10d.batch_isend_irecv = dist.batch_isend_irecv = _batch
-    nccl_calls.install(_is_nccl_of)
+    nccl_calls.install(nccl_backend.is_nccl)
     library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("c10d::") and full not in NOT_COLLECTIVE:
@@ -121,49 +95,8 @@ def _twinned(value: Any) -> Any:
 def _register(library: Any, name: str) -> None:
     op = getattr(torch.ops.c10d, name.partition(".")[0]).default
     if any(argument.name == "process_group" for argument in op._schema.arguments):
-        library.impl(name, _collective(op), "CUDA")
-
-
-def _backend(compiled: Any) -> Any:
-    """The class that programs and torch take for ProcessGroupNCCL."""
-    base = getattr(compiled.ProcessGroupGloo, "_Options", object)
-
-    class Options(base):  # type: ignore[misc, valid-type]
-        def __init__(self, is_high_priority_stream: bool = False) -> None:
-            super().__init__()
-            self.__dict__["is_high_priority_stream"] = is_high_priority_stream
-            self.__dict__["config"] = types.SimpleNamespace()
-
-    class Kind(type):
-        def __instancecheck__(cls, one: Any) -> bool:
-            return id(one) in _nccls
-
-    class ProcessGroupNCCL(metaclass=Kind):
-        def __new__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
-            return _shadowed(compiled, store, rank, size, getattr(options, "_timeout", timeout) or TEN_MINUTES)
-
-    ProcessGroupNCCL.Options = Options  # type: ignore[attr-defined]
-    ProcessGroupNCCL.NCCLConfig = types.SimpleNamespace  # type: ignore[attr-defined]
-    return ProcessGroupNCCL
-
-
-def _shadowed(compiled: Any, store: Any, rank: int, size: int, timeout: Any) -> Any:
-    """A gloo backend, known as nccl."""
-    if devices.count() < 1:
-        raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
-    gloo = compiled.ProcessGroupGloo(dist.PrefixStore("simulated/nccl/", store), rank, size, timeout=timeout)
-    _shadows[id(gloo)] = _over(gloo, store)
-    _nccls.add(id(gloo))
-    return gloo
-
-
-def _over(gloo: Any, store: Any) -> Shadow:
-    compiled = torch._C._distributed_c10d
-    kind, rank, size = compiled.ProcessGroup.BackendType.GLOO, gloo.rank(), gloo.size()
-    group = compiled.ProcessGroup(dist.PrefixStore("simulated/group/", store), rank, size)
-    group._register_backend(torch.device("cpu"), kind, gloo)
-    group._set_default_backend(kind)
-    return Shadow(gloo, group, group.boxed(), store, rank, size)
+        for key in ("CUDA", "SparseCUDA"):  # torch's own for sparse tensors reads gloo's memory as a GPU's
+            library.impl(name, _collective(op), key)
 
 
 def _collective(op: Any) -> Callable[..., Any]:
@@ -183,11 +116,16 @@ def _collective(op: Any) -> Callable[..., Any]:
             return done
         call.args[at] = shadow.boxed
         _flatten(name, call.args)
+        in_bytes = any(tensor.dtype in EIGHT for tensor in flat(args))  # which gloo has no type for
+        if in_bytes:
+            call.args = [_as_bytes(arg) for arg in call.args]
         out = op(*call.args, **kwargs)
         nccl_calls.note(args[at], out)
         for tensor, twin in call.originals.values():  # gloo works on addresses, so the label may change under way:
             machine.to_cuda(twin, tensor.get_device())  # futures and DDP's views of buckets hold CUDA tensors again
-        return (args[0], out[1]) if name in FLAT else kernels.relabelled(out, call.device or 0, call.originals)
+        if name in FLAT or (in_bytes and isinstance(out, tuple)):
+            return args[0], out[1]
+        return kernels.relabelled(out, call.device or 0, call.originals)
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         if kernels.recording:
@@ -202,26 +140,22 @@ def _shadow_of(boxed: Any) -> Shadow:
         backend = torch._C._distributed_c10d.ProcessGroup.unbox(boxed)._get_backend(torch.device("cuda"))
     except RuntimeError:
         raise RuntimeError("No backend type associated with device type cuda") from None
-    if id(backend) not in _shadows:
-        _shadows[id(backend)] = _shadow_for(backend)
-    return _shadows[id(backend)]
+    if id(backend) not in shadows:
+        shadows[id(backend)] = _shadow_for(backend)
+    return shadows[id(backend)]
 
 
 def _shadow_for(backend: Any) -> Shadow:
     """Of a backend that is no nccl of ours: gloo, or either in the wrapper of `TORCH_DISTRIBUTED_DEBUG=DETAIL`."""
-    inner = _unwrapped(backend)
-    known = _shadows.get(id(inner))
+    inner = unwrapped(backend)
+    known = shadows.get(id(inner))
     if known is not None:
-        return _over(backend, known.store)
+        return over(backend, known.store)
     if isinstance(inner, torch._C._distributed_c10d.ProcessGroupGloo):
-        shadow = _over(backend, dist.HashStore())
+        shadow = over(backend, dist.HashStore())
         shadow.device = SHARED  # gloo takes ranks on one GPU
         return shadow
     raise NotImplementedError("simulated GPUs carry out collectives on CUDA tensors with nccl and gloo alone")
-
-
-def _unwrapped(backend: Any) -> Any:
-    return getattr(backend, "wrapped_pg", backend)
 
 
 def _flatten(name: str, args: list[Any]) -> None:
@@ -229,6 +163,12 @@ def _flatten(name: str, args: list[Any]) -> None:
         args[:2] = [tensor.view(-1) for tensor in args[:2]]
     elif name in FLAT_LISTS:
         args[:2] = [[tensor.view(-1) for tensor in tensors] for tensors in args[:2]]
+
+
+def _as_bytes(arg: Any) -> Any:
+    if isinstance(arg, list | tuple):
+        return type(arg)(map(_as_bytes, arg))
+    return arg.view(torch.uint8) if isinstance(arg, torch.Tensor) and arg.dtype in EIGHT else arg
 
 
 def _without_gloo(name: str, shadow: Shadow, args: Sequence[Any]) -> Any:
@@ -243,7 +183,7 @@ def _place(name: str, shadow: Shadow, device: int | None, after: Sequence[Any]) 
     if name == BARRIER:
         _meet(shadow, device, after[0], after[1])
     elif device is not None and name not in ALONE:
-        _bring(shadow, device)
+        bring(shadow, device)
 
 
 def _meet(shadow: Shadow, device: int | None, boxed: Any, device_ids: Any) -> None:
@@ -254,58 +194,37 @@ def _meet(shadow: Shadow, device: int | None, boxed: Any, device_ids: Any) -> No
         device = device_ids[0]
     elif torch._C._distributed_c10d.ProcessGroup.unbox(boxed).bound_device_id is None:
         device = (dist.get_rank() if dist.is_initialized() else shadow.rank) % devices.count()
-    _bring(shadow, device, "simulated/barrier")
+    bring(shadow, device, "simulated/barrier")
     shadow.device = None  # the next collective may be on another GPU
-
-
-def _bring(shadow: Shadow, device: int, key: str = "simulated") -> None:
-    """NCCL refuses two ranks on one GPU when the communicator is made: at the first collective."""
-    if shadow.device is not None:
-        return
-    shadow.device = device
-    node = os.environ.get("GROUP_RANK", "")  # simulated nodes have GPUs of their own
-    mine = f"{socket.gethostname()}:{node}:{devices.physical(device)}"
-    shadow.store.set(f"{key}/{shadow.rank}", mine)
-    for rank in range(shadow.size):
-        other = shadow.store.get(f"{key}/{rank}").decode()
-        if rank != shadow.rank and other == mine:
-            shadow.device = None  # the next collective tries again, as NCCL does
-            bus = (devices.physical(device) + 1) << 12
-            raise dist.DistBackendError(versions.one_gpu_twice(shadow.rank, rank, bus))
 
 
 def _is_nccl(group: Any, tensors: Any) -> bool:
     """Whether this group carries out a collective on these tensors as nccl."""
-    if not any(tensor.is_cuda for tensor in flat([tensors])):
-        return False
-    return _is_nccl_of(group)
+    return any(tensor.is_cuda for tensor in flat([tensors])) and nccl_backend.is_nccl(group)
 
 
-def _is_nccl_of(group: Any) -> bool:
-    try:
-        return id(_unwrapped(group._get_backend(torch.device("cuda")))) in _nccls
-    except RuntimeError:  # it has no backend for CUDA
-        return False
+def _reducing(call: Callable[..., Any]) -> Callable[..., Any]:
+    """With the reductions that NCCL has and gloo lacks: averages, and sums of scaled inputs."""
 
-
-def _averaging(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Sums, and divides."""
-    average = dist.ReduceOp.AVG
-
-    def averaged(self: Any, *args: Any) -> Any:
+    def reduced(self: Any, *args: Any) -> Any:
         options: Any = args[-1] if args else None
         operation = getattr(options, "reduceOp", None)
-        if operation is not None and _is_nccl(self, args[0]):
-            nccl_checks.reduction(operation, list(flat([args[0]])))
-        if operation != average:
+        if operation is None or not _is_nccl(self, args[0]):
             return call(self, *args)
+        nccl_checks.reduction(operation, list(flat([args[0]])))
+        averages = operation == dist.ReduceOp.AVG
+        if operation == dist.ReduceOp.PREMUL_SUM:
+            args = _scaled(args, operation.__getstate__()[1])
+        elif not averages:
+            return call(self, *args)
+        before = copy.copy(operation)  # what is read is the options' own, and changes with them
         options.reduceOp = dist.ReduceOp.SUM
         try:
             call(self, *args).wait()
         finally:
-            options.reduceOp = average
+            options.reduceOp = before
         out: Sequence[Any] = args[0] if isinstance(args[0], list) else [args[0]]
-        for tensor in out:
+        for tensor in out if averages else ():
             tensor.div_(
                 self.size(), rounding_mode=None if tensor.is_floating_point() or tensor.is_complex() else "trunc"
             )
@@ -313,4 +232,17 @@ def _averaging(call: Callable[..., Any]) -> Callable[..., Any]:
         done.set_result(out)
         return torch._C._distributed_c10d._create_work_from_future(done)
 
-    return averaged
+    return reduced
+
+
+def _scaled(args: Sequence[Any], factor: Any) -> Sequence[Any]:
+    """The arguments of a reduction with scaled inputs: in place where they are the outputs too."""
+    if len(args) == 2:
+        for tensor in flat([args[0]]):
+            tensor.mul_(factor)
+        return args
+    return (args[0], _times(args[1], factor), *args[2:])
+
+
+def _times(value: Any, factor: Any) -> Any:
+    return [_times(part, factor) for part in value] if isinstance(value, list | tuple) else value * factor

@@ -11,12 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbddp.capabilities.simulated_gpus.on_rank import versions
+from nbddp.capabilities.simulated_gpus.on_rank import devices, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
-from nbddp.capabilities.simulated_gpus.on_rank.dtypes import WORDS
+from nbddp.capabilities.simulated_gpus.on_rank.dtypes import EIGHT, WORDS
 
 Arguments = Mapping[str, Any]
 UNKNOWN = frozenset((torch.int16, torch.uint16, torch.uint32, torch.uint64))  # types that NCCL has none of
+REDUCTIONS = frozenset((
+    "allreduce_", "allreduce_coalesced_", "reduce_", "reduce_scatter_", "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+))  # fmt: skip
+HOPPER = (9, 0)
 BITWISE = ("BAND", "BOR", "BXOR")
 
 
@@ -32,10 +37,25 @@ def check(op: Any, args: Sequence[Any], size: int) -> None:
         if tensor.dtype in UNKNOWN:
             kind = WORDS.get(tensor.dtype, tensor.dtype)
             raise TypeError(f"Input tensor data type is not supported for NCCL process group: {kind}")
+        if tensor.dtype in EIGHT and name in REDUCTIONS:
+            _refuse_float8(devices.card(tensor.get_device()).capability)
         if not _dense(tensor):
             raise ValueError("Tensors must be contiguous")
     if name in OF:
         OF[name](named, size)
+
+
+def _refuse_float8(capability: tuple[int, int]) -> None:
+    """torch refused them before NCCL had a type for them; a reduction needs a Hopper."""
+    if not versions.at_least(2, 8):
+        raise RuntimeError("Float8 dtypes are not currenlty supported for NCCL reductions")
+    if capability < HOPPER:
+        raise dist.DistBackendError(
+            versions.invalid_argument("FP8 reduction support begins with sm90 capable devices.")
+        )
+    raise NotImplementedError(
+        "simulated GPUs reduce no float8 tensors: gloo, which computes for NCCL, has no such type"
+    )
 
 
 def _dense(tensor: Any) -> bool:

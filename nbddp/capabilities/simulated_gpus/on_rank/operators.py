@@ -26,6 +26,7 @@ aten = torch.ops.aten
 DENSE, AUTOGRAD = "CUDA", "AutogradCUDA"
 NOT_DENSE = {  # key → the CPU's
     "SparseCUDA": "SparseCPU", "SparseCsrCUDA": "SparseCsrCPU", "NestedTensorCUDA": "NestedTensorCPU",
+    "QuantizedCUDA": "QuantizedCPU",
 }  # fmt: skip
 
 
@@ -43,6 +44,13 @@ def _copy_now(op: Any, tensor: Any, source: Any) -> Any:
     to = machine.twin(tensor) if tensor.is_cuda else tensor.data
     op._op(to, machine.twin(source) if source.is_cuda else source.data)
     return tensor
+
+
+def empty_quantized(size: Any, like: Any, *, device: Any = None, **options: Any) -> Any:
+    """On the device of another tensor, or on one that is given: so a quantized tensor moves."""
+    made = aten.empty_quantized.default(size, machine.twin(like), **options)
+    to = like.device if device is None else device
+    return made if to.type == "cpu" else kernels.labelled(made, devices.index_for(to))
 
 
 def convolution(op: Any) -> Kernel:
@@ -84,6 +92,9 @@ def sizes(args: Sequence[Any]) -> int:
 def sizes_and_strides(args: Sequence[Any]) -> int:
     pairs = [(int(n), int(stride)) for n, stride in zip(args[0], args[1], strict=True)]
     return 1 + sum((n - 1) * stride for n, stride in pairs) if all(n for n, _ in pairs) else 0
+
+
+OWN = {"QuantizedCUDA empty_quantized"}  # registered by `install` itself
 
 
 class Exception_(NamedTuple):
@@ -147,6 +158,8 @@ def install() -> None:
         op = _operator(name) if name != full else None
         if op is not None:
             _register(library, name, op)
+    library.impl("copy_", copy, "QuantizedCUDA")  # of which the CPU has no kernel for that key
+    library.impl("empty_quantized", empty_quantized, "QuantizedCUDA")
     library.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "Meta")  # else it asks CUDA for a fake CUDA tensor
 
 
@@ -164,7 +177,7 @@ def _register(library: Any, name: str, op: Any) -> None:
     if any("Generator" in str(argument.type) for argument in schema.arguments):
         kernels.random_operators.add(schema.name)
     for key, of_cpu in NOT_DENSE.items():
-        if _has(name, of_cpu) and f"{key} {name}" not in kernels.own:
+        if _has(name, of_cpu) and f"{key} {name}" not in kernels.own | OWN:
             library.impl(name, kernels.not_dense(op), key)
     if name in kernels.own:
         return

@@ -69,6 +69,8 @@ OF_DRIVER: Mapping[str, str] = {  # of torch._C → why there is none
     "_nccl_unique_id": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
     "_nccl_init_rank": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
 }
+RECORDER = "simulated GPUs have no NCCL whose operations the flight recorder would hold; %ddp collectives shows them"
+OF_C10D = ("_dump_nccl_trace", "_dump_nccl_trace_json", "_reset_fr_recording_nccl")  # of torch._C._distributed_c10d
 POOLS = "a pool of its own of the allocator is not simulated; all tensors come from the one that torch begins with"
 INDUCTOR = (
     "torch.compile's default backend, inductor, writes Triton kernels, which only a GPU runs. On simulated GPUs use "
@@ -86,7 +88,10 @@ def install() -> None:
             setattr(torch.cuda, name, _refuse(NOT_MEASURED.format(what)))
     for name, why in OF_DRIVER.items():
         setattr(torch._C, name, _refuse(f"simulated GPUs: {why}"))
-    torch.cuda.MemPool = torch.cuda.memory.MemPool = _refuse(f"simulated GPUs: {POOLS}")
+    for name in OF_C10D:
+        setattr(torch._C._distributed_c10d, name, _refuse(RECORDER))
+    pool = type("MemPool", (), {"__init__": _refuse(f"simulated GPUs: {POOLS}")})  # torch asks what is one
+    torch.cuda.MemPool = torch.cuda.memory.MemPool = pool
     torch.cuda.nvtx._nvtx = _ranges()
     torch.backends.cudnn.is_acceptable = lambda tensor: False  # its own answer comes with a warning
     _profiler()
@@ -136,6 +141,16 @@ def _profiler() -> None:
             return _original(config, set(activities) - {cuda}, *more, **kwargs)
 
         setattr(profiler, name, without)
+    profiler.emit_nvtx.__enter__ = _begin_ranges
+    profiler.emit_nvtx.__exit__ = lambda self, *error: False
+
+
+def _begin_ranges(self: Any) -> Any:
+    """Of `emit_nvtx`: marks for a profiler that is not there."""
+    if self.enabled and self.entered:
+        raise RuntimeError("NVTX annotation context manager is not reentrant")
+    self.entered = self.enabled
+    return self if self.enabled else None
 
 
 def _inductor() -> None:

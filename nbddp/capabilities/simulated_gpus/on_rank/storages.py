@@ -1,8 +1,9 @@
-"""What Python sees of storages and tensors: `UntypedStorage` on a GPU, and subclasses of Tensor."""
+"""What Python sees of storages and tensors: `UntypedStorage` on a GPU, subclasses of Tensor, and a loaded script."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,22 @@ def install() -> None:
     # kernel in Python has one already. So the argument looks like a CPU tensor during the call.
     torch.Tensor._make_subclass = staticmethod(_as_cpu(torch.Tensor._make_subclass, 1))
     torch.Tensor.as_subclass = _as_cpu(torch.Tensor.as_subclass, 0)
+    torch.jit.load = _labelled(torch.jit.load)
+
+
+def _labelled(load: Callable[..., Any]) -> Callable[..., Any]:
+    """C++ makes the tensors of a script from their storages, which say cpu."""
+
+    @functools.wraps(load)
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        script = load(*args, **kwargs)
+        for tensor in (*script.parameters(), *script.buffers()):
+            index = memory.index_of(tensor.untyped_storage())
+            if index >= 0:
+                machine.set_index(tensor, index)
+        return script
+
+    return loaded
 
 
 def _as_cpu(make: Callable[..., Any], at: int) -> Callable[..., Any]:

@@ -117,9 +117,13 @@ def one_gpu_twice(rank: int, other: int, bus: int) -> str:
 
 def no_such_root(word: str, root: int, size: int) -> str:
     """NCCL's error for a root that is not a rank. word: Broadcast or Reduce."""
+    return invalid_argument(f"{word} : invalid root {root} (root should be in the 0..{size} range)")
+
+
+def invalid_argument(last: str) -> str:
+    """NCCL's error for an argument. last: what it says of it."""
     return (
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3780, invalid argument (run with "
         f"NCCL_DEBUG=WARN for details), NCCL version {'.'.join(map(str, nccl()))}\n"
-        "ncclInvalidArgument: Invalid value for an argument.\n"
-        f"Last error:\n{word} : invalid root {root} (root should be in the 0..{size} range)"
+        f"ncclInvalidArgument: Invalid value for an argument.\nLast error:\n{last}"
     )
