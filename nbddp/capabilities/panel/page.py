@@ -21,6 +21,7 @@ from nbddp.figures.html import DARK, RULE, SHEET, STYLE
 from nbddp.figures.page_script import DOT
 from nbddp.launch.machine import Node, gpu_noun
 from nbddp.launch.topology import Topology, counted
+from nbddp.output import terminal_colours
 from nbddp.output.progress import STAGES
 
 COPY = (
@@ -272,7 +273,10 @@ def _block(rank: int, more: str, lines: str) -> RankBlock:
 
 def _line(stream: str, text: str, search: str) -> str:
     mark = "stderr│ " if stream == "stderr" else ""
-    at = text.casefold().find(search.casefold()) if search else -1
+    if not search:
+        return mark + terminal_colours.html(text)
+    text = terminal_colours.plain(text)
+    at = text.casefold().find(search.casefold())
     if at < 0:
         return mark + escape(text)
     end = at + len(search)

@@ -27,6 +27,7 @@ from nbddp.capabilities.panel.state import PAGES, State
 from nbddp.figures.document.page import inline_rules
 from nbddp.figures.page_script import CONTROLS, on_page
 from nbddp.launch import options
+from nbddp.output import terminal_colours
 
 if TYPE_CHECKING:
     from ipywidgets import DOMWidget
@@ -52,7 +53,7 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
 )
 _keys = itertools.count()
-STYLE = f"<style>{inline_rules()}{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
+STYLE = f"<style>{inline_rules()}{terminal_colours.rules()}{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
 
 
 class View:
