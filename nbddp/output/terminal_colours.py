@@ -13,7 +13,8 @@ from html import escape
 
 CONTROL = re.compile(
     r"\x1b\[(?P<look>[\d;:]*)m"
-    r"|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[()*+][0-9A-Z]|\x1b[@-_]?|[\x00-\x08\x0b-\x1f\x7f]"
+    r"|\x1b\[[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|\x1b[()*+][0-9A-Z]|\x1b[@-_]?|[\x00-\x08\x0b-\x1f\x7f]"
 )
 LEVELS = (0, 95, 135, 175, 215, 255)  # of the 6 × 6 × 6 colours of a terminal
 STRONG = 0.6  # of a colour's strongest part: one that is stronger counts

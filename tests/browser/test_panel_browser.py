@@ -280,7 +280,7 @@ def point_at(shown: Panel) -> None:
     """A card says what a step was, of the curve where the pointer is or the keyboard's slider stands, and of a bar of
     the drawing that a click has chosen."""
     curve, slider = shown.at.locator(".nbddp-plot"), shown.at.get_by_role("slider", name="step of the curve")
-    card = curve.locator(".nbddp-card")
+    card = curve.locator(".nbddp-step-card")
     box = curve.bounding_box()
     shown.page.page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50)
     sync_api.expect(card).to_contain_text(re.compile(r"step \d+: .* of it exposed communication"))

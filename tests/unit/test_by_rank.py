@@ -13,9 +13,9 @@ from nbddp.capabilities.by_rank.embedded import embedded, is_whole
 from nbddp.capabilities.by_rank.panes import BELOW_FIGURE, LEAST, LIVE_LINES
 from nbddp.capabilities.by_rank.tabs import LATER, MANY, page
 from nbddp.errors import Raised, RankStatus
-from nbddp.output.buffer import HEAD, TAIL, VIEW, Display, RankOutput
 from nbddp.figures.palette import INK
 from nbddp.output import terminal_colours
+from nbddp.output.buffer import HEAD, TAIL, VIEW, Display, RankOutput
 from nbddp.output.layout import Print, Show, block, flat
 from nbddp.output.page import OutputState
 from nbddp.protocol.outcome import Outcome, RankExit
@@ -135,7 +135,8 @@ def test_a_terminals_colours_are_classes_and_other_sequences_are_left_out(tmp_pa
 
 @pytest.mark.parametrize(
     ("codes", "classes"),
-    [("7", "nbddp-cb7"), ("31;7", "nbddp-cb1"), ("48;2;0;0;200", "nbddp-cb4"), ("3;4;92", "nbddp-cf2 nbddp-ci nbddp-cu"),
+    [("7", "nbddp-cb7"), ("31;7", "nbddp-cb1"), ("48;2;0;0;200", "nbddp-cb4"),
+     ("3;4;92", "nbddp-cf2 nbddp-ci nbddp-cu"),
      ("38;5;250", "nbddp-cf7"), ("38;5;12", "nbddp-cf4"), ("1;22", ""), ("31;39", ""), ("", ""), ("38;5", "nbddp-cf0")],
 )  # fmt: skip
 def test_each_way_to_name_a_colour_gives_one_of_eight(codes: str, classes: str) -> None:

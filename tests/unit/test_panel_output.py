@@ -135,7 +135,8 @@ def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
 
 
 def test_another_run_has_no_step_selected() -> None:
-    state = panel_state.selected(panel_state.timed(State(), 1, curves.Curve(0, 3)), Timeline(2, "words", html="<pre>words</pre>"))
+    step = Timeline(2, "words", html="<pre>words</pre>")
+    state = panel_state.selected(panel_state.timed(State(), 1, curves.Curve(0, 3)), step)
     assert panel_state.timed(state, 1, curves.Curve(0, 4)).step is not None
     assert panel_state.timed(state, 2, curves.Curve(0, 1)).step is None
     assert page.timeline(state) == "<pre>words</pre>"

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from nbddp.capabilities.panel.curves import Curve, cut, top, words
 from nbddp.capabilities.panel.state import State
-from nbddp.figures.document.page import Document, inline, page
+from nbddp.figures.document.page import Document, in_theme, inline, legend_key, page
 from nbddp.figures.document.plot import Plot, round_steps
 from nbddp.figures.document.sheet import Mark, Sheet, axis
 from nbddp.figures.document.svg import stroke
@@ -26,8 +26,16 @@ def live(found: Curve) -> str:
         return ""
     steps = [(point[0], words(point)) for point in found.points]
     data = escape(json.dumps(steps, ensure_ascii=False, separators=(",", ":")))
-    drawn = inline(_drawn(found))
-    return f'<div class="nbddp-figure nbddp-curve" data-live="1" data-steps="{data}">{drawn}</div>'
+    return f'<div class="nbddp-curve" data-steps="{data}">{inline(_drawn(found))}</div>'
+
+
+def legend(more: str) -> str:
+    """What the lines are. more: HTML that follows."""
+    return in_theme(f"<small>{''.join(map(legend_key, _keys()))}{more}</small>")
+
+
+def _keys() -> list[tuple[str, str]]:
+    return [(stroke(i), name) for i, name in enumerate(NAMES)]
 
 
 def kept(state: State) -> str:
@@ -35,8 +43,7 @@ def kept(state: State) -> str:
     if not state.curve.drawn:
         return ""
     sheet = _drawn(state.curve, state.step.number if state.step is not None else -1)
-    keys = [(stroke(i), name) for i, name in enumerate(NAMES)]
-    said = words(state.curve.points[-1])
+    keys, said = _keys(), words(state.curve.points[-1])
     if state.step is None:
         return page(Document([sheet], keys), "\n".join([said, *_notes(state)]))
     step = state.step.document

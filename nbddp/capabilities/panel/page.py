@@ -16,7 +16,6 @@ from nbddp.capabilities.panel.output import Output, chosen
 from nbddp.capabilities.panel.plan import Considered
 from nbddp.capabilities.panel.rows import SIGNS, Rank
 from nbddp.capabilities.panel.state import State
-from nbddp.figures.document.svg import stroke
 from nbddp.figures.html import DARK, RULE, SHEET, STYLE
 from nbddp.figures.page_script import DOT
 from nbddp.launch.machine import Node, gpu_noun
@@ -305,13 +304,9 @@ def legend(state: State) -> str:
         return ""
     note = f"<div><small>{escape(state.timing_note)}</small></div>" if state.timing_note else ""
     cut = len(panel_curves.cut(state.curve, panel_curves.top(state.curve)))
-    more = f"&emsp;▲ {counted(cut, 'step')} longer than the scale" if cut else ""
-    named = enumerate(document.NAMES)
-    keys = "".join(f'<img alt="" src="{escape(stroke(i))}"> {escape(name)}&emsp;' for i, name in named)
-    return (
-        f'{note}<div class="nbddp-figure" data-live="1"><small>{keys}{more}'
-        "┃ the selected step: click on the curve, or press ← and → there</small></div>"
-    )
+    more = f"▲ {counted(cut, 'step')} longer than the scale&emsp;" if cut else ""
+    chosen = "┃ the selected step: click on the curve, or press ← and → there"
+    return note + document.legend(f"{more}{chosen}")
 
 
 def meters(state: State) -> str:

@@ -95,7 +95,7 @@
   // What the step is where the pointer is, or where the slider of the keyboard stands: a card beside it
   let pointed = null;
   const steps = () => JSON.parse(root.querySelector(".nbddp-curve")?.dataset.steps || "[]");
-  const card = Object.assign(document.createElement("div"), { className: "nbddp-card" });
+  const card = Object.assign(document.createElement("div"), { className: "nbddp-step-card" });
   card.setAttribute("aria-hidden", "true"); // the slider says the same
   const tell = () => {
     const plot = root.querySelector(".nbddp-plot"), slider = plot?.querySelector("[role=slider]"), all = steps();

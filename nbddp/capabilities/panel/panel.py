@@ -103,8 +103,9 @@ class PoolPanel:
         self._publish({kind: shown for kind, shown in data.items() if kind != widget_support.WIDGET}, metadata)
 
     def _publish(self, data: MimeBundle, metadata: Metadata, update: bool = True, panel: bool = True) -> None:
-        """update: wherever it is shown; else in the newest place. panel: that too, not only what stands in for it. The widgets carry the picture that is shown once they
-        are gone. The page may be closed before the notebook kernel ends, and then nothing can be taken back."""
+        """update: wherever it is shown; else in the newest place. panel: that too, not only what stands in for it. The
+        widgets carry the picture that is shown once they are gone. The page may be closed before the notebook kernel
+        ends, and then nothing can be taken back."""
         self._said = data, metadata
         has_widgets = widget_support.WIDGET in data and "image/png" in data
         after = {"text/plain": ""}

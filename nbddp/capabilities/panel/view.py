@@ -53,7 +53,8 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
 )
 _keys = itertools.count()
-STYLE = f"<style>{inline_rules()}{terminal_colours.rules()}{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
+OWN_RULES = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
+STYLE = f"<style>{inline_rules()}{terminal_colours.rules()}{OWN_RULES}</style>"
 
 
 class View:

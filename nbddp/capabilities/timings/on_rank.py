@@ -26,7 +26,7 @@ import functools
 import inspect
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -61,6 +61,8 @@ class Recorder:
         self.on = True
         self.run = 0
         self.cell: int | None = None
+        self.cells: Callable[[], Mapping[str, str]] = dict  # file → `Cell In[n]`
+        self._names: Mapping[str, str] = {}
         self.trained: tuple[int, int | None] | None = None
         self.steps: deque[StepMarks] = deque(maxlen=RING)
         self._models: WeakKeyDictionary[Any, DdpModel] = WeakKeyDictionary()
@@ -77,6 +79,7 @@ class Recorder:
 
     def begin(self, spec: RunSpec) -> None:
         self.run, self.on, self.cell = spec.run, spec.options.get("timings", True), spec.cell
+        self._names = self.cells()
         if self.on:
             call_log.CALLS.keep(spec)
 
@@ -238,10 +241,17 @@ class Recorder:
             self._loads.clear()
         step.manual = step.synced and getattr(ddp, "require_manual_backward_finalization", False)
         step.inputs = elements((args, kwargs) if kwargs or len(args) != 1 else args[0])
+        self._note_line(step, "forward")
         step.entered = self._now(step)
         if self.heard is not None:
             self.heard("forward", True, step.number, id(model))
         return group, step
+
+    def _note_line(self, step: StepMarks, phase: str) -> None:
+        """The line of a cell that asks for this phase: a walk over some frames, of a microsecond."""
+        found = on_rank_marks.place(sys._getframe(2), self._names)
+        if found is not None:
+            step.called[phase] = found
 
     def _now(self, step: StepMarks) -> GpuMark | int:
         return now() if step.model.device is None else self._clock.mark(step.model.device)
@@ -342,6 +352,8 @@ class Recorder:
                 if step.model.device is not None and self._clock.captures():
                     return
                 if which == 0:
+                    if not step.stepping:
+                        self._note_line(step, "optimizer")
                     step.stepping = step.stepping or self._now(step)
                 else:
                     step.stepped = step.stepped or self._now(step)
@@ -363,6 +375,7 @@ class _Backward:
         if step.begun:
             return
         step.begun = recorder._now(step)
+        recorder._note_line(step, "backward")
         if recorder.heard is not None:
             recorder.heard("backward", True, step.number, id(step.model))
         recorder._in_backward = True
@@ -526,6 +539,7 @@ def _values(found: Any) -> Iterator[Any]:
 def part(worker: RankWorker) -> Recorder:
     """The worker's own."""
     recorder = Recorder()
+    recorder.cells = lambda: worker.files.shown
     recorder.install()
     return recorder
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from nbddp.capabilities.timings.on_rank_gpu_clock import GpuMark
 from nbddp.compat import system
 
 STATISTICS = "/proc/thread-self/schedstat"  # its second number; Linux alone has it
+CELL = re.compile(r"In\[(\d+)\]")
 _open: dict[int, int] = {}  # a thread's native id → its descriptor
 os.register_at_fork(after_in_child=_open.clear)
 
@@ -39,11 +42,11 @@ class StepMarks:
     """A step: forward is entered and left; backward has begun, has all gradients computed, and is through when all
     buckets have been waited for; the optimizer's step begins and has been taken. order: that of the gradients, where
     it was known then. loader: begin and end of each batch's making. manual: the program itself ends backward, and has
-    not yet. queued, inputs: as in `analysis.steps.Step`."""
+    not yet. queued, inputs: as in `analysis.steps.Step`. called: phase → which cell's line asked for it."""
 
     __slots__ = (
-        "begun", "buckets", "cell", "computed", "entered", "inputs", "left", "loader", "manual", "model", "number",
-        "order", "queued", "rebuilds", "rebuilt", "run", "stepped", "stepping", "synced", "through",
+        "begun", "buckets", "called", "cell", "computed", "entered", "inputs", "left", "loader", "manual", "model",
+        "number", "order", "queued", "rebuilds", "rebuilt", "run", "stepped", "stepping", "synced", "through",
     )  # fmt: skip
 
     def __init__(self, model: DdpModel, number: int, run: int, cell: int | None, synced: bool) -> None:
@@ -61,6 +64,7 @@ class StepMarks:
         self.loader: list[tuple[int, int]] | None = None
         self.queued: list[int] = []
         self.inputs: int | None = None
+        self.called: dict[str, tuple[str, int]] = {}
 
     def waited(self) -> tuple[int, int] | None:
         """`queued`, if both are known."""
@@ -76,7 +80,13 @@ class StepMarks:
             (told(self.stepping), told(self.stepped)) if self.stepped else None,
             tuple(b.bucket(n) for b, n in zip(buckets, names, strict=True)),
             self.synced, self.rebuilt, self.rebuilds, tuple(self.loader or ()), self.waited(), self.inputs,
+            self._lines(),
         )  # fmt: skip
+
+    def _lines(self) -> tuple[tuple[str, int, int], ...]:
+        """`called`, by the n of an In[n]."""
+        found = ((phase, CELL.search(name), line) for phase, (name, line) in self.called.items())
+        return tuple((phase, int(cell[1]), line) for phase, cell, line in found if cell)
 
 
 @dataclass(eq=False)
@@ -154,6 +164,16 @@ def names_of(orders: list[list[str]], numels: dict[str, int], sizes: list[int]) 
             if not left and sizes:
                 return found
     return [[] for _ in sizes]
+
+
+def place(frame: Any, names: Mapping[str, str]) -> tuple[str, int] | None:
+    """What a cell is called, and its line, at or outside a frame; None outside cells. names: by file."""
+    while frame is not None:
+        name = names.get(frame.f_code.co_filename)
+        if name is not None:
+            return name, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def told(mark: GpuMark | int) -> int:

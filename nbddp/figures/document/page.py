@@ -75,7 +75,12 @@ def inline(sheet: Sheet) -> str:
     """A drawing alone, for a page that has `inline_rules`. It follows the colour scheme of the page."""
     name = f'role="img" aria-label="{escape(sheet.name)}" style="color-scheme: inherit"'
     drawn = f'<svg class="{CLASS}" {name} width="100%" height="{num(sheet.height)}">{"".join(sheet.body)}</svg>'
-    return f'<div class="nbddp-drawing">{drawn}</div>'
+    return in_theme(f'<div class="nbddp-drawing">{drawn}</div>')
+
+
+def in_theme(html: str) -> str:
+    """HTML in the colour scheme of the page, without anything that `live.js` treats."""
+    return f'<div class="nbddp-figure" data-live="1">{html}</div>'
 
 
 def inline_rules() -> str:
@@ -86,7 +91,7 @@ def _figure(made: Document, text: str, tables: Sequence[Table], caption: Sequenc
     more = "".join(f"\n{line}" for line in caption)
     head = _head(text.removesuffix(more), made.said, made.title)
     head += f'<span class="nbddp-caption">{escape(more)}</span>' if more else ""
-    keys = "".join(map(_key, made.keys))
+    keys = "".join(map(legend_key, made.keys))
     panes = "".join(_pane(sheet) for sheet in made.sheets)
     scenes = f' data-scenes="{made.scenes}" data-offered="{escape(made.offered)}"' if made.scenes else ""
     return (
@@ -116,7 +121,8 @@ def _inside(text: str, tables: Sequence[Table], said: Sequence[str] | None) -> s
     return words + "".join(SCROLLS.format(table._repr_html_()) for table in tables)
 
 
-def _key(key: tuple[str, str]) -> str:
+def legend_key(key: tuple[str, str]) -> str:
+    """An entry of a legend."""
     source, name = key
     return f'<span style="white-space: nowrap"><img alt="" src="{escape(source)}"> {escape(name)} &ensp;</span> '
 
