@@ -241,9 +241,13 @@ def test_a_page_that_was_loaded_after_the_view_was_sent_says_what_to_do(
 
 
 def test_on_paper_all_ranks_are_printed(page: Any, tmp_path: Path) -> None:
-    page.set_content(html(outputs(tmp_path, 3, 60)))
+    dark = "color-scheme: dark; background: #111111; --jp-ui-font-color1: #ffffff; --jp-layout-color0: #111111"
+    made = html(outputs(tmp_path, 3, 60))
+    page.set_content(f'<body data-jp-theme-light="false" style="{dark}">{made}</body>')
     page.get_by_role("tab", name="rank 1").click()
     page.emulate_media(media="print")
+    lines = page.locator(".nbddp-lines > pre").first
+    assert lines.evaluate("e => getComputedStyle(e).color") == "rgb(26, 26, 26)", "dark on paper in a dark theme, too"
     assert all(pane.is_visible() for pane in page.locator(".nbddp-rank").all())
     assert page.locator(ROOT).bounding_box()["height"] > 3 * 60 * 15
     assert not page.locator(".nbddp-head").is_visible()

@@ -117,6 +117,18 @@
       body.setAttribute("aria-label", now.tab.getAttribute("aria-label"));
       put(body, view, live && now.pane);
       for (const pane of panes) if (view === "side") put(pane, `side ${first(pane)}`, live);
+      reach();
+    };
+    // What scrolls by itself can be scrolled by keys, in browsers that do not see to that, too
+    const reachable = (e, scrolls, name) => {
+      if (!scrolls) return e.removeAttribute("tabindex");
+      e.tabIndex = 0;
+      e.setAttribute("aria-label", name);
+      e.setAttribute("role", "group");
+    };
+    const reach = () => {
+      for (const pane of panes) reachable(pane, view === "side", pane.querySelector("summary").textContent);
+      for (const rich of body.querySelectorAll(".nbddp-rich")) reachable(rich, rich.scrollWidth > rich.clientWidth, "display");
     };
     const choose = (one) => { state.tab = one.key; show(); };
     for (const one of tabs) one.tab.addEventListener("click", () => choose(one));

@@ -16,6 +16,7 @@ from nbddp.figures.document.sheet import Mark, Sheet, axis
 from nbddp.figures.document.svg import stroke
 
 ABOVE, HEIGHT = 16, 140  # pixels: over the plot, and of it
+BESIDE = 0.02  # of the width: between two marks over the plot
 NAMES = ("step time of the slowest rank", "exposed communication, the longest")
 
 
@@ -47,7 +48,9 @@ def kept(state: State) -> str:
     if state.step is None:
         return page(Document([sheet], keys), "\n".join([said, *_notes(state)]))
     step = state.step.document
-    both = Document([*step.sheets, sheet], [*step.keys, *keys], step.said, step.title)
+    has_curves = len(step.sheets) > 1  # those of ranks on several hosts have
+    more, keys = ([], []) if has_curves else ([sheet], keys)
+    both = Document([*step.sheets, *more], [*step.keys, *keys], step.said, step.title)
     return page(both, state.step.words, state.step.tables, state.step.captions)
 
 
@@ -59,16 +62,19 @@ def _drawn(found: Curve, chosen: int | None = None) -> Sheet:
     """The plot. chosen: the step that is marked, where each step has its words; None: none has."""
     high, (first, last) = top(found), (found.first, found.last)
     sheet = Sheet(f"Step time and exposed communication up to step {found.points[-1][0]}", zoom=chosen is not None)
-    plot = Plot(sheet, ABOVE, HEIGHT, (first, last), (0.0, high))
+    plot = Plot(sheet, ABOVE, HEIGHT, (first, last), (0.0, 1e3 * high))
     if chosen is not None:
         _columns(plot, found, chosen)
     plot.grid(round_steps(1e3 * high, 3), _named)
-    waits = [(point[0], min(high, point[2])) for point in found.points]
+    times, waits = ([(point[0], 1e3 * min(high, point[i])) for point in found.points] for i in (1, 2))
     plot.area([(waits[0][0], 0.0), (waits[-1][0], 0.0)], waits, "a1")
-    for i in (1, 0):
-        plot.line([(point[0], min(high, point[1 + i])) for point in found.points], f"l{i} x{i}")
-    for number, _ in cut(found, high):
-        sheet.text(plot.across(number), ABOVE - 3, "▲", "s c")
+    plot.line(waits, "l1 x1")
+    plot.line(times, "l0 x0")
+    before = -1.0
+    for place in (plot.across(number) for number, _ in cut(found, high)):
+        if place - before > BESIDE:
+            sheet.text(place, ABOVE - 3, "▲", "s c")
+            before = place
     plot.finish()
     axis(sheet, ABOVE + HEIGHT, first, last, "step")
     return sheet
