@@ -285,15 +285,23 @@ def with_figures(folder: Path, ranks: int) -> Any:
 
 
 def figures_follow(page: Any, cell: Any) -> None:
-    """A rank's tab has that rank's figures alone, below it, and what is not of ranks stays."""
-    tabs = cell.get_by_role("tab")
-    for name, ranks in {"rank 1": [1], "all": [0, 1, 2], "rank 2": [2], "side by side": [0, 1, 2]}.items():
+    """A rank's tab has that rank's figures alone, below it, and what is not of ranks stays. Side by side, so are they,
+    and in the other views one is below the other."""
+    tabs, figures = cell.get_by_role("tab"), {"side by side": [0, 1, 2], "rank 1": [1], "all": [0, 1, 2], "rank 2": [2]}
+    for name, ranks in figures.items():
         tabs.filter(has_text=re.compile(f"^{name}$")).click()
         shown = cell.locator("pre", has_text=re.compile(r"^\s*(rank \d │ )?figure of rank \d\s*$"))
         said = [p.inner_text().strip() for p in shown.all() if p.is_visible()]
         assert sorted({int(words[-1]) for words in said}) == ranks, (name, said)
         assert len(said) == 2 * len(ranks), "the line with the rank, and its figure"
-        sync_api.expect(cell.get_by_text("RunFailed: rank 1")).to_be_visible()
+        places = [p.bounding_box() for p in shown.all() if p.is_visible()][::2]
+        across, down = ([round(place[side]) for place in places] for side in "xy")
+        beside, below = (across, down) if name == "side by side" else (down, across)
+        assert sorted(set(beside)) == beside, name
+        assert len(set(below)) == 1, name
+        failure = cell.get_by_text("RunFailed: rank 1")
+        sync_api.expect(failure).to_be_visible()
+        assert failure.bounding_box()["y"] > max(place["y"] for place in places)
 
 
 def test_figures_that_follow_the_view_are_those_of_the_tab(page: Any, tmp_path: Path) -> None:
