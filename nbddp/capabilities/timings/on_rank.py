@@ -124,7 +124,8 @@ class Recorder:
             return RankRecording()
         last = finished[-1]
         chosen = [s for s in finished if s.run == last.run and s.model is last.model]
-        return RankRecording(last.run, last.cell, last.model.title, tuple(s.step() for s in chosen))
+        lines = on_rank_marks.agreed(chosen)
+        return RankRecording(last.run, last.cell, last.model.title, tuple(s.step(lines) for s in chosen))
 
     def pace(self, run: int, since: int) -> list[list[int]]:
         """Number, begin, end of backward; the wait for buckets after the gradients; the wait for a core until the
@@ -144,8 +145,11 @@ class Recorder:
     def step(self, run: int, number: int) -> Json | None:
         """Step `number` of a run, of the model that took its last step, as JSON; None if it is not there."""
         own = [s for s in list(self.steps) if s.run == run]
-        found = next((s for s in reversed(own) if s.number == number and s.model is own[-1].model), None)
-        return None if found is None else {"model": found.model.title, "step": to_json(found.step())}
+        own = [s for s in own if s.model is own[-1].model]
+        found = next((s for s in reversed(own) if s.number == number), None)
+        if found is None:
+            return None
+        return {"model": found.model.title, "step": to_json(found.step(on_rank_marks.agreed(own)))}
 
     def models(self) -> list[Any]:
         """The living DDP models that have taken a step."""
@@ -248,7 +252,9 @@ class Recorder:
         return group, step
 
     def _note_line(self, step: StepMarks, phase: str) -> None:
-        """The line of a cell that asks for this phase: a walk over some frames, of a microsecond."""
+        """The line of a cell that asks for this phase, in some steps: to walk over frames takes some microseconds."""
+        if step.called is None:
+            return
         found = on_rank_marks.place(sys._getframe(2), self._names)
         if found is not None:
             step.called[phase] = found
