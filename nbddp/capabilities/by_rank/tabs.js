@@ -100,6 +100,7 @@
         if (label) ranks = label[1];
         if (label || labelled) {
           e.classList.toggle("nbddp-elsewhere", !shows);
+          e.classList.toggle("nbddp-column", side);
           if (!columns.has(ranks)) columns.set(ranks, columns.size + 1);
           rows.set(ranks, (rows.get(ranks) ?? above) + 1);
           e.style.gridArea = side ? `${rows.get(ranks)} / ${columns.get(ranks)}` : "";
