@@ -92,7 +92,7 @@ class PoolPanel:
         if self.state.placed != self._drawn:
             self._drawn = self.state.placed
             self._publish(*self._repr_mimebundle_())
-        elif (self.state.curve, self.state.step) != self._kept:
+        elif widget_support.WIDGET in self._said[0] and (self.state.curve, self.state.step) != self._kept:
             self._publish(*self._said, panel=False)
 
     def _last(self) -> None:
