@@ -166,7 +166,7 @@ def test_a_step_that_is_selected_shows_its_timeline(trained: Kernel) -> None:
 
 def test_a_saved_notebook_has_the_curve_and_the_chosen_step(trained: Kernel) -> None:
     """With the next cell after they have changed. The panel itself, which would lose the focus, is not shown anew."""
-    first = trained.run("%ddp panel")
+    first = trained.run("whole = nbddp.Panel()\nwhole")
     whole, after = [c for _, kind, c in first.messages if kind == "display_data"]
     assert "step 5: " in after["data"]["text/html"], "the curve"
     drawn = "import time\nwhile panel.state.step is None or panel.state.step.number != 2: time.sleep(0.05)"
@@ -183,6 +183,9 @@ def test_a_saved_notebook_has_the_curve_and_the_chosen_step(trained: Kernel) -> 
     assert whole["transient"]["display_id"] not in found
     found.clear()
     assert not any(renewed() for _ in range(2)), "once for each change"
+    assert trained.run("%%ddp\n1").ok
+    until(trained, "panel.state.curve.drawn", lambda drawn: drawn is False)
+    assert asked(trained, "'step 2 of Linear' in whole._panel._of_last_run()"), "a run without steps takes nothing away"
 
 
 LATE = """import threading

@@ -44,6 +44,7 @@ class PoolPanel:
         self._drawn: Topology | None = None  # the pool as the picture has it
         self._said: tuple[MimeBundle, Metadata] = {}, {}
         self._kept: tuple[Curve, Timeline | None] | None = None  # of the last run, what a saved notebook shows
+        self._curves = ""  # the same as HTML, of the last run that had steps
 
     @property
     def view(self) -> Any:
@@ -92,14 +93,23 @@ class PoolPanel:
         if self.state.placed != self._drawn:
             self._drawn = self.state.placed
             self._publish(*self._repr_mimebundle_())
-        elif widget_support.WIDGET in self._said[0] and (self.state.curve, self.state.step) != self._kept:
+        elif widget_support.WIDGET in self._said[0] and self.state.curve.drawn and self._shows() != self._kept:
             self._publish(*self._said, panel=False)
+
+    def _shows(self) -> tuple[Curve, Timeline | None]:
+        return self.state.curve, self.state.step
+
+    def _of_last_run(self) -> str:
+        """The curve and the chosen step of the last run that had steps, as HTML."""
+        if self.state.curve.drawn:
+            self._kept, self._curves = self._shows(), kept(self.state)
+        return self._curves
 
     def _last(self) -> None:
         """The notebook kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
         data, metadata = self._repr_mimebundle_()
         if "text/html" in data and widget_support.WIDGET in data:
-            data["text/html"] += kept(self.state)
+            data["text/html"] += self._of_last_run()
         self._publish({kind: shown for kind, shown in data.items() if kind != widget_support.WIDGET}, metadata)
 
     def _publish(self, data: MimeBundle, metadata: Metadata, update: bool = True, panel: bool = True) -> None:
@@ -112,8 +122,7 @@ class PoolPanel:
         if has_widgets:
             width = metadata["image/png"]["width"]
             words = data["text/plain"].replace(SAVED, saved_at(datetime.now()), 1)
-            after["text/html"] = understudy(data["image/png"], width, words, kept(self.state))
-            self._kept = self.state.curve, self.state.step
+            after["text/html"] = understudy(data["image/png"], width, words, self._of_last_run())
         for publisher, ident, other in self._outputs if update else self._outputs[-1:]:
             if panel:
                 publisher.publish(data, metadata, transient={"display_id": ident}, update=update)
@@ -137,7 +146,7 @@ class PoolPanel:
         if widget_support.may_be_shown():
             bundle |= widget_support.view_of(self.view.widget)
         elif "text/html" in bundle:
-            bundle["text/html"] += kept(self.state)
+            bundle["text/html"] += self._of_last_run()
         return bundle, metadata
 
 
