@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.analysis.steps import Recording
+from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.capabilities.panel import curves, document, page
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.output import ALL, LEAST, MOST, Output, Showing, chosen, outputs
@@ -20,7 +20,6 @@ from nbddp.capabilities.timings.text import table
 from nbddp.figures.document.plot import ACROSS
 from nbddp.output.buffer import RankOutput
 from tests.notebook.test_panel import Balanced
-from tests.pool.test_timings import recording
 
 LINES = {0: ("start", "loss 0.5", "end"), 1: ("start", "loss 0.7", "end", "end"), 2: ("start", "Loss 0.5", "end")}
 FOUND = tuple(Output(r, tuple(("stdout", line) for line in lines)) for r, lines in LINES.items())
@@ -144,6 +143,18 @@ def test_another_run_has_no_step_selected() -> None:
     assert page.timeline(state) == "<pre>words</pre>"
 
 
+def recording(numbers: Sequence[int]) -> Recording:
+    """Two ranks' steps of 60 ms with a bucket each."""
+
+    def step(rank: int, number: int) -> Step:
+        at = number * 10**8 + rank * 10**6
+        bucket = Bucket(0, 1 << 20, at + 2 * 10**7, at + 2 * 10**7, at + 4 * 10**7)
+        phases = (at, at + 10**7), (at + 10**7, at + 3 * 10**7, at + 4 * 10**7), (at + 4 * 10**7, at + 6 * 10**7)
+        return Step(number, *phases, (bucket,))
+
+    return Recording({rank: [step(rank, number) for number in numbers] for rank in range(2)}, model="Net")
+
+
 def test_a_saved_notebook_has_the_curve_and_the_chosen_step() -> None:
     assert document.kept(State()) == ""
     state = panel_state.timed(State(), 1, curves.curve({0: paces(40, 0.02, 0.01), 1: paces(40, 0.03, 0.001)}), "a note")
@@ -152,11 +163,11 @@ def test_a_saved_notebook_has_the_curve_and_the_chosen_step() -> None:
     assert alone.count('class="nbddp-part"') == 40
     assert "step 17: 30.0 ms, 10.0 ms of it exposed communication" in alone
     assert "a note" in alone
-    view = analysed(recording(2, 40), 5)
+    view = analysed(recording(range(40)), 5)
     step = Timeline(5, words(view), step_document(view), (table(view),))
     both = document.kept(panel_state.selected(state, step))
     assert both.count('class="nbddp-view"') == 2, "curves once"
-    one = analysed(Recording({r: steps[5:6] for r, steps in recording(2, 40).steps.items()}), 5)
+    one = analysed(recording([5]), 5)
     step = Timeline(5, words(one), step_document(one), (table(one),))
     assert document.kept(panel_state.selected(state, step)).count('class="nbddp-view"') == 2
     assert "step 5 of" in both
