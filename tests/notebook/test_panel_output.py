@@ -186,6 +186,12 @@ def test_a_saved_notebook_has_the_curve_and_the_chosen_step(trained: Kernel) -> 
     assert trained.run("%%ddp\n1").ok
     until(trained, "panel.state.curve.drawn", lambda drawn: drawn is False)
     assert asked(trained, "'step 2 of Linear' in whole._panel._of_last_run()"), "a run without steps takes nothing away"
+    ends = trained.run("whole._panel._last()")
+    updates = {c["transient"]["display_id"]: c["data"] for _, kind, c in ends.messages if kind == "update_display_data"}
+    last = updates[whole["transient"]["display_id"]]
+    assert set(last) == {"text/plain", "text/html", "image/png"}, "no widgets, which are gone"
+    assert 'class="nbddp-picture' in last["text/html"]
+    assert "step 2 of Linear" in last["text/html"]
 
 
 LATE = """import threading

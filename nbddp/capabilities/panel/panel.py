@@ -89,7 +89,10 @@ class PoolPanel:
 
     def _renew(self, info: Any = None) -> None:
         """Publish the picture of the pool as it is, if it is another; else what is kept of the last run, if that is,
-        which leaves the panel alone."""
+        which leaves the panel alone. A pool that has started meanwhile would be stopped before `_last`, which may take
+        longer than a front end waits for the notebook kernel's end."""
+        atexit.unregister(self._last)
+        atexit.register(self._last)
         if self.state.placed != self._drawn:
             self._drawn = self.state.placed
             self._publish(*self._repr_mimebundle_())
