@@ -40,7 +40,8 @@ class Step:
     exchange after which DDP rebuilds its buckets, the first; `rebuilds`: the step whose forward does that, for which
     the ranks wait for each other there. loader: when torch's data loaders made batches since the step before. queued:
     nanoseconds that the rank's thread has waited for a core since it began, as of the two ends of backward; None if
-    unknown. inputs: elements of the tensors that forward got; None if it got none that are known.
+    unknown. inputs: elements of the tensors that forward got; None if it got none that are known. called: of phases
+    that a cell's line has asked for: name, the n of its In[n], line.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Step:
     loader: tuple[Span, ...] = ()
     queued: tuple[int, int] | None = None
     inputs: int | None = None
+    called: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def start(self) -> int:
@@ -82,7 +84,12 @@ class Step:
             tuple((start + offset, end + offset) for start, end in self.loader),
             self.queued,
             self.inputs,
+            self.called,
         )
+
+    def line_of(self, phase: str) -> tuple[int, int] | None:
+        """The n of an In[n], and its line, that asked for `forward`, `backward` or `optimizer`; None if unknown."""
+        return next(((cell, line) for name, cell, line in self.called if name == phase), None)
 
 
 # -- where a recording comes from: what is shown must not pass for the last cell's ---------------------

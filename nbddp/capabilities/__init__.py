@@ -629,8 +629,7 @@ ROWS = (
         commands=(
             Command(
                 name="attach", after="stop",
-                help="show the last run again, after the page was loaded again; without a pool: start workers on Slurm "
-                "nodes that an earlier notebook kernel kept (--keep-alive)",
+                help="show the last run again; without a pool: start workers on Slurm nodes that --keep-alive kept",
                 grammar="nbddp.capabilities.slurm.command:attach_arguments",
                 notebook="nbddp.capabilities.slurm.command:attach_in_notebook",
             ),

@@ -1,5 +1,5 @@
-"""axe-core on the panel, an explorer, a question and outputs, in JupyterLab and both of its themes; and what it cannot
-see: names of all controls, sizes of targets, the ring of the focus, 200 % zoom.
+"""axe-core on the panel, an explorer, a question and outputs, in JupyterLab and Notebook 7 and both themes; and what it
+cannot see: names of all controls, sizes of targets, the ring of the focus, 200 % zoom.
 
 axe-core (MPL-2.0) is a test's tool alone; the package `axe-playwright-python` has it as a file.
 """
@@ -153,10 +153,11 @@ def test_axe_finds_nothing_serious_on_any_explorer(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(FOUND is None, reason="to test with axe-core: pip install axe-playwright-python")
-def test_axe_finds_nothing_serious_on_panel_explorers_questions_and_outputs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("front", ["lab", pytest.param("notebook", marks=pytest.mark.looks)])
+def test_axe_finds_nothing_serious_on_panel_explorers_questions_and_outputs(tmp_path: Path, front: str) -> None:
     if not browsers():
         pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    with opened("lab", CELLS, tmp_path, scale=1) as page:
+    with opened(front, CELLS, tmp_path, scale=1) as page:
         shown = Panel(page)
         add_axe(page.page)
         cells = run_all(shown)

@@ -408,6 +408,15 @@ def test_what_nbconvert_writes_is_live_without_a_kernel_and_a_network(browser: A
     seen.close()
 
 
+def test_on_paper_a_figure_is_dark_on_light_in_a_dark_theme_too(browser: Any) -> None:
+    seen = opened(browser, html("topology"), theme="dark")
+    seen.emulate_media(media="print")
+    text = seen.locator(".nbddp-svg text.bold").first
+    assert text.evaluate("e => getComputedStyle(e).fill") == "rgb(26, 26, 26)"
+    assert seen.locator(".nbddp-figure").evaluate("e => getComputedStyle(e).backgroundColor") == "rgb(255, 255, 255)"
+    seen.close()
+
+
 LAB = """<div class="jp-CodeCell"><div class="jp-InputPrompt">[3]:</div><div class="jp-InputArea">
 <div class="cm-line">x = batch()</div><div class="cm-line">y = model(x)</div></div></div>"""
 

@@ -241,9 +241,13 @@ def test_a_page_that_was_loaded_after_the_view_was_sent_says_what_to_do(
 
 
 def test_on_paper_all_ranks_are_printed(page: Any, tmp_path: Path) -> None:
-    page.set_content(html(outputs(tmp_path, 3, 60)))
+    dark = "color-scheme: dark; background: #111111; --jp-ui-font-color1: #ffffff; --jp-layout-color0: #111111"
+    made = html(outputs(tmp_path, 3, 60))
+    page.set_content(f'<body data-jp-theme-light="false" style="{dark}">{made}</body>')
     page.get_by_role("tab", name="rank 1").click()
     page.emulate_media(media="print")
+    lines = page.locator(".nbddp-lines > pre").first
+    assert lines.evaluate("e => getComputedStyle(e).color") == "rgb(26, 26, 26)", "dark on paper in a dark theme, too"
     assert all(pane.is_visible() for pane in page.locator(".nbddp-rank").all())
     assert page.locator(ROOT).bounding_box()["height"] > 3 * 60 * 15
     assert not page.locator(".nbddp-head").is_visible()
@@ -281,15 +285,23 @@ def with_figures(folder: Path, ranks: int) -> Any:
 
 
 def figures_follow(page: Any, cell: Any) -> None:
-    """A rank's tab has that rank's figures alone, below it, and what is not of ranks stays."""
-    tabs = cell.get_by_role("tab")
-    for name, ranks in {"rank 1": [1], "all": [0, 1, 2], "rank 2": [2], "side by side": [0, 1, 2]}.items():
+    """A rank's tab has that rank's figures alone, below it, and what is not of ranks stays. Side by side, so are they,
+    and in the other views one is below the other."""
+    tabs, figures = cell.get_by_role("tab"), {"side by side": [0, 1, 2], "rank 1": [1], "all": [0, 1, 2], "rank 2": [2]}
+    for name, ranks in figures.items():
         tabs.filter(has_text=re.compile(f"^{name}$")).click()
         shown = cell.locator("pre", has_text=re.compile(r"^\s*(rank \d │ )?figure of rank \d\s*$"))
         said = [p.inner_text().strip() for p in shown.all() if p.is_visible()]
         assert sorted({int(words[-1]) for words in said}) == ranks, (name, said)
         assert len(said) == 2 * len(ranks), "the line with the rank, and its figure"
-        sync_api.expect(cell.get_by_text("RunFailed: rank 1")).to_be_visible()
+        places = [p.bounding_box() for p in shown.all() if p.is_visible()][::2]
+        across, down = ([round(place[side]) for place in places] for side in "xy")
+        beside, below = (across, down) if name == "side by side" else (down, across)
+        assert sorted(set(beside)) == beside, name
+        assert len(set(below)) == 1, name
+        failure = cell.get_by_text("RunFailed: rank 1")
+        sync_api.expect(failure).to_be_visible()
+        assert failure.bounding_box()["y"] > max(place["y"] for place in places)
 
 
 def test_figures_that_follow_the_view_are_those_of_the_tab(page: Any, tmp_path: Path) -> None:

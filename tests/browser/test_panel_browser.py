@@ -260,7 +260,7 @@ def click_on_a_step(shown: Panel) -> None:
     box = until(curve.bounding_box, "the curve")
     before = last_step(shown)
     shown.page.page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
-    shown.at.locator("img.nbddp-picture").wait_for()
+    shown.at.locator(".nbddp-pane [data-i]").first.wait_for()
     selected = int(shown.at.get_by_label("step", exact=True).input_value())
     assert 0.4 * before <= selected <= 0.6 * last_step(shown)
     shown.says(f"step {selected} of ")
@@ -268,6 +268,7 @@ def click_on_a_step(shown: Panel) -> None:
         shown.page.page.keyboard.press("ArrowRight")
     sync_api.expect(shown.at.get_by_label("step", exact=True)).to_have_value(str(selected + 3))
     shown.says(f"step {selected + 3} of ")
+    point_at(shown)
     marker = shown.at.get_by_role("slider", name="step of the curve").bounding_box()
     assert marker["width"] >= 2
     assert marker["height"] > 100
@@ -275,9 +276,30 @@ def click_on_a_step(shown: Panel) -> None:
     assert set(over.evaluate_all(BACKGROUNDS)) == {"rgba(0, 0, 0, 0)"}, "the slider covers the curve"
 
 
+def point_at(shown: Panel) -> None:
+    """A card says what a step was, of the curve where the pointer is or the keyboard's slider stands, and of a bar of
+    the drawing that a click has chosen."""
+    curve, slider = shown.at.locator(".nbddp-plot"), shown.at.get_by_role("slider", name="step of the curve")
+    card = curve.locator(".nbddp-step-card")
+    box = curve.bounding_box()
+    shown.page.page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50)
+    sync_api.expect(card).to_contain_text(re.compile(r"step \d+: .* of it exposed communication"))
+    assert 0.15 * last_step(shown) <= int(card.inner_text().split()[1].strip(":")) <= 0.3 * last_step(shown)
+    shown.page.page.mouse.move(1, 1)
+    slider.focus()
+    shown.page.page.keyboard.press("ArrowLeft")
+    sync_api.expect(card).to_contain_text(re.compile(r"step \d+: .* of it exposed communication"))
+    assert slider.get_attribute("aria-valuetext").startswith("step ")
+    shown.page.page.keyboard.press("ArrowRight")
+    bar = shown.at.locator(".nbddp-pane [data-i]").nth(1)
+    bar.focus()
+    sync_api.expect(shown.at.locator(".nbddp-pane .nbddp-card")).to_have_text(bar.get_attribute("aria-label"))
+    slider.focus()
+
+
 def last_step(shown: Panel) -> int:
     """The newest step of the curve."""
-    return int(shown.at.locator("svg.curves text").last.text_content().split()[1])
+    return int(json.loads(shown.at.locator(".nbddp-curve").get_attribute("data-steps"))[-1][0])
 
 
 def change_plan(shown: Panel) -> None:
@@ -308,6 +330,9 @@ def reopen(page: Page) -> None:
     page.page.reload()
     sync_api.expect(picture).to_be_visible()
     assert "world size 4" in str(picture.get_attribute("alt"))
+    part = page.page.locator(".jp-OutputArea .nbddp-svg [data-i]").nth(1)
+    part.focus()
+    sync_api.expect(page.page.locator(".nbddp-card").first).to_contain_text("step ")
 
 
 def begin_anew(page: Page, number: int) -> Any:

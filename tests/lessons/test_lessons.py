@@ -16,12 +16,13 @@ import jupytext
 import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from matplotlib.text import Text
 
 from nbddp.errors import BadInput
 from nbddp.figures.figure import DPI, width_of
 from nbddp.figures.html import PICTURE
 from nbddp.lessons.framework import run_check
-from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
+from nbddp.lessons.framework.explorer import LARGER, Choice, Explorer, Slider, Steps
 from nbddp.lessons.framework.on_rank import tabulate
 from nbddp.lessons.framework.plain_values import Strange, plain
 from nbddp.output.screens import NullScreen
@@ -472,6 +473,17 @@ def test_pictures_have_the_size_that_they_say() -> None:
     across = int.from_bytes(b64decode(bundle["image/png"])[16:20], "big") / DPI  # inches
     assert metadata["image/png"]["width"] == pytest.approx(96 * across, abs=1)
     assert metadata["image/png"]["width"] == width_of(shown.png())
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("made", EXPLORERS.values(), ids=EXPLORERS)
+def test_text_of_an_explorer_has_eleven_pixels_where_the_page_is_wide_enough(made: Explorer) -> None:
+    shown = made.show(**made.begins)
+    width = int(re.search(r'width="(\d+)"', made.widget().children[len(made.controls)].value)[1])  # type: ignore[index]
+    texts = [t for t in shown.figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
+    assert texts
+    assert width == pytest.approx(LARGER * width_of(shown.png()), abs=1)
+    assert min(t.get_fontsize() for t in texts) * LARGER * 96 / 72 >= 10.95
 
 
 ROW = re.compile(r"^\| (\d\d) [^|]*\|[^|]*\| (\d+) \| (\d+|–) \|", re.M)

@@ -164,6 +164,36 @@ def test_a_step_that_is_selected_shows_its_timeline(trained: Kernel) -> None:
     until(trained, "panel.state.notice", lambda notice: "step 99 is not recorded on ranks 0–1" in notice)
 
 
+def test_a_saved_notebook_has_the_curve_and_the_chosen_step(trained: Kernel) -> None:
+    """With the next cell after they have changed. The panel itself, which would lose the focus, is not shown anew."""
+    first = trained.run("whole = nbddp.Panel()\nwhole")
+    whole, after = [c for _, kind, c in first.messages if kind == "display_data"]
+    assert "step 5: " in after["data"]["text/html"], "the curve"
+    drawn = "import time\nwhile panel.state.step is None or panel.state.step.number != 2: time.sleep(0.05)"
+    assert trained.run(f"view.step.value = 2\nview.buttons['Show'].click()\n{drawn}").ok
+    found: dict[str, str] = {}
+
+    def renewed() -> bool:
+        updates = [c for _, kind, c in trained.run("1").messages if kind == "update_display_data"]
+        found.update({c["transient"]["display_id"]: c["data"].get("text/html", "") for c in updates})
+        return after["transient"]["display_id"] in found
+
+    assert renewed()
+    assert "step 2 of Linear" in found[after["transient"]["display_id"]]
+    assert whole["transient"]["display_id"] not in found
+    found.clear()
+    assert not any(renewed() for _ in range(2)), "once for each change"
+    assert trained.run("%%ddp\n1").ok
+    until(trained, "panel.state.curve.drawn", lambda drawn: drawn is False)
+    assert asked(trained, "'step 2 of Linear' in whole._panel._of_last_run()"), "a run without steps takes nothing away"
+    ends = trained.run("whole._panel._last()")
+    updates = {c["transient"]["display_id"]: c["data"] for _, kind, c in ends.messages if kind == "update_display_data"}
+    last = updates[whole["transient"]["display_id"]]
+    assert set(last) == {"text/plain", "text/html", "image/png"}, "no widgets, which are gone"
+    assert 'class="nbddp-picture' in last["text/html"]
+    assert "step 2 of Linear" in last["text/html"]
+
+
 LATE = """import threading
 drawn, real = [], panel.session._take_step
 panel.session._take_step = lambda recording, number: drawn.append(number) or real(recording, number)

@@ -18,6 +18,7 @@ from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.analysis.wait_time import straggler, transfers, typical
 from nbddp.capabilities.timings import on_rank_gpu_clock
 from nbddp.capabilities.timings.analysis import analysed
+from nbddp.capabilities.timings.document import timeline
 from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.on_rank import RING, Recorder, _Notes
 from nbddp.capabilities.timings.on_rank import now as recorder_now
@@ -385,6 +386,38 @@ def test_steps_of_a_called_function_are_told_as_such(pool: WorkerPool) -> None:
     pool.run_cell(program("plain"), screen=NullScreen())
     pool.call(train)
     assert heading(analysed(pool.timings(), 0)) == "step 0 of Linear from a function that Pool.call ran"
+
+
+LINES = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    loss = model(torch.ones(2, 3)).sum()
+    if step % 2:
+        loss.backward()
+    else:
+        loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_phase_has_the_line_of_the_cell_that_asked_for_it_where_that_is_one(pool: WorkerPool) -> None:
+    """Some steps note it. Of those between it is known if it is the same in all; backward has two lines here."""
+    pool.run_cell(LINES, cell=4, screen=NullScreen())
+    steps = pool.timings().steps[1]
+    assert [s.line_of("forward") for s in steps] == [(4, 6)] * 100
+    assert [s.line_of("optimizer") for s in steps] == [(4, 11)] * 100
+    noted = [s.line_of("backward") for s in steps]
+    assert noted[:8] == [(4, 10), (4, 8)] * 4
+    assert noted[8:64] == [None] * 56
+    assert noted[64] == (4, 10)
+    for number, line in ((70, None), (3, (4, 8))):
+        shown = timeline(analysed(pool.timings(), number))
+        cells = {mark.words.split("\n")[0]: mark.cell for mark in shown.marks}
+        assert (cells["rank 1 · forward"], cells["rank 1 · backward"]) == ((4, 6), line)
 
 
 def test_memory_is_bounded() -> None:

@@ -13,10 +13,13 @@ from nbddp.capabilities.by_rank.embedded import embedded, is_whole
 from nbddp.capabilities.by_rank.panes import BELOW_FIGURE, LEAST, LIVE_LINES
 from nbddp.capabilities.by_rank.tabs import LATER, MANY, page
 from nbddp.errors import Raised, RankStatus
+from nbddp.figures.palette import INK
+from nbddp.output import terminal_colours
 from nbddp.output.buffer import HEAD, TAIL, VIEW, Display, RankOutput
 from nbddp.output.layout import Print, Show, block, flat
 from nbddp.output.page import OutputState
 from nbddp.protocol.outcome import Outcome, RankExit
+from tests.colours import contrast
 
 PNG = {"image/png": "aGk=\n", "text/plain": "<Figure size 4x3 with 1 Axes>"}
 TABLE = {"text/html": "<table><tr><td>loss</table>", "text/plain": "loss"}
@@ -118,6 +121,35 @@ def test_text_is_no_markup_and_stderr_is_marked(tmp_path: Path) -> None:
     outs = printing(tmp_path, numbered(50))
     outs[0].take("stream", {"name": "stderr", "text": "<b>&amp; a warning\n"})
     assert "\n<i>&lt;b&gt;&amp;amp; a warning</i></pre>" in html(outs)
+
+
+def test_a_terminals_colours_are_classes_and_other_sequences_are_left_out(tmp_path: Path) -> None:
+    lines = "\x1b[1;31mred\x1b[0m \x1b[38;5;208morange\x1b[39m \x1b]8;;https://a.b\x1b\\link\x1b]8;;\x1b\\ <b>\x07\n"
+    made = html(printing(tmp_path, numbered(50) + lines))
+    said = '<span class="nbddp-cf1 nbddp-cw">red</span> <span class="nbddp-cf1">orange</span> link &lt;b&gt;</pre>'
+    assert f"\n{said}" in made
+    assert ".nbddp-cf1{color:" in made
+    assert "\x1b" not in made
+    assert "nbddp-cf1" not in html(printing(tmp_path, numbered(50))), "rules only where they are used"
+
+
+@pytest.mark.parametrize(
+    ("codes", "classes"),
+    [("7", "nbddp-cb7"), ("31;7", "nbddp-cb1"), ("48;2;0;0;200", "nbddp-cb4"),
+     ("3;4;92", "nbddp-cf2 nbddp-ci nbddp-cu"),
+     ("38;5;250", "nbddp-cf7"), ("38;5;12", "nbddp-cf4"), ("1;22", ""), ("31;39", ""), ("", ""), ("38;5", "nbddp-cf0")],
+)  # fmt: skip
+def test_each_way_to_name_a_colour_gives_one_of_eight(codes: str, classes: str) -> None:
+    assert terminal_colours.changed(terminal_colours.PLAIN, codes).classes() == classes
+
+
+def test_colours_can_be_read_on_both_pages_and_on_every_ground() -> None:
+    for light, dark, tint, shade in terminal_colours.INKS:
+        assert contrast(light, "#ffffff") >= 4.5
+        assert contrast(dark, "#111111") >= 4.5
+        for ink, lit, *_ in (*terminal_colours.INKS, (INK, "#e0e0e0")):
+            assert contrast(ink, tint) >= 4.5, (ink, tint)
+            assert contrast(lit, shade) >= 4.5, (lit, shade)
 
 
 def test_a_rank_that_failed_is_marked_also_if_it_printed_nothing(tmp_path: Path) -> None:

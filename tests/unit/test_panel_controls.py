@@ -84,8 +84,9 @@ def test_runs_are_kept_to_compare_with() -> None:
 def test_steps_longer_than_the_scale_are_marked() -> None:
     points = tuple((n, 9.0 if n == 40 else 0.1, 0.05) for n in range(1, 101))
     state = State(curve=Curve(1, 100, points))
-    assert [(n, seconds) for _, n, seconds in cut(state.curve, top(state.curve))] == [(40, 9.0)]
-    assert "step 40: 9" in page.curves(state)
+    assert cut(state.curve, top(state.curve)) == [(40, 9.0)]
+    assert "step 40: 9.00 s" in page.curves(state)
+    assert page.curves(state).count("▲") == 1
     assert "▲ 1 step longer than the scale" in page.legend(state)
     even = State(curve=Curve(1, 100, tuple((n, 0.1, 0.05) for n, *_ in points)))
     assert "▲" not in page.legend(even)
@@ -97,7 +98,7 @@ def test_an_answer_is_of_a_page_and_a_step_that_is_wanted_is_not_moved_back() ->
     gone = panel_state.said(answered, "")
     assert (gone.page, gone.detail, gone.notice) == ("", "", "")
     wanted = panel_state.wants(State(run=1), 7)
-    drawn = panel_state.selected(wanted, panel_state.Timeline(5, "", ""))
+    drawn = panel_state.selected(wanted, panel_state.Timeline(5, ""))
     assert drawn.wanted == 7
     assert panel_state.timed(drawn, 1, Curve()).wanted == 7
     assert panel_state.timed(drawn, 2, Curve()).wanted == -1

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from nbddp.capabilities.panel import curves, page
+from nbddp.analysis.steps import Bucket, Recording, Step
+from nbddp.capabilities.panel import curves, document, page
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.output import ALL, LEAST, MOST, Output, Showing, chosen, outputs
 from nbddp.capabilities.panel.rows import Pace
 from nbddp.capabilities.panel.state import State, Timeline
+from nbddp.capabilities.timings.analysis import analysed
+from nbddp.capabilities.timings.document import step_document, words
+from nbddp.capabilities.timings.text import table
+from nbddp.figures.document.plot import ACROSS
 from nbddp.output.buffer import RankOutput
 from tests.notebook.test_panel import Balanced
 
@@ -113,14 +119,16 @@ def test_a_curve_has_the_slowest_rank_and_the_longest_wait_of_each_step() -> Non
 def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
     found = curves.curve({0: [*paces(40, 0.02, 0.01), Pace(40, 41 * 10**9, 99 * 10**9, 0)]})
     assert curves.top(found) == pytest.approx(0.05)
-    for which in (1, 2):
-        for place in curves.line(found, which, curves.top(found)).split():
-            x, y = map(float, place.split(","))
-            assert curves.LEFT <= x <= curves.WIDTH
-            assert 0 <= y <= curves.HEIGHT - curves.BOTTOM
     shown = page.curves(panel_state.timed(State(), 1, found))
     Balanced(shown)
-    assert 'role="img" aria-label="step time and exposed communication up to step 40"' in shown
+    lines = re.findall(r'<path class="line [^"]*" d="M([^"]*)"', shown)
+    assert len(lines) == 2
+    for x, y in (map(float, place.split()) for line in lines for place in line.split("L")):
+        assert 0 <= x <= ACROSS
+        assert 0 <= y <= document.HEIGHT
+    assert 'role="img" aria-label="Step time and exposed communication up to step 40' in shown
+    assert re.findall(r">(\d+ ms)</text>", shown) == ["20 ms", "40 ms"]
+    assert "[40,&quot;step 40: 58.0 s, 0 ms of it exposed communication&quot;]" in shown
     assert "step 40: 58.0 s, 0 ms of it exposed communication" in page.newest(panel_state.timed(State(), 1, found))
     assert "<small>of a slow machine</small>" in page.legend(panel_state.timed(State(), 1, found, "of a slow machine"))
     for nothing in (page.curves(State()), page.legend(State())):
@@ -128,7 +136,39 @@ def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
 
 
 def test_another_run_has_no_step_selected() -> None:
-    state = panel_state.selected(panel_state.timed(State(), 1, curves.Curve(0, 3)), Timeline(2, "<img>", "words"))
+    step = Timeline(2, "words", html="<pre>words</pre>")
+    state = panel_state.selected(panel_state.timed(State(), 1, curves.Curve(0, 3)), step)
     assert panel_state.timed(state, 1, curves.Curve(0, 4)).step is not None
     assert panel_state.timed(state, 2, curves.Curve(0, 1)).step is None
-    assert "<pre>words</pre>" in page.timeline(state)
+    assert page.timeline(state) == "<pre>words</pre>"
+
+
+def recording(numbers: Sequence[int]) -> Recording:
+    """Two ranks' steps of 60 ms with a bucket each."""
+
+    def step(rank: int, number: int) -> Step:
+        at = number * 10**8 + rank * 10**6
+        bucket = Bucket(0, 1 << 20, at + 2 * 10**7, at + 2 * 10**7, at + 4 * 10**7)
+        phases = (at, at + 10**7), (at + 10**7, at + 3 * 10**7, at + 4 * 10**7), (at + 4 * 10**7, at + 6 * 10**7)
+        return Step(number, *phases, (bucket,))
+
+    return Recording({rank: [step(rank, number) for number in numbers] for rank in range(2)}, model="Net")
+
+
+def test_a_saved_notebook_has_the_curve_and_the_chosen_step() -> None:
+    assert document.kept(State()) == ""
+    state = panel_state.timed(State(), 1, curves.curve({0: paces(40, 0.02, 0.01), 1: paces(40, 0.03, 0.001)}), "a note")
+    alone = document.kept(state)
+    assert alone.count('class="nbddp-view"') == 1
+    assert alone.count('class="nbddp-part"') == 40
+    assert "step 17: 30.0 ms, 10.0 ms of it exposed communication" in alone
+    assert "a note" in alone
+    view = analysed(recording(range(40)), 5)
+    step = Timeline(5, words(view), step_document(view), (table(view),))
+    both = document.kept(panel_state.selected(state, step))
+    assert both.count('class="nbddp-view"') == 2, "curves once"
+    one = analysed(recording([5]), 5)
+    step = Timeline(5, words(one), step_document(one), (table(one),))
+    assert document.kept(panel_state.selected(state, step)).count('class="nbddp-view"') == 2
+    assert "step 5 of" in both
+    assert len(both) < 400_000

@@ -43,7 +43,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/lint": "*",
     "capabilities/lint/rules": "*",
     "capabilities/memory": "command document document_timeline history parts timeline",
-    "capabilities/panel": "curves output page plan rows state",
+    "capabilities/panel": "curves document output page plan rows state",
     "capabilities/prove": "command judge plan proof",
     "capabilities/sanitizer": "command findings hints kinds_data kinds_drift kinds_gradients kinds_means kinds_modes "
     "options part recording rules table view",

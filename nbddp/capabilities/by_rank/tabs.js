@@ -82,6 +82,7 @@
       state.tops[key] = [e.scrollLeft, live && atEnd ? "end" : e.scrollTop];
     };
     // What an application shows, such as a widget, is an output of its own: it follows, each below a line with its ranks
+    let view = "all";
     const CELL = ".jp-OutputArea-child, .output_area", LABEL = /^ranks? (\d[\d–, ]*?)( Out)? *│/;
     const ranksOf = (words) => words.split(",").flatMap((part) => {
       const [low, high = low] = part.split("–").map(Number);
@@ -90,19 +91,38 @@
     const output = root.closest(CELL);
     const followOutputs = () => {
       const pane = chosen().pane, wanted = pane?.dataset.ranks.split(" ").map(Number);
-      let shows = true, labelled = false;
+      const side = view === "side", columns = new Map(), rows = new Map(), area = output?.parentElement;
+      const above = area ? [...area.children].indexOf(output) + 1 : 0; // with this view itself
+      let shows = true, labelled = false, ranks = "";
       for (let e = output?.nextElementSibling; e; e = e.nextElementSibling) {
         const label = LABEL.exec(e.matches(CELL) && e.querySelector("pre")?.textContent || "");
         if (label) shows = !wanted || ranksOf(label[1]).some((rank) => wanted.includes(rank));
-        if (label || labelled) e.classList.toggle("nbddp-elsewhere", !shows);
+        if (label) ranks = label[1];
+        if (label || labelled) {
+          e.classList.toggle("nbddp-elsewhere", !shows);
+          e.classList.toggle("nbddp-column", side);
+          if (!columns.has(ranks)) columns.set(ranks, columns.size + 1);
+          rows.set(ranks, (rows.get(ranks) ?? above) + 1);
+          e.style.gridArea = side ? `${rows.get(ranks)} / ${columns.get(ranks)}` : "";
+        } else e.style.gridArea = side ? "auto / 1 / auto / -1" : "";
         labelled = label !== null; // its display comes next
       }
+      [...(area?.children || [])].slice(0, above).forEach((e, i) => {
+        e.style.gridArea = side ? `${i + 1} / 1 / auto / -1` : "";
+      });
+      if (columns.size) inColumns(area, side && columns.size > 1, columns.size);
+    };
+    // Those of ranks side by side: a column for each, below the view
+    const inColumns = (area, side, count) => {
+      const was = area.classList.contains("nbddp-columns");
+      area.classList.toggle("nbddp-columns", side);
+      area.style.setProperty("--nbddp-columns", count);
+      if (was !== side) window.dispatchEvent(new Event("resize")); // a figure fits itself into its place then
     };
     if (output?.parentElement && !live) {
       new MutationObserver(followOutputs).observe(output.parentElement, { childList: true });
     }
 
-    let view = "all";
     const show = () => {
       const now = chosen();
       view = now.key;
@@ -117,6 +137,18 @@
       body.setAttribute("aria-label", now.tab.getAttribute("aria-label"));
       put(body, view, live && now.pane);
       for (const pane of panes) if (view === "side") put(pane, `side ${first(pane)}`, live);
+      reach();
+    };
+    // What scrolls by itself can be scrolled by keys, in browsers that do not see to that, too
+    const reachable = (e, scrolls, name) => {
+      if (!scrolls) return e.removeAttribute("tabindex");
+      e.tabIndex = 0;
+      e.setAttribute("aria-label", name);
+      e.setAttribute("role", "group");
+    };
+    const reach = () => {
+      for (const pane of panes) reachable(pane, view === "side", pane.querySelector("summary").textContent);
+      for (const rich of body.querySelectorAll(".nbddp-rich")) reachable(rich, rich.scrollWidth > rich.clientWidth, "display");
     };
     const choose = (one) => { state.tab = one.key; show(); };
     for (const one of tabs) one.tab.addEventListener("click", () => choose(one));

@@ -17,6 +17,7 @@ from nbddp.capabilities.by_rank import panes as model
 from nbddp.capabilities.by_rank.differences import differences
 from nbddp.capabilities.by_rank.embedded import embedded
 from nbddp.capabilities.by_rank.panes import Line, Pane, Rich
+from nbddp.output import terminal_colours
 from nbddp.output.page import OutputPage, OutputState
 
 MANY = 40  # lines from which on output is worth tabs
@@ -60,7 +61,8 @@ def html(panes: Sequence[Pane], live: bool = False, below: Sequence[str] = ()) -
     if count > 1:
         body += _differs(panes, live)
     about += f' data-below="{escape(" · ".join(below))}"' * live  # which the script shows, as long as it is true
-    style, script = f"<style>{_file('tabs.css')}</style>", f"<script>{_file('tabs.js')}</script>"
+    rules = _file("tabs.css") + (terminal_colours.rules() if f'<span class="{terminal_colours.CLASS}' in body else "")
+    style, script = f"<style>{rules}</style>", f"<script>{_file('tabs.js')}</script>"
     return f'<div class="{NAME}"{about}>{style}<div class="nbddp-body">{body}</div>{script}</div>'
 
 
@@ -106,7 +108,7 @@ def _lines(lines: Sequence[Line]) -> str:
 
 
 def _line(line: Line) -> str:
-    tag, said = TAGS.get(line.kind, ""), escape(line.text, quote=False)
+    tag, said = TAGS.get(line.kind, ""), terminal_colours.html(line.text)
     if line.file is not None:
         said += f'<a href="{escape(line.file.as_uri())}">{escape(str(line.file))}</a>'
     return f"<{tag}>{said}</{tag}>" if tag else said

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nbddp.analysis.quantities import duration
 from nbddp.capabilities.panel.rows import Pace
 
 POINTS = 240  # of a curve: as many as its width can show
-WIDTH, HEIGHT, LEFT, BOTTOM = 640, 160, 56, 20  # CSS pixels of the drawing, and of its margins
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,15 @@ def curve(paces: Mapping[int, Sequence[Pace]]) -> Curve:
     return Curve(numbers[0], numbers[-1], points)
 
 
-def line(found: Curve, which: int, top: float) -> str:
-    """The points of an SVG line. which: 1 for step time, 2 for exposed communication; top: seconds at the upper
-    edge."""
-    first, last = found.first, found.last
-    width, height = WIDTH - LEFT, HEIGHT - BOTTOM
-    places = (
-        (LEFT + width * (p[0] - first) / max(1, last - first), height * (1 - min(1.0, p[which] / top)))
-        for p in found.points
-    )
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+def cut(found: Curve, top: float) -> list[tuple[int, float]]:
+    """Steps that take longer than `top` seconds, where the curve is cut: number, seconds."""
+    return [(n, seconds) for n, seconds, _ in found.points if seconds > top]
 
 
-def cut(found: Curve, top: float) -> list[tuple[float, int, float]]:
-    """Steps that take longer than `top` seconds, where the curve is cut: x, number, seconds."""
-    first, last = found.first, found.last
-    width = (WIDTH - LEFT) / max(1, last - first)
-    return [(LEFT + width * (n - first), n, seconds) for n, seconds, _ in found.points if seconds > top]
+def words(point: tuple[int, float, float]) -> str:
+    """A step in words."""
+    number, seconds, exposed = point
+    return f"step {number}: {duration(seconds)}, {duration(exposed)} of it exposed communication"
 
 
 def top(found: Curve) -> float:

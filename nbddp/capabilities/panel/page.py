@@ -6,12 +6,12 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from html import escape
 
 from nbddp.analysis.quantities import duration, size
 from nbddp.capabilities.debugger.transcript import Talk
 from nbddp.capabilities.panel import curves as panel_curves
+from nbddp.capabilities.panel import document
 from nbddp.capabilities.panel.output import Output, chosen
 from nbddp.capabilities.panel.plan import Considered
 from nbddp.capabilities.panel.rows import SIGNS, Rank
@@ -20,6 +20,7 @@ from nbddp.figures.html import DARK, RULE, SHEET, STYLE
 from nbddp.figures.page_script import DOT
 from nbddp.launch.machine import Node, gpu_noun
 from nbddp.launch.topology import Topology, counted
+from nbddp.output import terminal_colours
 from nbddp.output.progress import STAGES
 
 COPY = (
@@ -129,7 +130,7 @@ def _stages(text: str, at: int) -> str:
 
 # -- a saved notebook ------------------------------------------------------------------------------
 
-UNDERSTUDY = "nbddp-understudy"
+UNDERSTUDY, CURVES = "nbddp-understudy", "nbddp-last-curves"
 DEAD = ".jp-OutputArea:not(:has(.nbddp-panel))"  # a cell's outputs without a panel that lives
 AFTER = (
     f".{UNDERSTUDY} {{display: none}} "
@@ -138,13 +139,14 @@ AFTER = (
     f".{UNDERSTUDY}::before {{content: ''; display: block; width: var(--width); max-width: 100%; "
     "aspect-ratio: var(--shape); background: #ffffff var(--picture) no-repeat; background-size: contain} "
     f".{UNDERSTUDY}::after {{content: attr(data-words); font-family: var(--jp-code-font-family, monospace)}} "
+    f".{CURVES} {{display: none}} {DEAD}:has(.jupyter-widgets) .{CURVES} {{display: block}} "
 )
 
 
-def understudy(png: str, width: int, said: str) -> str:
+def understudy(png: str, width: int, said: str, curves: str = "") -> str:
     """What a page shows in the place of widgets whose kernel is gone, and hides as long as they live. All of it is CSS:
     where that is removed, or the outputs of a cell are arranged in another way, nothing is shown. png: as base64;
-    width: CSS pixels."""
+    width: CSS pixels; curves: a document of the last run, HTML."""
     data = b64decode(png[:48])
     shape = f"{int.from_bytes(data[16:20], 'big')} / {int.from_bytes(data[20:24], 'big')}"
     places = f"--width: {width}px; --shape: {shape}; --picture: url(data:image/png;base64,{png})"
@@ -152,6 +154,7 @@ def understudy(png: str, width: int, said: str) -> str:
     return (
         f'<style>{STYLE}{AFTER}{dark}</style><div class="{UNDERSTUDY} {SHEET}" role="img" style="{places}" '
         f'aria-label="{escape(said.partition(chr(10))[0])}" data-words="{escape(said)}"></div>'
+        + (f'<div class="{CURVES}">{curves}</div>' if curves else "")
     )
 
 
@@ -269,7 +272,10 @@ def _block(rank: int, more: str, lines: str) -> RankBlock:
 
 def _line(stream: str, text: str, search: str) -> str:
     mark = "stderr│ " if stream == "stderr" else ""
-    at = text.casefold().find(search.casefold()) if search else -1
+    if not search:
+        return mark + terminal_colours.html(text)
+    text = terminal_colours.plain(text)
+    at = text.casefold().find(search.casefold())
     if at < 0:
         return mark + escape(text)
     end = at + len(search)
@@ -283,41 +289,13 @@ def newest(state: State) -> str:
     """The newest step in words."""
     if not state.curve.drawn:
         return "<small>no steps of DDP yet; a training cell records them</small>"
-    number, step, exposed = state.curve.points[-1]
-    return f"<div>step {number}: {duration(step)}, {duration(exposed)} of it exposed communication</div>"
+    return f"<div>{panel_curves.words(state.curve.points[-1])}</div>"
 
 
 def curves(state: State) -> str:
     """Step time and exposed communication over the steps, which grow while a loop runs."""
-    return _curves(state.curve)
-
-
-@lru_cache(maxsize=8)  # most looks find the one before
-def _curves(found: panel_curves.Curve) -> str:
-    if not found.drawn:
-        return ""
-    high, width, number = panel_curves.top(found), panel_curves.WIDTH, found.points[-1][0]
-    foot, said = panel_curves.HEIGHT - panel_curves.BOTTOM, f"step time and exposed communication up to step {number}"
-    texts = (
-        (panel_curves.LEFT - 8, 12, "end", duration(high)), (panel_curves.LEFT - 8, foot, "end", "0"),
-        (panel_curves.LEFT, panel_curves.HEIGHT - 4, "start", f"step {found.first}"),
-        (width, panel_curves.HEIGHT - 4, "end", f"step {number}"),
-    )  # fmt: skip
-    labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(t)}</text>' for x, y, at, t in texts)
-    cut = "".join(
-        f'<path class="cut" d="M{x:.1f},0 l-4,7 h8 z"><title>step {n}: {duration(seconds)}</title></path>'
-        for x, n, seconds in panel_curves.cut(found, high)
-    )
-    exposed = panel_curves.line(found, 2, high)
-    left, right = exposed.split(" ")[0].split(",")[0], exposed.split(" ")[-1].split(",")[0]
-    return (
-        f'<svg class="curves" viewBox="0 0 {width} {panel_curves.HEIGHT}" role="img" aria-label="{said}">'
-        f'<path d="M{panel_curves.LEFT},0 V{foot} H{width}"/>'
-        f'<polygon class="exposed" points="{left},{foot} {exposed} {right},{foot}"/>'
-        f'<polyline points="{panel_curves.line(found, 1, high)}"/>'
-        f'<polyline class="exposed" points="{exposed}"/>{cut}{labels}</svg>'
-        f'<img hidden alt="" src="{DOT}" onload="{NAMES}">'
-    )
+    drawn = document.live(state.curve)
+    return f'{drawn}<img hidden alt="" src="{DOT}" onload="{NAMES}">' if drawn else ""
 
 
 def legend(state: State) -> str:
@@ -326,20 +304,9 @@ def legend(state: State) -> str:
         return ""
     note = f"<div><small>{escape(state.timing_note)}</small></div>" if state.timing_note else ""
     cut = len(panel_curves.cut(state.curve, panel_curves.top(state.curve)))
-    more = f"&emsp;▲ {counted(cut, 'step')} longer than the scale" if cut else ""
-    return (
-        f"{note}<small>{_key('')} step time of the slowest rank&emsp;"
-        f"{_key('exposed')} exposed communication, the longest{more}&emsp;"
-        "┃ the selected step: click on the curve, or press ← and → there</small>"
-    )
-
-
-def _key(name: str) -> str:
-    """A line of the curve, as the legend has it."""
-    return (
-        f'<svg class="curves key" width="24" height="10" aria-hidden="true"><polyline class="{name}" '
-        'points="0,5 24,5"/></svg>'
-    )
+    more = f"▲ {counted(cut, 'step')} longer than the scale&emsp;" if cut else ""
+    chosen = "┃ the selected step: click on the curve, or press ← and → there"
+    return note + document.legend(f"{more}{chosen}")
 
 
 def meters(state: State) -> str:
@@ -390,10 +357,10 @@ def past(state: State) -> str:
 
 
 def timeline(state: State) -> str:
-    """The step that is selected: picture, and words."""
+    """The step that is selected: its drawing, and words."""
     if state.step is None:
         return "<small>click on the curve, or choose a step and press Show, to see the step's timeline</small>"
-    return f"{state.step.picture}<pre>{escape(state.step.words)}</pre>"
+    return state.step.html
 
 
 # -- debugger --------------------------------------------------------------------------------------

@@ -91,6 +91,36 @@
     return true;
   };
 
+  // -- the curve ----------------------------------------------------------------------------------
+  // What the step is where the pointer is, or where the slider of the keyboard stands: a card beside it
+  let pointed = null;
+  const steps = () => JSON.parse(root.querySelector(".nbddp-curve")?.dataset.steps || "[]");
+  const card = Object.assign(document.createElement("div"), { className: "nbddp-step-card" });
+  card.setAttribute("aria-hidden", "true"); // the slider says the same
+  const tell = () => {
+    const plot = root.querySelector(".nbddp-plot"), slider = plot?.querySelector("[role=slider]"), all = steps();
+    if (!slider || !all.length) return card.remove();
+    const from = all[0][0], to = all.at(-1)[0], focused = slider === document.activeElement;
+    const at = pointed === null ? +slider.getAttribute("aria-valuenow") : from + pointed * (to - from);
+    const near = (step) => all.reduce((a, b) => (Math.abs(b[0] - step) < Math.abs(a[0] - step) ? b : a));
+    set(slider, "aria-valuetext", near(+slider.getAttribute("aria-valuenow"))[1]);
+    if (pointed === null && !focused) return card.remove();
+    const [step, words] = near(at);
+    if (card.textContent !== words) card.textContent = words;
+    if (card.parentElement !== plot) plot.append(card);
+    const share = (step - from) / (to - from || 1), room = plot.clientWidth - card.offsetWidth;
+    const beside = share * plot.clientWidth + (share < 0.5 ? 10 : -10 - card.offsetWidth);
+    card.style.left = `${Math.max(0, Math.min(room, beside))}px`;
+  };
+  const point = (event) => {
+    const plot = event.type === "pointerleave" ? null : event.target.closest?.(".nbddp-plot");
+    const box = plot?.getBoundingClientRect();
+    pointed = box ? Math.min(1, Math.max(0, (event.clientX - box.left) / box.width)) : null;
+    tell();
+  };
+  for (const name of ["pointermove", "pointerleave"]) root.addEventListener(name, point);
+  for (const name of ["focusin", "focusout", "keyup"]) root.addEventListener(name, () => setTimeout(tell));
+
   // -- all keys and clicks ------------------------------------------------------------------------
   root.addEventListener("keydown", (event) => {
     const input = event.target.closest(".nbddp-line input");
@@ -114,7 +144,7 @@
   root.addEventListener("pointerup", (event) => {
     event.target.closest(".nbddp-steps")?.querySelector("[role=slider]")?.focus({ preventScroll: true });
   });
-  new MutationObserver(() => { showTabs(); take(); })
+  new MutationObserver(() => { showTabs(); take(); tell(); })
     .observe(root, { subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: ["class"] });
   showTabs();
 }

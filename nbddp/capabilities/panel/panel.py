@@ -11,10 +11,12 @@ from typing import Any
 from uuid import uuid4
 
 from nbddp.capabilities.panel import state as panel_state
+from nbddp.capabilities.panel.curves import Curve
+from nbddp.capabilities.panel.document import kept
 from nbddp.capabilities.panel.page import understudy
 from nbddp.capabilities.panel.plan import on_paper
 from nbddp.capabilities.panel.session import Session, session_of
-from nbddp.capabilities.panel.state import State
+from nbddp.capabilities.panel.state import State, Timeline
 from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures import widget_support
 from nbddp.figures.figure import DescribedFigure
@@ -40,6 +42,9 @@ class PoolPanel:
         self._outputs: list[tuple[Any, str, str]] = []  # where it is shown: publisher, display, and its understudy's
         self._leave: Any = None
         self._drawn: Topology | None = None  # the pool as the picture has it
+        self._said: tuple[MimeBundle, Metadata] = {}, {}
+        self._kept: tuple[Curve, Timeline | None] | None = None  # of the last run, what a saved notebook shows
+        self._curves = ""  # the same as HTML, of the last run that had steps
 
     @property
     def view(self) -> Any:
@@ -83,28 +88,47 @@ class PoolPanel:
             atexit.register(self._last)
 
     def _renew(self, info: Any = None) -> None:
-        """Publish the picture of the pool as it is, if it is another."""
-        if self.state.placed == self._drawn:
-            return
-        self._drawn = self.state.placed
-        self._publish(*self._repr_mimebundle_())
+        """Publish the picture of the pool as it is, if it is another; else what is kept of the last run, if that is,
+        which leaves the panel alone. A pool that has started meanwhile would be stopped before `_last`, which may take
+        longer than a front end waits for the notebook kernel's end."""
+        atexit.unregister(self._last)
+        atexit.register(self._last)
+        if self.state.placed != self._drawn:
+            self._drawn = self.state.placed
+            self._publish(*self._repr_mimebundle_())
+        elif widget_support.WIDGET in self._said[0] and self.state.curve.drawn and self._shows() != self._kept:
+            self._publish(*self._said, panel=False)
+
+    def _shows(self) -> tuple[Curve, Timeline | None]:
+        return self.state.curve, self.state.step
+
+    def _of_last_run(self) -> str:
+        """The curve and the chosen step of the last run that had steps, as HTML."""
+        if self.state.curve.drawn:
+            self._kept, self._curves = self._shows(), kept(self.state)
+        return self._curves
 
     def _last(self) -> None:
         """The notebook kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
         data, metadata = self._repr_mimebundle_()
+        if "text/html" in data and widget_support.WIDGET in data:
+            data["text/html"] += self._of_last_run()
         self._publish({kind: shown for kind, shown in data.items() if kind != widget_support.WIDGET}, metadata)
 
-    def _publish(self, data: MimeBundle, metadata: Metadata, update: bool = True) -> None:
-        """update: wherever it is shown; else in the newest place. The widgets carry the picture that is shown once they
-        are gone. The page may be closed before the notebook kernel ends, and then nothing can be taken back."""
+    def _publish(self, data: MimeBundle, metadata: Metadata, update: bool = True, panel: bool = True) -> None:
+        """update: wherever it is shown; else in the newest place. panel: that too, not only what stands in for it. The
+        widgets carry the picture that is shown once they are gone. The page may be closed before the notebook kernel
+        ends, and then nothing can be taken back."""
+        self._said = data, metadata
         has_widgets = widget_support.WIDGET in data and "image/png" in data
         after = {"text/plain": ""}
         if has_widgets:
             width = metadata["image/png"]["width"]
             words = data["text/plain"].replace(SAVED, saved_at(datetime.now()), 1)
-            after["text/html"] = understudy(data["image/png"], width, words)
+            after["text/html"] = understudy(data["image/png"], width, words, self._of_last_run())
         for publisher, ident, other in self._outputs if update else self._outputs[-1:]:
-            publisher.publish(data, metadata, transient={"display_id": ident}, update=update)
+            if panel:
+                publisher.publish(data, metadata, transient={"display_id": ident}, update=update)
             if update or has_widgets:
                 publisher.publish(after, transient={"display_id": other}, update=update)
 
@@ -124,6 +148,8 @@ class PoolPanel:
             bundle["text/html"] = f"<div>{saved_at(datetime.now())}</div>{bundle['text/html']}"
         if widget_support.may_be_shown():
             bundle |= widget_support.view_of(self.view.widget)
+        elif "text/html" in bundle:
+            bundle["text/html"] += self._of_last_run()
         return bundle, metadata
 
 

@@ -27,11 +27,12 @@ from nbddp.capabilities.panel.plan import plan_of
 from nbddp.capabilities.panel.pump import can_hear, pump
 from nbddp.capabilities.panel.state import DEBUGGER, LAUNCH, RANKS, TIMINGS, PanelModel, State
 from nbddp.capabilities.stacks.command import live
-from nbddp.capabilities.timings.figure import draw_timings
+from nbddp.capabilities.timings.analysis import analysed
+from nbddp.capabilities.timings.document import step_document, words
+from nbddp.capabilities.timings.text import table
 from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed
 from nbddp.execution.execution import Execution
-from nbddp.figures.figure import width_of
-from nbddp.figures.html import picture
+from nbddp.figures.document.page import in_widget
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.pool.node import weakly
 from nbddp.pool.pool import WorkerPool
@@ -307,12 +308,10 @@ class Session:
             self._say(str(e), TIMINGS)
 
     def _take_step(self, recording: Recording, number: int) -> str:
-        drawn = draw_timings(recording, number)
-        for line in notes_on_times(self.pool):
-            drawn.caption(line)
-        png = drawn.png()
-        shown = picture(png, width_of(png), drawn.words.partition("\n")[0])
-        self.model.change(panel_state.selected, panel_state.Timeline(number, shown, drawn.words))
+        view, notes = analysed(recording, number), tuple(notes_on_times(self.pool))
+        drawn, said, tables = step_document(view), "\n".join([words(view), *notes]), (table(view),)
+        html = in_widget(drawn, said, tables, notes)
+        self.model.change(panel_state.selected, panel_state.Timeline(number, said, drawn, tables, notes, html))
         return f"step {number} of {recording.model}"
 
     def debug(self, line: str, rank: int | None = None) -> None:

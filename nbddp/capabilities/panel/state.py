@@ -20,6 +20,8 @@ from nbddp.capabilities.panel.meters import PastRun, Sample, kept, sampled
 from nbddp.capabilities.panel.output import ALL, Output, Showing
 from nbddp.capabilities.panel.plan import OF_CELLS, Considered, PanelPlan, Place, as_they_are, considered, plan_of
 from nbddp.capabilities.panel.rows import Rank
+from nbddp.figures.document.page import Document
+from nbddp.figures.table import Table
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
@@ -45,11 +47,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step: as HTML its picture, and in words."""
+    """One step: its drawing, as HTML of the panel too, and in words and tables. captions: their last lines."""
 
     number: int
-    picture: str
     words: str
+    document: Document = field(default_factory=lambda: Document(()))
+    tables: tuple[Table, ...] = ()
+    captions: tuple[str, ...] = ()
+    html: str = ""
 
 
 @dataclass(frozen=True)

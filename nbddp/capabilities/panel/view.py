@@ -24,8 +24,10 @@ from nbddp.capabilities.panel.page import RankBlock
 from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.session import Session
 from nbddp.capabilities.panel.state import PAGES, State
+from nbddp.figures.document.page import inline_rules
 from nbddp.figures.page_script import CONTROLS, on_page
 from nbddp.launch import options
+from nbddp.output import terminal_colours
 
 if TYPE_CHECKING:
     from ipywidgets import DOMWidget
@@ -51,7 +53,8 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
 )
 _keys = itertools.count()
-STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
+OWN_RULES = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
+STYLE = f"<style>{inline_rules()}{terminal_colours.rules()}{OWN_RULES}</style>"
 
 
 class View:
@@ -226,7 +229,7 @@ class View:
         self.slider.observe(self._slid, "value")
         plot = w.Box([self._html(page.curves), self.slider], layout=w.Layout(overflow="visible"))
         plot.add_class("nbddp-plot")
-        drawn = w.VBox([self._html(page.newest), plot, self._html(page.legend)], layout=w.Layout(min_height="220px"))
+        drawn = w.VBox([self._html(page.newest), plot, self._html(page.legend)], layout=w.Layout(min_height="250px"))
         more = [self._html(page.meters), self._html(page.past, overflow="auto")]
         return w.VBox([drawn, *more, row, self._html(page.timeline, overflow="auto")])
 

@@ -129,7 +129,7 @@ def _computing(sheet: Sheet, mine: RankView, view: StepView, top: float, row: in
         place = _share(start, view), _share(end, view), top, top + LANE
         long, short = duration((end - start) / 1e9), SHORT.get(name, name)
         labels = tuple(dict.fromkeys((f"{name} {long}", f"{short} {long}", short)))
-        sheet.bar(Mark(*place, said, row), kind, labels, kind == "lost")
+        sheet.bar(Mark(*place, said, row, mine.step.line_of(name)), kind, labels, kind == "lost")
 
 
 def lost(mine: RankView, view: StepView) -> Iterator[tuple[str, Span]]:
@@ -156,7 +156,8 @@ def _buckets(sheet: Sheet, mine: RankView, view: StepView, top: float, row: int)
         sent, start, done = (_share(t, view) for t in (of.bucket.sent, of.start, of.bucket.done))
         words = of_bucket(mine.rank, of) + "\n" + when(of.bucket.sent - view.begin, of.bucket.done - view.begin)
         labels = (f"{of.bucket.index} · {size(of.bucket.bytes)}", str(of.bucket.index))
-        sheet.two(Mark(sent, done, at, at + LANE, words, row), start, ("waits", "moves"), labels)
+        mark = Mark(sent, done, at, at + LANE, words, row, mine.step.line_of("backward"))
+        sheet.two(mark, start, ("waits", "moves"), labels)
 
 
 def _share(at: int, view: StepView) -> float:

@@ -27,7 +27,7 @@ import inspect
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -101,6 +101,8 @@ class Recorder:
         self.on = True
         self.run = 0
         self.cell: int | None = None
+        self.cells: Callable[[], Mapping[str, str]] = dict  # file → `Cell In[n]`
+        self._names: Mapping[str, str] = {}
         self.trained: tuple[int, int | None] | None = None
         self.steps: deque[StepMarks] = deque(maxlen=RING)
         self._models: WeakKeyDictionary[Any, DdpModel] = WeakKeyDictionary()
@@ -117,6 +119,7 @@ class Recorder:
 
     def begin(self, spec: RunSpec) -> None:
         self.run, self.on, self.cell = spec.run, spec.options.get("timings", True), spec.cell
+        self._names = self.cells()
         if self.on:
             self.keep(spec)
 
@@ -177,7 +180,8 @@ class Recorder:
             return RankRecording()
         last = finished[-1]
         chosen = [s for s in finished if s.run == last.run and s.model is last.model]
-        return RankRecording(last.run, last.cell, last.model.title, tuple(s.step() for s in chosen))
+        lines = on_rank_marks.agreed(chosen)
+        return RankRecording(last.run, last.cell, last.model.title, tuple(s.step(lines) for s in chosen))
 
     def pace(self, run: int, since: int) -> list[list[int]]:
         """Number, begin, end of backward; the wait for buckets after the gradients; the wait for a core until the
@@ -197,8 +201,11 @@ class Recorder:
     def step(self, run: int, number: int) -> Json | None:
         """Step `number` of a run, of the model that took its last step, as JSON; None if it is not there."""
         own = [s for s in list(self.steps) if s.run == run]
-        found = next((s for s in reversed(own) if s.number == number and s.model is own[-1].model), None)
-        return None if found is None else {"model": found.model.title, "step": to_json(found.step())}
+        own = [s for s in own if s.model is own[-1].model]
+        found = next((s for s in reversed(own) if s.number == number), None)
+        if found is None:
+            return None
+        return {"model": found.model.title, "step": to_json(found.step(on_rank_marks.agreed(own)))}
 
     def models(self) -> list[Any]:
         """The living DDP models that have taken a step."""
@@ -294,10 +301,18 @@ class Recorder:
             self._loads.clear()
         step.manual = step.synced and getattr(ddp, "require_manual_backward_finalization", False)
         step.inputs = elements((args, kwargs) if kwargs or len(args) != 1 else args[0])
+        if step.called is not None:
+            self._note_line(step.called, "forward")
         step.entered = self._now(step)
         if self.heard is not None:
             self.heard("forward", True, step.number, id(model))
         return group, step
+
+    def _note_line(self, called: on_rank_marks.Lines, phase: str) -> None:
+        """The line of a cell that asks for this phase. To walk over frames takes some 14 µs, so few steps do it."""
+        found = on_rank_marks.place(sys._getframe(2), self._names)
+        if found is not None:
+            called[phase] = found
 
     def _now(self, step: StepMarks) -> GpuMark | int:
         return now() if step.model.device is None else self._clock.mark(step.model.device)
@@ -398,6 +413,8 @@ class Recorder:
                 if step.model.device is not None and self._clock.captures():
                     return
                 if which == 0:
+                    if step.called is not None and not step.stepping:
+                        self._note_line(step.called, "optimizer")
                     step.stepping = step.stepping or self._now(step)
                 else:
                     step.stepped = step.stepped or self._now(step)
@@ -419,6 +436,8 @@ class _Backward:
         if step.begun:
             return
         step.begun = recorder._now(step)
+        if step.called is not None:
+            recorder._note_line(step.called, "backward")
         if recorder.heard is not None:
             recorder.heard("backward", True, step.number, id(step.model))
         recorder._in_backward = True
@@ -582,6 +601,7 @@ def _values(found: Any) -> Iterator[Any]:
 def part(worker: RankWorker) -> Recorder:
     """The worker's own."""
     recorder = Recorder()
+    recorder.cells = lambda: worker.files.shown
     recorder.install()
     return recorder
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,10 @@ from nbddp.capabilities.timings.on_rank_gpu_clock import GpuMark
 from nbddp.compat import system
 
 STATISTICS = "/proc/thread-self/schedstat"  # its second number; Linux alone has it
+PHASES = ("forward", "backward", "optimizer")
+NOTED, NOTED_EACH = 8, 64  # steps that note lines: the first of a run, and then one of so many
+Lines = dict[str, tuple[str, int]]  # phase → what a cell is called, and a line of it
+CELL = re.compile(r"In\[(\d+)\]")
 _open: dict[int, int] = {}  # a thread's native id → its descriptor
 os.register_at_fork(after_in_child=_open.clear)
 
@@ -39,11 +45,11 @@ class StepMarks:
     """A step: forward is entered and left; backward has begun, has all gradients computed, and is through when all
     buckets have been waited for; the optimizer's step begins and has been taken. order: that of the gradients, where
     it was known then. loader: begin and end of each batch's making. manual: the program itself ends backward, and has
-    not yet. queued, inputs: as in `analysis.steps.Step`."""
+    not yet. queued, inputs: as in `analysis.steps.Step`. called: phase → the cell's line, if it notes them."""
 
     __slots__ = (
-        "begun", "buckets", "cell", "computed", "entered", "inputs", "left", "loader", "manual", "model", "number",
-        "order", "queued", "rebuilds", "rebuilt", "run", "stepped", "stepping", "synced", "through",
+        "begun", "buckets", "called", "cell", "computed", "entered", "inputs", "left", "loader", "manual", "model",
+        "number", "order", "queued", "rebuilds", "rebuilt", "run", "stepped", "stepping", "synced", "through",
     )  # fmt: skip
 
     def __init__(self, model: DdpModel, number: int, run: int, cell: int | None, synced: bool) -> None:
@@ -61,13 +67,14 @@ class StepMarks:
         self.loader: list[tuple[int, int]] | None = None
         self.queued: list[int] = []
         self.inputs: int | None = None
+        self.called: Lines | None = None
 
     def waited(self) -> tuple[int, int] | None:
         """`queued`, if both are known."""
         return (self.queued[0], self.queued[1]) if len(self.queued) == 2 else None
 
-    def step(self) -> Step:
-        """What is noted of it by now."""
+    def step(self, lines: Lines | None = None) -> Step:
+        """What is noted of it by now. lines: of each phase, where no line was noted in this step."""
         buckets = sorted(self.buckets, key=lambda b: b.index)
         names = names_of([self.order, self.model.declared], self.model.sizes, [b.numel for b in buckets])
         return Step(
@@ -76,6 +83,7 @@ class StepMarks:
             (told(self.stepping), told(self.stepped)) if self.stepped else None,
             tuple(b.bucket(n) for b, n in zip(buckets, names, strict=True)),
             self.synced, self.rebuilt, self.rebuilds, tuple(self.loader or ()), self.waited(), self.inputs,
+            numbered((lines or {}) if self.called is None else self.called),
         )  # fmt: skip
 
 
@@ -101,6 +109,7 @@ class DdpModel:
         self.declared = [n for n, _ in reversed(named)]
         self.order: list[str] = []
         self.count = 0
+        self._run, self._since = -1, 0  # the run that is on, and its first step
         # DDP rebuilds its buckets once, in the forward that follows the first exchange (of a static graph, the second)
         self._until_rebuild = 2 if ddp.static_graph else 1 if not ddp.find_unused_parameters else 0
         self._exchanged = 0
@@ -114,12 +123,21 @@ class DdpModel:
                 handle.remove()
             self._handles, self.order = [], self._came
         step = StepMarks(self, self.count, run, cell, synced)
+        if self._notes_lines(run):
+            step.called = {}
         self.count += 1
         if self._exchanged <= self._until_rebuild:
             step.rebuilt = synced and self._exchanged < self._until_rebuild
             step.rebuilds = 0 < self._until_rebuild == self._exchanged
             self._exchanged += step.rebuilt or step.rebuilds
         return step
+
+    def _notes_lines(self, run: int) -> bool:
+        """Whether the step that begins is one of those that note lines."""
+        if run != self._run:
+            self._run, self._since = run, self.count
+        done = self.count - self._since
+        return done < NOTED or done % NOTED_EACH == 0
 
     def _comes(self, name: str, *gradients: Any) -> None:
         if name not in self._came:
@@ -154,6 +172,29 @@ def names_of(orders: list[list[str]], numels: dict[str, int], sizes: list[int]) 
             if not left and sizes:
                 return found
     return [[] for _ in sizes]
+
+
+def place(frame: Any, names: Mapping[str, str]) -> tuple[str, int] | None:
+    """What a cell is called, and its line, at or outside a frame; None outside cells. names: by file."""
+    while frame is not None:
+        name = names.get(frame.f_code.co_filename)
+        if name is not None:
+            return name, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def agreed(steps: Sequence[StepMarks]) -> Lines:
+    """The lines of phases that each step asked for at the same one, as far as they were noted."""
+    noted = [step.called for step in steps if step.called is not None]
+    found = {phase: {lines[phase] for lines in noted if phase in lines} for phase in PHASES}
+    return {phase: next(iter(places)) for phase, places in found.items() if len(places) == 1}
+
+
+def numbered(lines: Lines) -> tuple[tuple[str, int, int], ...]:
+    """Phases with the n of an In[n] and a line; without those that no cell has asked for."""
+    found = ((phase, CELL.search(name), line) for phase, (name, line) in lines.items())
+    return tuple((phase, int(cell[1]), line) for phase, cell, line in found if cell)
 
 
 def told(mark: GpuMark | int) -> int:

@@ -13,8 +13,9 @@ from html import escape
 from pathlib import Path
 
 from nbddp.figures.document.sheet import Mark, Sheet, num
-from nbddp.figures.document.svg import data_uri, sheet_style, svg
+from nbddp.figures.document.svg import CLASS, data_uri, sheet_style, style, svg
 from nbddp.figures.html import FOLDED, SCROLLS, WORDS
+from nbddp.figures.page_script import DOT
 from nbddp.figures.table import Table
 
 HERE = Path(__file__).parent
@@ -61,17 +62,42 @@ def pack_scenes(scenes: Mapping[int, Scene]) -> str:
 
 def page(made: Document, text: str, tables: Sequence[Table] = (), caption: Sequence[str] = ()) -> str:
     """The HTML of a document with its text. caption: the text's last lines, which are of no scene alone."""
+    return f"<style>{css()}</style>{_figure(made, text, tables, caption)}<script>{live()}</script>"
+
+
+def in_widget(made: Document, text: str, tables: Sequence[Table] = (), caption: Sequence[str] = ()) -> str:
+    """The same for a widget, which runs no script but what an image calls when it is there."""
+    calls = f'<img hidden alt="" src="{DOT}" onload="{escape(live())}">'
+    return f"<style>{css()}</style>{_figure(made, text, tables, caption)}{calls}"
+
+
+def inline(sheet: Sheet) -> str:
+    """A drawing alone, for a page that has `inline_rules`. It follows the colour scheme of the page."""
+    name = f'role="img" aria-label="{escape(sheet.name)}" style="color-scheme: inherit"'
+    drawn = f'<svg class="{CLASS}" {name} width="100%" height="{num(sheet.height)}">{"".join(sheet.body)}</svg>'
+    return in_theme(f'<div class="nbddp-drawing">{drawn}</div>')
+
+
+def in_theme(html: str) -> str:
+    """HTML in the colour scheme of the page, without anything that `live.js` treats."""
+    return f'<div class="nbddp-figure" data-live="1">{html}</div>'
+
+
+def inline_rules() -> str:
+    return css() + style()
+
+
+def _figure(made: Document, text: str, tables: Sequence[Table], caption: Sequence[str]) -> str:
     more = "".join(f"\n{line}" for line in caption)
     head = _head(text.removesuffix(more), made.said, made.title)
     head += f'<span class="nbddp-caption">{escape(more)}</span>' if more else ""
-    keys = "".join(map(_key, made.keys))
+    keys = "".join(map(legend_key, made.keys))
     panes = "".join(_pane(sheet) for sheet in made.sheets)
     scenes = f' data-scenes="{made.scenes}" data-offered="{escape(made.offered)}"' if made.scenes else ""
     return (
-        f'<style>{css()}</style><div class="nbddp-figure"{scenes}>{WORDS.format(head)}'
+        f'<div class="nbddp-figure"{scenes}>{WORDS.format(head)}'
         f'<div class="nbddp-keys">{keys}</div><div class="nbddp-panes">{panes}</div>'
         f"{_folded(text, tables, made.said)}</div>"
-        f"<script>{live()}</script>"
     )
 
 
@@ -95,7 +121,8 @@ def _inside(text: str, tables: Sequence[Table], said: Sequence[str] | None) -> s
     return words + "".join(SCROLLS.format(table._repr_html_()) for table in tables)
 
 
-def _key(key: tuple[str, str]) -> str:
+def legend_key(key: tuple[str, str]) -> str:
+    """An entry of a legend."""
     source, name = key
     return f'<span style="white-space: nowrap"><img alt="" src="{escape(source)}"> {escape(name)} &ensp;</span> '
 

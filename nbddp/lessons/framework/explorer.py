@@ -37,6 +37,12 @@ CONTROLS_STYLE = (
 )
 PACE = 1000  # milliseconds from a step to the next, when it is played
 LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
+LARGER = 1.25  # than a figure's own size, beside controls: text of 6.6 points, the smallest there is, has 11 pixels
+
+
+def shown_width(png: bytes) -> int:
+    """The width of an explorer's picture on a page, in CSS pixels."""
+    return round(LARGER * width_of(png))
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,7 @@ class Explorer:
                 return  # a slider has moved with its end, and that is drawn
             shown = self.draw(found)
             data = shown.png()
-            drawn.value = picture(data, width_of(data), shown.words.partition("\n")[0], "widget-image")
+            drawn.value = picture(data, shown_width(data), shown.words.partition("\n")[0], "widget-image")
             refusal.value, words.value = "", words_of(shown.words)
             drawn.layout.display = text.layout.display = ""
 

@@ -58,7 +58,7 @@ def _block(axes: Any, done: Done, stop: int, y: float, tick: float) -> None:
     axes.add_patch(
         Rectangle((x, y + 0.04), wide, ROW - 0.08, facecolor=LOOKS[done.step[0]], edgecolor=PAPER, linewidth=0.8)
     )
-    axes.text(x + wide / 2, y + ROW / 2, str(done.step[1]), size=6.5, ha="center", va="center", color=PAPER)
+    axes.text(x + wide / 2, y + ROW / 2, str(done.step[1]), size=6.8, ha="center", va="center", color=PAPER)
 
 
 def _clock(axes: Any, shot: PipelineState, tick: float) -> None:
@@ -67,7 +67,7 @@ def _clock(axes: Any, shot: PipelineState, tick: float) -> None:
     axes.plot([x, x], [HEAD - 0.06, foot + 0.02], color=INK, linewidth=1.2, solid_capstyle="butt")
     every = next(n for n in (1, 2, 5, 10, 20) if n * tick >= 0.3)
     for t in range(0, shot.run.ticks + 1, every):
-        axes.text(LEFT + t * tick, HEAD - 0.14, str(t), size=6.5, ha="center", va="center", color=MUTED)
+        axes.text(LEFT + t * tick, HEAD - 0.14, str(t), size=6.8, ha="center", va="center", color=MUTED)
     axes.text(LEFT - 0.12, HEAD - 0.14, "tick", size=7, ha="right", va="center", color=MUTED)
 
 
