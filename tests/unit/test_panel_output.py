@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from nbddp.figures.document.plot import ACROSS
 
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.capabilities.panel import curves, document, page
@@ -17,7 +18,6 @@ from nbddp.capabilities.panel.state import State, Timeline
 from nbddp.capabilities.timings.analysis import analysed
 from nbddp.capabilities.timings.document import step_document, words
 from nbddp.capabilities.timings.text import table
-from nbddp.figures.document.plot import ACROSS
 from nbddp.output.buffer import RankOutput
 from tests.notebook.test_panel import Balanced
 

@@ -31,6 +31,7 @@ from nbddp.deadlock.on_rank import (
 )
 from nbddp.deadlock.on_rank.call_log import ANY, CALLS, CallRecord
 from nbddp.deadlock.on_rank.frames import SeenFrame
+from nbddp.protocol.codec import FILE, name_of
 from nbddp.protocol.position import (
     BlockingCall,
     CalledFrom,
@@ -42,7 +43,6 @@ from nbddp.protocol.position import (
     StackRow,
     Whereabouts,
 )
-from nbddp.protocol.codec import FILE, name_of
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch.FUNCTIONAL,)
