@@ -214,7 +214,7 @@ def _reducing(call: Callable[..., Any]) -> Callable[..., Any]:
         nccl_checks.reduction(operation, list(flat([args[0]])))
         averages = operation == dist.ReduceOp.AVG
         if operation == dist.ReduceOp.PREMUL_SUM:
-            args = _scaled(args, operation.__getstate__()[1])
+            args = (*_scaled(args, operation.__getstate__()[1]),)
         elif not averages:
             return call(self, *args)
         before = copy.copy(operation)  # what is read is the options' own, and changes with them

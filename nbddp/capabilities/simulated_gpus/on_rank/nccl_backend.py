@@ -94,12 +94,12 @@ def _class(compiled: Any) -> Any:
     class Options(base):  # type: ignore[misc, valid-type]
         def __init__(self, is_high_priority_stream: bool = False) -> None:
             super().__init__()
-            vars(self).update(is_high_priority_stream=is_high_priority_stream, config=NCCLConfig())
+            self.__dict__.update(is_high_priority_stream=is_high_priority_stream, config=NCCLConfig())
 
         def __deepcopy__(self, memo: Any) -> Any:
             made = Options()
             made._timeout = self._timeout
-            vars(made).update(vars(self), config=copy.deepcopy(self.config, memo))
+            made.__dict__.update(self.__dict__, config=copy.deepcopy(self.config, memo))
             return made
 
     class Kind(type):
@@ -216,6 +216,14 @@ def _set_timeout(shadow: Shadow, timeout: Any) -> None:
     _own_set_timeout(shadow.gloo, timeout)
 
 
+def _options(shadow: Shadow) -> Any:
+    """With the timeout that gloo has now: C++ may have set it."""
+    if _own_options is not None:
+        shadow.options._timeout = _own_options.fget(shadow.gloo)._timeout
+    return shadow.options
+
+
+_own_options = getattr(torch._C._distributed_c10d.ProcessGroupGloo, "options", None)
 _own_set_timeout = torch._C._distributed_c10d.ProcessGroupGloo._set_default_timeout
 OF_NCCL: Mapping[str, Callable[..., Any]] = {
     "comm_split_count": lambda shadow: shadow.splits,
@@ -225,7 +233,7 @@ OF_NCCL: Mapping[str, Callable[..., Any]] = {
     "_set_default_timeout": _set_timeout,
 }
 FACTS: Mapping[str, Callable[[Shadow], Any]] = {
-    "options": lambda shadow: shadow.options,
+    "options": _options,
     "uid": lambda shadow: shadow.number,
     "supports_splitting": lambda shadow: True,
 }
