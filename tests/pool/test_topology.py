@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from nbddp.agent import hardware
-from nbddp.analysis.placement import PATHS, describe, planned
+from nbddp.analysis.placement import PATHS, describe, joint_words, planned
 from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.capabilities.topology.boxes import Box, layout_boxes
 from nbddp.capabilities.topology.figure import draw_topology
@@ -281,7 +281,7 @@ def test_nodes_are_joined_by_their_interface() -> None:
     assert describe(cluster(2)).splitlines()[-1] == "the nodes are connected by eth0, 25 Gbit/s"
     mixed = cluster(2)
     nodes = (mixed.nodes[0], replace(mixed.nodes[1], interface=Interface("ib0", 0)))
-    assert replace(mixed, nodes=nodes).joint_words() == "the nodes are connected by eth0, 25 Gbit/s and ib0"
+    assert joint_words(replace(mixed, nodes=nodes)) == "the nodes are connected by eth0, 25 Gbit/s and ib0"
     said = [b.title for b in layout_boxes(replace(mixed, nodes=nodes)).boxes if b.kind == "network"]
     assert said == ["eth0, 25 Gbit/s", "ib0"]
     unknown = replace(mixed, nodes=(mixed.nodes[0], replace(mixed.nodes[1], interface=None)))
@@ -289,7 +289,7 @@ def test_nodes_are_joined_by_their_interface() -> None:
         "eth0, 25 Gbit/s",
         "network unknown",
     ]
-    assert cluster(1).joint_words() == ""
+    assert joint_words(cluster(1)) == ""
     assert [b.title for b in layout_boxes(cluster(2)).boxes if b.kind == "network"] == ["network: eth0, 25 Gbit/s"]
     assert Interface("e", 100).describe() == "e, 100 Mbit/s"
 
