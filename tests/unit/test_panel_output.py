@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from nbddp.figures.document.plot import ACROSS
+from nbddp.figures.document.sheet import ACROSS
 
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.capabilities.panel import curves, document, page

@@ -11,8 +11,7 @@ from itertools import pairwise
 from nbddp.capabilities.panel.curves import Curve, cut, top, words
 from nbddp.capabilities.panel.state import State
 from nbddp.figures.document.page import Document, in_theme, inline, legend_key, page
-from nbddp.figures.document.plot import Plot, round_steps
-from nbddp.figures.document.sheet import Mark, Sheet, axis
+from nbddp.figures.document.sheet import Mark, Plot, Sheet, axis, round_steps
 from nbddp.figures.document.svg import stroke
 
 ABOVE, HEIGHT = 16, 140  # pixels: over the plot, and of it
