@@ -26,8 +26,7 @@ class Hooks:
         # a line that is to be met; one that raises BadInput refuses it, and nothing has changed
         self.environment: list[Callable[[Any], Any]] = []  # its `LaunchSpec`; to an `EnvChange` of `nbddp.pool.change`
         self.machines: list[Callable[[Any, Any], Any]] = []  # and the `Node`s that there are; those to place workers on
-        # versions on a machine that would join later; why it cannot, or empty
-        self.turned_away: list[Callable[[Mapping[str, str]], str]] = []
+        self.turned_away: list[Callable[[Mapping[str, str]], str]] = []  # why a host of such versions cannot join
         self.planned: list[Callable[[Any, Any], list[str]]] = []  # and its `Topology`; what to say of it
         self.renews: list[Callable[[Any], bool]] = []  # its `LaunchSpec`; whether it takes new workers
         # the pool, in its life and in lines
@@ -56,8 +55,7 @@ class Hooks:
         # what is displayed, and may change by messages of its own
         self.display_words: list[Callable[[MimeBundle], str | None]] = []  # what it says now; None: not the part's
         self.display_over: list[Callable[[MimeBundle], bool]] = []  # whether it changes no more
-        # what stays, in words or rich; or None
-        self.display_left: list[Callable[[MimeBundle, bool], MimeBundle | None]] = []
+        self.display_left: list[Callable[[MimeBundle, bool], MimeBundle | None]] = []  # what stays, in words or rich
         # an `OutputState` of `nbddp.output.page`; its `OutputPage`, or None where text is enough
         self.output_pages: list[Callable[[Any], Any]] = []
         self.reattached: list[Callable[[Any], None]] = []  # a shell; shows the run that a page has lost sight of

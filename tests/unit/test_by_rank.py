@@ -13,8 +13,8 @@ from nbddp.capabilities.by_rank.embedded import embedded, is_whole
 from nbddp.capabilities.by_rank.panes import BELOW_FIGURE, LEAST, LIVE_LINES
 from nbddp.capabilities.by_rank.tabs import LATER, MANY, page
 from nbddp.errors import Raised, RankStatus
+from nbddp.figures import terminal_colours
 from nbddp.figures.palette import INK
-from nbddp.output import terminal_colours
 from nbddp.output.buffer import HEAD, TAIL, VIEW, Display, RankOutput
 from nbddp.output.layout import Print, Show, block, flat
 from nbddp.output.page import OutputState

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from nbddp.figures.document.sheet import ACROSS
 
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.capabilities.panel import curves, document, page
@@ -18,6 +17,7 @@ from nbddp.capabilities.panel.state import State, Timeline
 from nbddp.capabilities.timings.analysis import analysed
 from nbddp.capabilities.timings.document import step_document, words
 from nbddp.capabilities.timings.text import table
+from nbddp.figures.document.sheet import ACROSS
 from nbddp.output.buffer import RankOutput
 from tests.notebook.test_panel import Balanced
 

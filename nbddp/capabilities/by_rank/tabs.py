@@ -17,7 +17,7 @@ from nbddp.capabilities.by_rank import panes as model
 from nbddp.capabilities.by_rank.differences import differences
 from nbddp.capabilities.by_rank.embedded import embedded
 from nbddp.capabilities.by_rank.panes import Line, Pane, Rich
-from nbddp.output import terminal_colours
+from nbddp.figures import terminal_colours
 from nbddp.output.page import OutputPage, OutputState
 
 MANY = 40  # lines from which on output is worth tabs

@@ -16,11 +16,11 @@ from nbddp.capabilities.panel.output import Output, chosen
 from nbddp.capabilities.panel.plan import Considered
 from nbddp.capabilities.panel.rows import SIGNS, Rank
 from nbddp.capabilities.panel.state import State
+from nbddp.figures import terminal_colours
 from nbddp.figures.html import DARK, RULE, SHEET, STYLE
 from nbddp.figures.page_script import DOT
 from nbddp.launch.machine import Node, gpu_noun
 from nbddp.launch.topology import Topology, counted
-from nbddp.output import terminal_colours
 from nbddp.output.progress import STAGES
 
 COPY = (

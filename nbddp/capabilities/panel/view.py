@@ -24,10 +24,10 @@ from nbddp.capabilities.panel.page import RankBlock
 from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.session import Session
 from nbddp.capabilities.panel.state import PAGES, State
+from nbddp.figures import terminal_colours
 from nbddp.figures.document.page import inline_rules
 from nbddp.figures.page_script import CONTROLS, on_page
 from nbddp.launch import options
-from nbddp.output import terminal_colours
 
 if TYPE_CHECKING:
     from ipywidgets import DOMWidget

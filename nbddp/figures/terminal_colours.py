@@ -28,7 +28,7 @@ INKS = (  # light and dark page: of text, and behind it
 
 
 @dataclass(frozen=True)
-class Look:
+class TextStyle:
     """Of text: colours from 0 to 7, or None; classes of HTML for the rest."""
 
     ink: int | None = None
@@ -49,7 +49,7 @@ class Look:
         return " ".join(CLASS + name for name in names if name)
 
 
-PLAIN = Look()
+PLAIN = TextStyle()
 SWITCHES = {
     1: {"bold": True}, 3: {"italic": True}, 4: {"underlined": True}, 7: {"inverse": True}, 22: {"bold": False},
     23: {"italic": False}, 24: {"underlined": False}, 27: {"inverse": False},
@@ -87,12 +87,12 @@ def _rules(i: int, ink: str, lit: str, tint: str, shade: str) -> str:
     )
 
 
-def _span(text: str, look: Look) -> str:
+def _span(text: str, look: TextStyle) -> str:
     said, classes = escape(text, quote=False), look.classes()
     return f'<span class="{classes}">{said}</span>' if said and classes else said
 
 
-def changed(look: Look, codes: str) -> Look:
+def changed(look: TextStyle, codes: str) -> TextStyle:
     """The look after a sequence of these numbers (SGR)."""
     numbers = iter([int(n) if n else 0 for n in re.split("[;:]", codes)])
     for n in numbers:
