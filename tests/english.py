@@ -39,12 +39,17 @@ TERMS = {  # pattern of a wrong term → the standard one
     r"in (?:the )?meantime": "meanwhile",
     r"outlives?": "survives",
     r"comes? and goes?|come and go": "join and leave",
+}
+SHOWN = {  # more of them, in what a user of nbddp reads: not in docstrings and comments
     r"(?:is|are|was|were|be|been) ended": "is stopped, closed or killed",
     r"(?:left|leaves|leaving) out": "removed, omitted, missing",
     r"look(?:s|ed)? at": "check, compare, inspect",
     r"anew": "again",
 }
-WRONG = {re.compile(rf"(?<![\w-]){wrong}(?![\w-])", re.I): right for wrong, right in TERMS.items()}
+WRONG, WRONG_SHOWN = (
+    {re.compile(rf"(?<![\w-]){wrong}(?![\w-])", re.I): right for wrong, right in terms.items()}
+    for terms in (TERMS, TERMS | SHOWN)
+)
 # a semicolon, an empty line and a bullet end a sentence too
 ENDS = re.compile(r"(?:(?<=[.!?;…])|(?<=[.!?]\)))\s+|\n\s*\n|^\s*(?:[-*]|\d+\.)\s", re.M)
 CODE = re.compile(r"`[^`]*`")
@@ -61,7 +66,7 @@ def long_sentences(text: str, most: int = MOST) -> list[str]:
     return [sentence for sentence in sentences(text) if len(sentence.split()) > most]
 
 
-def wrong_terms(text: str) -> list[tuple[str, str]]:
-    """Each wrong term that the text has, and the standard one."""
-    plain = " ".join(CODE.sub("code", text).split())
-    return [(found.group(), right) for wrong, right in WRONG.items() for found in wrong.finditer(plain)]
+def wrong_terms(text: str, shown: bool = True) -> list[tuple[str, str]]:
+    """Each wrong term that the text has, and the standard one. shown: whether users of nbddp read it."""
+    plain, table = " ".join(CODE.sub("code", text).split()), WRONG_SHOWN if shown else WRONG
+    return [(found.group(), right) for wrong, right in table.items() for found in wrong.finditer(plain)]

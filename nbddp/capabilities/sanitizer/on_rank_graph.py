@@ -1,7 +1,7 @@
 """The numbers of a program in a loss's graph: a temperature, a margin, label smoothing, the weight of a further term.
 
-The terms of a sum come first: the weight of the first, which may be a rank's share of the samples, and those of
-the others as parts of it.
+The terms of a sum come first. The weight of the first may be a rank's share of the samples; those of the others are
+parts of it.
 """
 
 from __future__ import annotations

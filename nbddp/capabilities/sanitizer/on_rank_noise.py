@@ -1,7 +1,7 @@
 """A rank's record of random tensors that the program draws by torch's own generator: noise, time steps, masks.
 
-What a loader's fetch draws is left out, and so is a draw by a generator that the program names: it may be one that the
-ranks share on purpose.
+Draws of a loader's fetch do not count. Nor does a draw by a generator that the program names, which the ranks may
+share on purpose.
 """
 
 from __future__ import annotations

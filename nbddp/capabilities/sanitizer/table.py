@@ -162,9 +162,8 @@ ROWS = (
     ),
     MistakeKind(
         "frozen-differs", DRIFT, 54,
-        "a module that needs no gradient was called beside the model at half of its training forwards or more, and its "
-        "values differed between ranks: they stayed as they were; or they were equal, and then changed on some ranks "
-        "alone",
+        "a module without gradients was called beside the model at half of its training forwards or more. Its values "
+        "differed between ranks and stayed so; or they were equal, and then changed on some ranks alone",
         "load the same values on all ranks, or seed them equally: for t in module.state_dict().values(): "
         "dist.broadcast(t, 0)",
         "teacher = Net().requires_grad_(False)  # of each rank's own generator",
@@ -179,8 +178,8 @@ ROWS = (
     MistakeKind(
         "buffers-differ", DRIFT, 55,
         "buffers that a checkpoint has differed between ranks, and DDP broadcasts none of them, by its setting or "
-        "because they are newer than DDP; or the program's own module moves a buffer a little at each forward, the "
-        "loss depends on it, and DDP overwrites each rank's by rank 0's",
+        "because they are newer than DDP; or the program's own module moves a buffer at each forward. Then the loss "
+        "depends on it, and DDP overwrites each rank's by rank 0's",
         "use SyncBatchNorm, or DDP's broadcast_buffers=True",
         "DDP(model_with_batch_norm, broadcast_buffers=False)",
     ),
@@ -237,7 +236,7 @@ ROWS = (
     MistakeKind(
         "worker-repeats", DATA, 65,
         "a loader with several workers gave batches in groups of equal ones, one of each worker, on all ranks",
-        "take each worker's part: info = get_worker_info(), then rows[info.id :: info.num_workers] of the rank's rows",
+        "take each worker's part of the rank's rows with itertools.islice(rows, info.id, None, info.num_workers)",
         "class Stream(IterableDataset): ...  # split by rank, and not by worker",
     ),
     MistakeKind(
@@ -277,8 +276,8 @@ ROWS = (
     ),
     MistakeKind(
         "same-noise", DATA, 39,
-        "at each of at least 4 steps the ranks drew equal tensors by torch's own generator before the backward, with a "
-        "row for each sample, while inputs differed; what loaders draw, and shapes of parameters, do not count",
+        "at each of at least 4 steps the ranks drew equal tensors by torch's own generator, while inputs differed; a "
+        "tensor counts if it has a row for each sample, unless a loader drew it or it has a parameter's shape",
         "seed by rank once the model is made: torch.manual_seed(seed + rank)",
         "torch.manual_seed(0); noise = torch.randn_like(x)  # on every rank",
     ),
@@ -339,8 +338,8 @@ ROWS = (
     ),
     MistakeKind(
         "loss-settings-differ", MEANS, 56,
-        "at least 4 losses of a rank had graphs of one form and the same numbers in them (a temperature, an exponent, "
-        "label smoothing, the weight of a further term), other ranks' had others, and batches were of one size",
+        "at least 4 losses of a rank held the same numbers, and losses of the same form held others on other ranks; "
+        "batches were of one size. Such a number is a temperature, an exponent, or the weight of a further term",
         "give the loss the same settings on all ranks",
         "CrossEntropyLoss(label_smoothing=0.1 if rank == 0 else 0.0)",
     ),
@@ -365,9 +364,8 @@ ROWS = (
     ),
     MistakeKind(
         "mode-differs", MODES, 66,
-        "the model, or a module within it or a frozen one beside it, was in train mode on some ranks and in eval mode "
-        "on others, at the same training forward; or some ranks alone ran a model with BatchNorm in train mode without "
-        "gradients, twice or more",
+        "a model or a frozen one beside it was in train mode on some ranks alone, at the same training forward; "
+        "or some ranks alone ran a model with BatchNorm in train mode without gradients, twice or more",
         "call ddp.train() on all ranks before training",
         "if rank == 0: ddp.eval(); evaluate(); ddp.train()",
         ("buffers-differ",),
