@@ -15,10 +15,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import BuiltinFunctionType
 from typing import Any
 
 C10D, BINDINGS = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 COMPILER = "torch._dynamo"  # DDP's constructor imports it; the warm process does so once for all workers
+NCCL_RECORDER = "_dump_nccl_trace_json"  # in the bindings: what dumps the recorder of NCCL's collectives
 BACKWARD = "_engine_run_backward"  # the Python function that calls the autograd engine
 FINALIZE = "finalize_backward"  # DDP's method by which a program ends backward itself, since torch 2.15
 DDP_FILE = "torch/nn/parallel/distributed.py"
@@ -99,13 +101,13 @@ COALESCED = ("allgather_into_tensor_coalesced", "all_gather_single_coalesced", "
 def flight_recorders() -> list[Callable[..., str]]:
     """Each dumps entries as JSON: gloo's recorder (since torch 2.8) and NCCL's own, where torch has them."""
     bindings = sys.modules.get(BINDINGS)
-    found = (getattr(bindings, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
-    return [dump for dump in found if dump is not None]
+    found = (getattr(bindings, name, None) for name in ("_dump_fr_trace_json", NCCL_RECORDER))
+    return [dump for dump in found if isinstance(dump, BuiltinFunctionType)]  # torch's own, and none put in its place
 
 
 def has_nccl_recorder() -> bool:
     """Whether torch has the recorder of NCCL's collectives."""
-    return hasattr(sys.modules.get(BINDINGS), "_dump_nccl_trace_json")
+    return isinstance(getattr(sys.modules.get(BINDINGS), NCCL_RECORDER, None), BuiltinFunctionType)
 
 
 def has_generic_recorder() -> bool:

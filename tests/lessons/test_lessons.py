@@ -497,7 +497,8 @@ def test_instructors_minutes_are_computed_in_the_same_way_for_every_lesson_and_t
     assert f"1 minute per {minutes.WORDS_A_MINUTE} words of text" in page
     assert f"text, {minutes.CELL:g} per code cell, {minutes.QUESTION:g} per question" in page
     assert f"{minutes.EXERCISE:g} minutes per exercise, and {minutes.LINE:g} per line" in page
-    sessions = re.findall(r"-minute sessions: ([^.]*)\.", page)[0].split(" · ")
+    sessions = re.findall(r"sixteen 90-minute sessions: `([^.]*)`\.", page)[0].split(" · ")
+    assert len(sessions) == 16
     assert [n for session in sessions for n in session.split(" and ")] == sorted(computed)
     assert all(sum(computed[n][0] for n in session.split(" and ")) <= 90 for session in sessions)
 

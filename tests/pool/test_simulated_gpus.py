@@ -148,7 +148,10 @@ def test_the_pool_says_what_they_are(pool: WorkerPool) -> None:
 
 
 def test_timings_and_memory_are_measured(pool: WorkerPool) -> None:
-    pool.run_cell(INIT + TRAIN, show=())
+    pool.run_cell(INIT + TRAIN, cell=3, show=())
+    backward = (INIT + TRAIN).splitlines().index("    optimizer.zero_grad(); loss.backward(); optimizer.step()") + 1
+    noted = [step.line_of("backward") for step in pool.timings().steps[0]]
+    assert noted == [(3, backward)] * 3, "autograd's engine works for GPUs in threads of its own"
     for found, words in ((public_timings(pool), TIMED), (public_memory(pool), COUNTED)):
         assert (found.to_dict()["simulated_gpus"], found.notes) == (True, (words,)), "what nbddp.Pool gives is marked"
     assert len(pool.timings().numbers()) == 3

@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from nbddp.analysis.steps import Bucket, Step
 from nbddp.capabilities.timings.on_rank_gpu_clock import GpuMark
 from nbddp.compat import system
+from nbddp.compat import torch as torch_compat
 
 STATISTICS = "/proc/thread-self/schedstat"  # its second number; Linux alone has it
 PHASES = ("forward", "backward", "optimizer")
@@ -174,7 +177,15 @@ def names_of(orders: list[list[str]], numels: dict[str, int], sizes: list[int]) 
     return [[] for _ in sizes]
 
 
-def place(frame: Any, names: Mapping[str, str]) -> tuple[str, int] | None:
+def asks_for_backward() -> FrameType | None:
+    """The frame of the main thread that waits for autograd's engine, which works for GPUs in threads of its own."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_name != torch_compat.BACKWARD:
+        frame = frame.f_back
+    return frame
+
+
+def place(frame: FrameType | None, names: Mapping[str, str]) -> tuple[str, int] | None:
     """What a cell is called, and its line, at or outside a frame; None outside cells. names: by file."""
     while frame is not None:
         name = names.get(frame.f_code.co_filename)
