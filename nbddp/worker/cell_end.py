@@ -164,7 +164,10 @@ class Leftovers:
         self._times += 1
         held, self._held = self._held, []
         self._unlink(held)  # a loop here would keep its last one until this thread leaves
-        threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
+        try:
+            threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
+        except RuntimeError:  # the program's limits allow no more threads, or no memory for one
+            self._let_go(held)
 
     def _let_go(self, held: list[Any]) -> None:
         ident = threading.get_ident()

@@ -42,7 +42,7 @@ from nbddp.worker.cell_end import Exits, Forked, Leftovers, StartedProcesses
 from nbddp.worker.output import PrintedOutput
 from nbddp.worker.parts import WorkerParts
 from nbddp.worker.process_groups import Groups
-from nbddp.worker.program import CellFiles, CellText, WorkerInterrupts
+from nbddp.worker.program import CellFiles, CellText, OwnImports, WorkerInterrupts
 from nbddp.worker.release import Release, Reserve
 
 NO_KEYBOARD = (
@@ -136,7 +136,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         )
         self.leavings = Leftovers(self._machinery)
         self.leaves = False
-        self.files = CellFiles()
+        self.files, self.imports = CellFiles(), OwnImports()
         self.children, self.forked = StartedProcesses(), Forked(self._machinery)
         self.exits = Exits(lambda: self.spec is not None)
         self.parts = WorkerParts(self, self.to_log)
@@ -278,7 +278,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.text.begin(self._parent["content"]["code"], spec.as_python)
         here = spec.rendezvous
         if not self._has_run:
-            self._has_run = True
+            self._has_run, self.imports = True, OwnImports()  # with what the engine's start has imported
             runnable.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec.op == END_GROUP)
@@ -295,6 +295,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if spec.cell is not None:
             self.shell.execution_count = self.execution_count = spec.cell
         self.parts.begin(spec)
+        self.imports.begin()
 
     def _place(self, env: Mapping[str, str]) -> None:
         """torchrun's variables of a run."""
@@ -317,6 +318,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _end(self, outcome: Outcome, error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
         self.reserve.free()
+        self.imports.end()
         try:
             self._have_streams()
             if self.release.end():

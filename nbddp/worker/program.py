@@ -1,4 +1,4 @@
-"""A cell as a program: its file, its text, and its interrupts.
+"""A cell as a program: its file, its text, its imports and its interrupts.
 
 A script's `__file__` names its folder, and libraries look there (Hydra for its configuration). They take a program
 without one for a person who types, and they read classes' sources from it. A cell's is `In[3].py` in the working
@@ -14,6 +14,7 @@ holds the interpreter. Python prints and forgets an interrupt that hits a destru
 
 from __future__ import annotations
 
+import builtins
 import functools
 import hashlib
 import inspect
@@ -186,6 +187,29 @@ def _asked_once(shell: Any, ask: Callable[..., bool]) -> Callable[..., bool]:
         return bool(last[1])
 
     return should_run_async
+
+
+# -- imports -------------------------------------------------------------------------------------------
+
+
+class OwnImports:
+    """Modules that were there before any program, and the function that imports. A program may take both away, and at
+    the end of a run the worker imports. A function that a program has put there is back in its next run."""
+
+    def __init__(self) -> None:
+        self._import, self._modules = builtins.__import__, dict(sys.modules)
+        self._programs: Any = None
+
+    def begin(self) -> None:
+        if self._programs is not None:
+            builtins.__import__, self._programs = self._programs, None
+
+    def end(self) -> None:
+        found = vars(builtins).get("__import__")
+        if found is not self._import:
+            self._programs, builtins.__import__ = found, self._import
+        if len(sys.modules) < len(self._modules):
+            sys.modules.update(self._modules | sys.modules)
 
 
 # -- interrupts ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -190,6 +191,13 @@ SPOILS = {  # what a program does to the process in which the worker has to come
     "a clock that raises": (f"{NO_CLOCK}1 / 0", "rank 1 raised ZeroDivisionError: division by zero (cell line 5)"),
     "a clock that raises, and an end": (NO_CLOCK, ""),
     "another user": ("os.setuid(65534)", ""),
+    "no imports": ("import builtins\nbuiltins.__import__ = None", ""),
+    "no imports, and an error": (
+        "import builtins\ndel builtins.__import__\n1 / 0",
+        "rank 1 raised ZeroDivisionError: division by zero (cell line 5)",
+    ),
+    "no modules": ("import sys\nsys.modules.clear()", ""),
+    "an odd hook of the collector": ("import gc\ndef bad(*_): raise RuntimeError('no')\ngc.callbacks.append(bad)", ""),
     "no word": (
         "get_ipython().kernel._send = lambda *_: None",
         "rank 1 raised RuntimeError: the rank finished the cell without a report; %ddp log shows its output",
@@ -212,6 +220,8 @@ def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: Wo
             two.run_cell(code, timeout=20, screen=NullScreen())
     else:
         two.run_cell(code, timeout=20, screen=NullScreen())
+    with contextlib.suppress(WorkerFailed):  # the next cell ends, too, as well as it can there
+        two.run_cell("after = 1", timeout=20, screen=NullScreen())
     two.ensure(LaunchSpec())
     two.restart([1])
     check_after(two, (1,))
