@@ -289,7 +289,7 @@ def point_at(shown: Panel) -> None:
     slider.focus()
     shown.page.page.keyboard.press("ArrowLeft")
     sync_api.expect(card).to_contain_text(re.compile(r"step \d+: .* of it exposed communication"))
-    assert slider.get_attribute("aria-valuetext").startswith("step ")
+    sync_api.expect(slider).to_have_attribute("aria-valuetext", re.compile("^step "))
     shown.page.page.keyboard.press("ArrowRight")
     bar = shown.at.locator(".nbddp-pane [data-i]").nth(1)
     bar.focus()
@@ -512,7 +512,7 @@ def test_every_page_can_be_read_in_both_themes_and_fits_two_widths(tmp_path: Pat
         shown.turn_to("Timings")
         shown.says("exposed communication")
         click_on_a_step(shown)
-        shown.at.locator("img.nbddp-picture").wait_for()
+        shown.at.locator(".nbddp-pane .nbddp-svg").first.wait_for()
         for width in WIDTHS:
             shown.page.page.set_viewport_size({"width": width, "height": 1200})
             for name in PAGES:

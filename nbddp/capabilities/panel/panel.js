@@ -144,7 +144,8 @@
   root.addEventListener("pointerup", (event) => {
     event.target.closest(".nbddp-steps")?.querySelector("[role=slider]")?.focus({ preventScroll: true });
   });
+  const attributeFilter = ["class", "aria-valuenow"]; // a slider that has moved takes the step's words for its number
   new MutationObserver(() => { showTabs(); take(); tell(); })
-    .observe(root, { subtree: true, childList: true, characterData: true, attributes: true, attributeFilter: ["class"] });
+    .observe(root, { subtree: true, childList: true, characterData: true, attributes: true, attributeFilter });
   showTabs();
 }
