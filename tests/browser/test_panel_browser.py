@@ -286,11 +286,14 @@ def point_at(shown: Panel) -> None:
     sync_api.expect(card).to_contain_text(re.compile(r"step \d+: .* of it exposed communication"))
     assert 0.15 * last_step(shown) <= int(card.inner_text().split()[1].strip(":")) <= 0.3 * last_step(shown)
     shown.page.page.mouse.move(1, 1)
+    chosen = int(shown.at.get_by_label("step", exact=True).input_value())
     slider.focus()
     shown.page.page.keyboard.press("ArrowLeft")
+    shown.says(f"step {chosen - 1} of ")
     sync_api.expect(card).to_contain_text(re.compile(r"step \d+: .* of it exposed communication"))
     sync_api.expect(slider).to_have_attribute("aria-valuetext", re.compile("^step "))
     shown.page.page.keyboard.press("ArrowRight")
+    shown.says(f"step {chosen} of ")  # and so the bars are those that stay
     bar = shown.at.locator(".nbddp-pane [data-i]").nth(1)
     bar.focus()
     sync_api.expect(shown.at.locator(".nbddp-pane .nbddp-card")).to_have_text(bar.get_attribute("aria-label"))
@@ -332,7 +335,7 @@ def reopen(page: Page) -> None:
     assert "world size 4" in str(picture.get_attribute("alt"))
     part = page.page.locator(".jp-OutputArea .nbddp-svg [data-i]").nth(1)
     part.focus()
-    sync_api.expect(page.page.locator(".nbddp-card").first).to_contain_text("step ")
+    sync_api.expect(page.page.locator(".nbddp-card").first).to_have_text(part.get_attribute("aria-label"))
 
 
 def begin_anew(page: Page, number: int) -> Any:
