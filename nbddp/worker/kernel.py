@@ -278,7 +278,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.text.begin(self._parent["content"]["code"], spec.as_python)
         here = spec.rendezvous
         if not self._has_run:
-            self._has_run, self.imports = True, OwnImports()  # with what the engine's start has imported
+            self._has_run = True
             runnable.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec.op == END_GROUP)

@@ -25,7 +25,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import IPython
@@ -197,10 +197,11 @@ class OwnImports:
     the end of a run the worker imports. A function that a program has put there is back in its next run."""
 
     def __init__(self) -> None:
-        self._import, self._modules = builtins.__import__, dict(sys.modules)
+        self._import, self._modules = builtins.__import__, dict[str, ModuleType]()
         self._programs: Any = None
 
     def begin(self) -> None:
+        self._modules = self._modules or dict(sys.modules)
         if self._programs is not None:
             builtins.__import__, self._programs = self._programs, None
 
@@ -208,7 +209,7 @@ class OwnImports:
         found = vars(builtins).get("__import__")
         if found is not self._import:
             self._programs, builtins.__import__ = found, self._import
-        if len(sys.modules) < len(self._modules):
+        if __name__ not in sys.modules:  # not if it has removed some of its own
             sys.modules.update(self._modules | sys.modules)
 
 

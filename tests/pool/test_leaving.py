@@ -227,6 +227,22 @@ def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: Wo
     check_after(two, (1,))
 
 
+def test_a_module_that_a_program_removes_is_imported_again_and_its_own_import_stays(two: WorkerPool) -> None:
+    """As in a plain kernel. torch imports all of sympy, before any cell."""
+    two.ensure(LaunchSpec(fresh=True))
+    removes = (
+        "import sys\nfor name in [n for n in sys.modules if n.startswith('sympy')]: del sys.modules[name]"
+    )
+    two.run_cell(removes, screen=NullScreen())
+    two.run_cell("print('sympy' in sys.modules)", screen=NullScreen())
+    assert lines(two, 1) == ["False"]
+    hook = "import builtins\nseen, first = [], builtins.__import__\ndef noting(name, *more):\n    seen.append(name)\n"
+    two.run_cell(f"{hook}    return first(name, *more)\nbuiltins.__import__ = noting", screen=NullScreen())
+    two.run_cell("import json\nprint('json' in seen, builtins.__import__ is noting)", screen=NullScreen())
+    assert lines(two, 1) == ["True True"]
+    two.run_cell("builtins.__import__ = first", screen=NullScreen())
+
+
 @pytest.mark.parametrize("ends", [{"hang_after": 0.5}, {"hang_after": None, "timeout": 1.0}])
 def test_a_clock_that_stands_still_holds_up_neither_a_deadlocks_end_nor_a_timeouts(
     two: WorkerPool, ends: dict[str, float | None]
