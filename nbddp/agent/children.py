@@ -86,7 +86,7 @@ def _end_after(parent: ProcessId, number: int) -> None:
 
 
 def start(
-    target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = (), spawn: bool = False
+    target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = (), spawn: bool | None = None
 ) -> int:
     """Start `target` ("module:function") with `request` in a new process; returns its pid.
 
@@ -94,9 +94,9 @@ def start(
         function is called. `enters`: a function that is called between, with the request.
     close: the agent's own descriptors, not to be held by a forked child.
     keep: descriptors that a spawned child inherits.
-    spawn: whether it is spawned where it could be forked.
+    spawn: whether it is spawned; if not given, it is where this process may not fork.
     """
-    if spawn or why_not_fork():
+    if bool(why_not_fork()) if spawn is None else spawn:
         return _spawn(target, request, keep)
     return _fork(target, request, close)
 

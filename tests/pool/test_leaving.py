@@ -230,9 +230,7 @@ def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: Wo
 def test_a_module_that_a_program_removes_is_imported_again_and_its_own_import_stays(two: WorkerPool) -> None:
     """As in a plain kernel. torch imports all of sympy, before any cell."""
     two.ensure(LaunchSpec(fresh=True))
-    removes = (
-        "import sys\nfor name in [n for n in sys.modules if n.startswith('sympy')]: del sys.modules[name]"
-    )
+    removes = "import sys\nfor name in [n for n in sys.modules if n.startswith('sympy')]: del sys.modules[name]"
     two.run_cell(removes, screen=NullScreen())
     two.run_cell("print('sympy' in sys.modules)", screen=NullScreen())
     assert lines(two, 1) == ["False"]

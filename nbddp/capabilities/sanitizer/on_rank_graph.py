@@ -7,6 +7,7 @@ parts of it.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from nbddp.compat.torch import saved
 NODES = 48  # of a graph that are looked through
 TERMS = 8
 NLL = ("NllLossBackward0", "NllLoss2DBackward0")
-PASSES = (  # which change neither a number nor a sum
+RESHAPES = (  # nodes which change no number
     "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1",
     "UnsqueezeBackward0", "CloneBackward0", "ToCopyBackward0", "AliasBackward0",
 )  # fmt: skip
@@ -79,7 +80,7 @@ def _terms(root: Any) -> list[Term]:
         node, weight = waiting.pop(0)
         name = "" if node is None else type(node).__name__
         below = [] if node is None else [each for each, _ in node.next_functions]
-        if name in PASSES or name in ("NegBackward0", "AddBackward0", "SubBackward0"):
+        if name in RESHAPES or name in ("NegBackward0", "AddBackward0", "SubBackward0"):
             signs = [1.0, -float(saved(node, "alpha"))] if name == "SubBackward0" else [1.0] * len(below)
             signs = [-1.0] if name == "NegBackward0" else signs
             waiting += [(each, weight * sign) for each, sign in zip(below, signs, strict=True) if each is not None]
@@ -101,7 +102,7 @@ def _unsmoothed(terms: list[Term]) -> tuple[list[Term], list[float]]:
     for node, weight in terms:
         if type(node).__name__ not in NLL or saved(node, "weight") is not None:
             continue
-        source = _next(node)
+        source = next_node(node)
         even = next((term for term in left if _is_even(term[0], source)), None)
         share = 0.0 if even is None else even[1] * _classes(node, source) * _targets(node)
         if even is not None:
@@ -111,11 +112,11 @@ def _unsmoothed(terms: list[Term]) -> tuple[list[Term], list[float]]:
     return left, smoothing
 
 
-def _next(node: Any) -> Any:
-    """The node below, or what it changes the shape of."""
+def next_node(node: Any, passes: Sequence[str] = RESHAPES) -> Any:
+    """The next node that is none of `passes`."""
     for _ in range(8):
         node = next((each for each, _ in node.next_functions if each is not None), None)
-        if type(node).__name__ not in PASSES:
+        if type(node).__name__ not in passes:
             break
     return node
 
@@ -125,7 +126,7 @@ def _is_even(node: Any, source: Any) -> bool:
     for _ in range(8):
         if node is source or not type(node).__name__.startswith(("Sum", "MaskedFill", "Neg")):
             break
-        node = _next(node)
+        node = next_node(node)
     return node is source and source is not None
 
 

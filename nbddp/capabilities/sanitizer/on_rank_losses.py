@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_graph import settings_below
+from nbddp.capabilities.sanitizer.on_rank_graph import NLL, RESHAPES, next_node, settings_below
 from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss
 from nbddp.compat.torch import has_hooks, saved
 from nbddp.worker.gpus import capturing
@@ -27,11 +27,7 @@ ELEMENTWISE = (
     "MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "BinaryCrossEntropyBackward0",
     "BinaryCrossEntropyWithLogitsBackward0",
 )  # fmt: skip
-NLL = ("NllLossBackward0", "NllLoss2DBackward0")
-PASSES = (  # which change neither a number nor a sum
-    "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0", "SqueezeBackward1",
-    "UnsqueezeBackward0", "CloneBackward0", "ToCopyBackward0", "AliasBackward0", "NegBackward0",
-)  # fmt: skip
+PASSES = (*RESHAPES, "NegBackward0")  # nodes which change neither the size of a number nor a sum
 MEAN, SUM, EACH = 1, 2, 0  # `reduction` in torch's graph
 Numbers = tuple[Any, ...]
 
@@ -132,7 +128,7 @@ def counted(node: Any, times: Numbers) -> list[tuple[str, int, Any, Any, Numbers
                 found.append((form, saved(node, "target").numel(), count, 0, times, (*over, count) if mean else over))
         elif name == "SumBackward0" or name == "MeanBackward0":
             whole = math.prod(saved(node, "self_sym_sizes"))
-            some = _masked(_below(node), whole) or ("", whole, 0)
+            some = _masked(next_node(node, PASSES), whole) or ("", whole, 0)
             if some[0] or len(found) < 2 * AT_ONCE:
                 divides = over if name == "SumBackward0" else (*over, whole)
                 found.append((some[0], whole, some[1], some[2], times, divides))
@@ -177,15 +173,6 @@ def _factor(node: Any) -> Any:
     if other is None and type(node).__name__ == "MulBackward0":
         other = saved(node, "self")
     return None if getattr(other, "requires_grad", False) else other
-
-
-def _below(node: Any) -> Any:
-    """The next node that does more than to change a shape or a dtype."""
-    for _ in range(8):
-        node = next((each for each, _ in node.next_functions if each is not None), None)
-        if type(node).__name__ not in PASSES:
-            break
-    return node
 
 
 def _masked(node: Any, whole: int) -> tuple[str, Any, Any] | None:
