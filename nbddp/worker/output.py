@@ -220,7 +220,8 @@ class PrintedOutput:
             caller = caller.f_back
         code, at, now = caller.f_code, caller.f_lasti, clock.monotonic()
         with self._lock:
-            if code is not self._code or at != self._at or not self.amid_print(now):
+            goes_on = self._open and code is self._code and at == self._at
+            if not (goes_on and (now - self._written < PRINT_SECONDS or _only_prints(code))):
                 self.captured.take()
             self._put(stream, text, None)
             self._code, self._at, self._written, self._writer = code, at, now, threading.get_ident()
@@ -229,8 +230,15 @@ class PrintedOutput:
 
     def amid_print(self, now: float) -> bool:
         """Whether a line was begun that its print is about to end. `print` writes each of its parts by itself, and
-        nothing is to come in between. With the lock held."""
-        return self._open and now - self._written < PRINT_SECONDS
+        nothing is to come in between, also where its thread waits long for its turn. With the lock held."""
+        return self._open and (now - self._written < PRINT_SECONDS or self._writes_on())
+
+    def _writes_on(self) -> bool:
+        """Whether the thread that has written last is still where it wrote."""
+        called, frame = "write", sys._current_frames().get(self._writer)
+        while frame is not None and not (frame.f_code is self._code and frame.f_lasti == self._at):
+            called, frame = frame.f_code.co_name, frame.f_back
+        return frame is not None and called in ("write", "_write")
 
     def _put(self, stream: str, text: str, pipe: Pipe | None) -> None:
         """With the lock held. pipe: into which it was written; None: by Python."""
@@ -299,9 +307,11 @@ class PrintedOutput:
         self.flush()
 
     def flush(self) -> None:
-        """Have all that was written by now go out before what is sent next."""
+        """Have all that was written by now go out before what is sent next. In the middle of another thread's print,
+        captured text is left for a moment: also ipykernel flushes, after each request on its control thread."""
         with self._lock:
-            self.captured.take()
+            if self._writer == threading.get_ident() or not self.amid_print(clock.monotonic()):
+                self.captured.take()
             self._cut()
         if len(self._on_the_way) > ON_THE_WAY:
             thread, sent = self._first.pub_thread, threading.Event()
@@ -312,7 +322,14 @@ class PrintedOutput:
     def finish(self) -> None:
         """A request has been carried out: all goes out that was written, also what C holds."""
         flush_c()
+        with self._lock:
+            self.captured.take()
         self.flush()
+
+
+def _only_prints(code: CodeType) -> bool:
+    """Whether what this code writes comes by `print`, which ends what it has begun; `write` may be called once more."""
+    return "print" in code.co_names and "write" not in code.co_names
 
 
 def led_before(streams: Sequence[Any]) -> dict[str, int]:
