@@ -13,6 +13,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from docs.assembly import REPOSITORY, ROOT
 from tests.looks.outputs import OUTPUTS
@@ -89,17 +90,15 @@ def is_message(text: str, file: str) -> bool:
     return len(WORD.findall(text)) >= least and " " in text.strip() and not NO_MESSAGE.search(text)
 
 
-def docstrings(tree: ast.AST) -> set[int]:
-    """The ids of all texts that stand alone."""
-    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-
-
 def texts(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
-    """Each outermost literal, its text, and the error that it is raised with."""
+    """Each outermost literal, its text, and the error that it is raised with; without those that stand alone, such as
+    docstrings."""
     stack: list[tuple[ast.AST, str, bool]] = [(tree, "", False)]
     while stack:
         node, error, within = stack.pop()  # within: of a literal that has been seen
         if isinstance(node, ast.keyword) and node.arg in HELP:
+            continue
+        if isinstance(node, ast.Expr) and text_of(node.value) is not None:
             continue
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             called = node.exc.func
@@ -113,6 +112,14 @@ def texts(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
 
 
 @functools.cache
+def said(path: Path) -> tuple[tuple[int, str, str], ...]:
+    """Line, text and error of each message of a file."""
+    file = path.relative_to(PACKAGE).as_posix()
+    found = texts(ast.parse(path.read_text(encoding="utf-8")))
+    return tuple((node.lineno, text, error) for node, text, error in found if is_message(text, file))
+
+
+@functools.cache
 def messages() -> tuple[Message, ...]:
     """All, in the order of the files."""
     found: dict[tuple[str, str], Message] = {}
@@ -120,12 +127,9 @@ def messages() -> tuple[Message, ...]:
         file = path.relative_to(PACKAGE).as_posix()
         if file.startswith(SKIPPED):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        alone = docstrings(tree)
-        for node, text, error in texts(tree):
-            if id(node) not in alone and is_message(text, file):
-                message = Message(" ".join(text.split()), error, file, node.lineno)
-                found.setdefault((message.part, message.text), message)
+        for line, text, error in said(path):
+            message = Message(" ".join(text.split()), error, file, line)
+            found.setdefault((message.part, message.text), message)
     return tuple(found.values())
 
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -26,6 +27,7 @@ pytest.register_assert_rewrite("tests.pool.faults")
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 MATRIX = "fault matrix"
+BROWSER = "tests/browser/"
 # hundreds of processes would compile nbddp anew, and each of pytest's all tests
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -51,6 +53,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if before[item.path, item.originalname] % mark.args[0]:
                 item.add_marker([*mark.args, "more"][1])
             before[item.path, item.originalname] += 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With -n: a file's tests share its pools, and all of the browser's one Chromium."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return BROWSER if nodeid.startswith(BROWSER) else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -24,14 +24,14 @@ class Pages:
         return page
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Pages]:
-    from tests.browser.test_browser import FLAGS, browsers, sync_api  # which skips where there is no playwright
+    from tests.browser.test_browser import FLAGS, browsers, playing  # which skips where there is no playwright
 
     found = browsers()
     if not found:
         pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    with sync_api.sync_playwright() as play:
+    with playing() as play:
         opened = play.chromium.launch(executable_path=found[0], args=FLAGS)
         yield Pages(opened)
         opened.close()

@@ -22,6 +22,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from nbconvert import HTMLExporter
 
 from nbddp.lessons.framework.explorer import Steps
 from nbddp.teach import explore
@@ -48,11 +49,28 @@ SETTINGS = {
 }
 
 
+PLAYING: list[Any] = []
+
+
+@contextmanager
+def playing() -> Iterator[Any]:
+    """Playwright, of which a process may have one: within the block of another it is the same."""
+    if PLAYING:
+        yield PLAYING[0]
+        return
+    with sync_api.sync_playwright() as play:
+        PLAYING.append(play)
+        try:
+            yield play
+        finally:
+            PLAYING.clear()
+
+
 @functools.cache
 def browsers() -> tuple[str, ...]:
     """Chromium as the system has it, or else as playwright has installed it."""
     found = [path for path in map(shutil.which, NAMES) if path and starts(path)]
-    with sync_api.sync_playwright() as play:
+    with playing() as play:
         own = play.chromium.executable_path
     return (*found, *([own] if Path(own).exists() else []))
 
@@ -122,6 +140,13 @@ def jupyterlab(
                 process.wait(PATIENCE / 3)
             except subprocess.TimeoutExpired:  # a server that is stopped while it starts a kernel may wait for ever;
                 process.kill()  # the kernel ends by itself, without its parent
+
+
+def converted(saved: Path, theme: str = "light") -> str:
+    """The address of the page that nbconvert makes of a notebook, beside it."""
+    written = saved.with_suffix(".html")
+    written.write_text(HTMLExporter(theme=theme).from_filename(str(saved))[0], encoding="utf-8")
+    return written.as_uri()
 
 
 def places(base: Path) -> dict[str, str]:
@@ -215,7 +240,7 @@ def notebook(address: str) -> Iterator[Notebook]:
     found = browsers()
     if not found:
         pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    with sync_api.sync_playwright() as play:
+    with playing() as play:
         browser = play.chromium.launch(executable_path=found[0], args=FLAGS)
         opened = Notebook(browser.new_page(viewport={"width": 1280, "height": 1500}), address)
         opened.run()

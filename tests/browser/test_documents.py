@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +35,7 @@ from nbddp.capabilities.timings.text import of_bucket, table, when
 from nbddp.figures.document.page import css, live
 from nbddp.figures.document.sheet import INKS, KINDS, SERIES
 from nbddp.figures.figure import DescribedFigure
-from tests.browser.test_browser import PATIENCE, sync_api, until
+from tests.browser.test_browser import PATIENCE, converted, sync_api, until
 from tests.colours import contrast
 from tests.pool.test_timings import recording
 
@@ -392,11 +390,9 @@ def test_what_nbconvert_writes_is_live_without_a_kernel_and_a_network(browser: A
     data, metadata = DRAWN["timings"]()._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), saved)
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--theme", theme, str(saved)]
-    subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
     seen = browser.new_page(viewport={"width": 900, "height": 1000})
     seen.route(re.compile("^http"), lambda route: route.abort())
-    seen.goto((tmp_path / "saved.html").as_uri())
+    seen.goto(converted(saved, theme))
     seen.locator(".nbddp-svg").first.wait_for()
     fill = seen.locator(".nbddp-svg .bold").first.evaluate("e => getComputedStyle(e.parentElement).fill")
     assert fill == ("rgb(26, 26, 26)" if theme == "light" else "rgb(232, 232, 232)")

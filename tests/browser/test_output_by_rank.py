@@ -23,7 +23,7 @@ from nbddp.output.buffer import RankOutput
 from nbddp.output.layout import Print, flat
 from nbddp.output.page import NOT_LIVE, OutputState, live
 from nbddp.protocol.outcome import Outcome, RankExit
-from tests.browser.test_browser import PATIENCE, SETTINGS, jupyterlab, places, sync_api
+from tests.browser.test_browser import PATIENCE, SETTINGS, converted, jupyterlab, places, sync_api
 from tests.looks.front_ends import BESIDE, CONNECTED, STRUCTURE, SWITCHED, THEMES
 from tests.looks.structure import Seen
 
@@ -308,20 +308,16 @@ def test_figures_that_follow_the_view_are_those_of_the_tab(page: Any, tmp_path: 
     made = book("<p>no tabs</p>")
     made.cells += [with_figures(tmp_path, 3)]
     nbformat.write(made, tmp_path / "saved.ipynb")
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", "saved.ipynb"]
-    subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
     page.route(re.compile("^http"), lambda route: route.abort())
-    page.goto((tmp_path / "saved.html").as_uri())
+    page.goto(converted(tmp_path / "saved.ipynb"))
     figures_follow(page, page.locator(".jp-Cell").last)
 
 
 @pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.looks), "dark"])
 def test_what_nbconvert_writes_has_tabs_without_a_kernel_or_a_network(page: Any, tmp_path: Path, theme: str) -> None:
     nbformat.write(book(html(outputs(tmp_path, 4, 60), failed=1)), tmp_path / "saved.ipynb")
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--theme", theme, "saved.ipynb"]
-    subprocess.run(command, capture_output=True, check=True, cwd=tmp_path)
     page.route(re.compile("^http"), lambda route: route.abort())
-    page.goto((tmp_path / "saved.html").as_uri())
+    page.goto(converted(tmp_path / "saved.ipynb", theme))
     page.get_by_role("tab", name="rank 1").click()
     assert seen(page) == ["rank 1"]
     assert_readable(page.locator(ROOT))
@@ -336,7 +332,7 @@ def assert_readable(root: Any) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A JupyterLab with one notebook that it trusts and one that it does not."""
+    """A JupyterLab with one notebook that it trusts, one that it does not, and one to be run."""
     base = tmp_path_factory.mktemp("lab")
     folder = base / "books"
     folder.mkdir()
@@ -349,6 +345,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         nbformat.write(made, folder / f"{name}.ipynb")
     trust = [sys.executable, "-m", "jupyter", "trust", str(folder / "trusted.ipynb")]
     subprocess.run(trust, env=os.environ | places(base), check=True, capture_output=True)
+    cells = [nbformat.v4.new_code_cell(source) for source in ("%load_ext nbddp", CELL, "%ddp attach")]
+    kernelspec = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernelspec), folder / "running.ipynb")
     with jupyterlab(base, folder, SETTINGS, more=BESIDE) as server:
         yield server
 
@@ -408,52 +407,47 @@ def test_jupyterlab_shows_folds_of_a_notebook_that_it_does_not_trust(browser: An
 
 
 def test_a_running_cell_has_the_view_that_stays_and_a_page_that_is_loaded_again_says_so(
-    browser: Any, tmp_path: Path
+    browser: Any, saved: Any
 ) -> None:
-    folder = tmp_path / "books"
-    folder.mkdir()
-    cells = [nbformat.v4.new_code_cell(source) for source in ("%load_ext nbddp", CELL, "%ddp attach")]
-    kernelspec = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernelspec), folder / "running.ipynb")
-    with jupyterlab(tmp_path, folder, SETTINGS, more=BESIDE) as server:
-        page = browser.new_page(viewport={"width": 1100, "height": 1600})
-        page.set_default_timeout(1000 * PATIENCE)
-        page.goto(f"{server['url']}doc/tree/running.ipynb?token={server['token']}")
-        page.wait_for_function("window.jupyterapp !== undefined")
-        page.wait_for_function(CONNECTED)
-        _run(page, 0)
-        sync_api.expect(page.locator(".jp-InputPrompt").first).to_have_text("[1]:")
-        _run(page, 1)
-        shown = page.locator(ROOT)
-        shown.wait_for()
-        height = page.evaluate("document.querySelector('.nbddp-tabs').offsetHeight")
-        assert not page.locator(".nbddp-gone").is_visible()
-        page.get_by_role("tab", name="rank 2").click()
-        mark = page.evaluate("document.querySelector('.nbddp-tabs').marked = Date.now()")
-        page.wait_for_function("document.querySelector('.nbddp-tabs')?.marked === undefined")
-        sync_api.expect(page.locator(f"{TAB}[aria-selected=true]")).to_have_text("rank 2")
-        assert mark
-        assert 1 <= _updates(page, 3) / 3 <= 5
-        # when it has been saved; a cell that runs changes the notebook again at once
-        page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
-        text = json.loads((folder / "running.ipynb").read_text())["cells"][1]["outputs"]
-        assert any("nbddp-live" in str(o) for o in text)
+    folder = Path(saved["root_dir"])
+    page = browser.new_page(viewport={"width": 1100, "height": 1600})
+    page.set_default_timeout(1000 * PATIENCE)
+    page.goto(f"{saved['url']}doc/tree/running.ipynb?token={saved['token']}")
+    page.wait_for_function("window.jupyterapp !== undefined")
+    page.wait_for_function(CONNECTED)
+    _run(page, 0)
+    sync_api.expect(page.locator(".jp-InputPrompt").first).to_have_text("[1]:")
+    _run(page, 1)
+    shown = page.locator(ROOT)
+    shown.wait_for()
+    height = page.evaluate("document.querySelector('.nbddp-tabs').offsetHeight")
+    assert not page.locator(".nbddp-gone").is_visible()
+    page.get_by_role("tab", name="rank 2").click()
+    mark = page.evaluate("document.querySelector('.nbddp-tabs').marked = Date.now()")
+    page.wait_for_function("document.querySelector('.nbddp-tabs')?.marked === undefined")
+    sync_api.expect(page.locator(f"{TAB}[aria-selected=true]")).to_have_text("rank 2")
+    assert mark
+    assert 1 <= _updates(page, 3) / 3 <= 5
+    # when it has been saved; a cell that runs changes the notebook again at once
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    text = json.loads((folder / "running.ipynb").read_text())["cells"][1]["outputs"]
+    assert any("nbddp-live" in str(o) for o in text)
 
-        page.reload()
-        page.locator(ROOT).wait_for()
-        sync_api.expect(page.locator(".nbddp-gone")).to_be_visible()
-        keep(page, "reloaded")
-        page.wait_for_function(CONNECTED)
-        page.evaluate("window.jupyterapp.shell.currentWidget.content.activeCellIndex = 2")
-        page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-cell') }")
-        (folder / "go").touch()
-        last = page.locator(".jp-CodeCell").nth(2)
-        sync_api.expect(last.locator(ROOT)).to_be_visible()
-        sync_api.expect(last.locator(".nbddp-rank").first).to_contain_text("the end")
-        assert last.locator(ROOT).bounding_box()["height"] == height
-        assert last.locator(".nbddp-gone").count() == 0
-        keep(page, "attached")
-        page.close()
+    page.reload()
+    page.locator(ROOT).wait_for()
+    sync_api.expect(page.locator(".nbddp-gone")).to_be_visible()
+    keep(page, "reloaded")
+    page.wait_for_function(CONNECTED)
+    page.evaluate("window.jupyterapp.shell.currentWidget.content.activeCellIndex = 2")
+    page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-cell') }")
+    (folder / "go").touch()
+    last = page.locator(".jp-CodeCell").nth(2)
+    sync_api.expect(last.locator(ROOT)).to_be_visible()
+    sync_api.expect(last.locator(".nbddp-rank").first).to_contain_text("the end")
+    assert last.locator(ROOT).bounding_box()["height"] == height
+    assert last.locator(".nbddp-gone").count() == 0
+    keep(page, "attached")
+    page.close()
 
 
 def _run(page: Any, number: int) -> None:

@@ -78,16 +78,16 @@ class Module:
     tree: ast.Module
     spans: list[tuple[int, int, str]] = field(default_factory=list)  # of the parts, outer ones first
     used: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))  # name → line, attribute
+    nodes: list[ast.AST] = field(default_factory=list)  # all
 
     def __post_init__(self) -> None:
+        self.nodes = [*ast.walk(self.tree)]
         for part, node in definitions(self.tree.body):
             if part in self.parts:
                 first = min(n.lineno for n in [node, *getattr(node, "decorator_list", [])])
                 self.spans.append((first, node.end_lineno or first, part))
-        taken: dict[int, str] = {
-            id(node.value): node.attr for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)
-        }
-        for name in ast.walk(self.tree):
+        taken: dict[int, str] = {id(node.value): node.attr for node in self.nodes if isinstance(node, ast.Attribute)}
+        for name in self.nodes:
             if isinstance(name, ast.Name):
                 self.used[name.id].append((name.lineno, taken.get(id(name), "")))
 
@@ -141,7 +141,7 @@ def known_modules() -> tuple[Map, dict[str, Module]]:
 
 
 def edges_of(module: Module, modules: dict[str, Module]) -> Iterator[Edge]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nbddp":
             base = (node.module or "").partition(".")[2]
             for alias in node.names:
@@ -168,7 +168,7 @@ def known_edges() -> dict[str, list[Edge]]:
 
 def words_of(module: Module, owners: dict[str, str]) -> Iterator[tuple[str, int, str]]:
     """Core lines with a name, an attribute, a keyword or a text that one capability owns."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         word = {ast.Name: "id", ast.Attribute: "attr", ast.keyword: "arg", ast.Constant: "value"}.get(type(node))
         text = getattr(node, word) if word else None
         if isinstance(text, str) and text in owners and module.folder_at(node.lineno) in FLOORS:  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -54,11 +54,11 @@ def static(counted: Mapping[str, Sequence[object]] | None = None) -> dict[str, l
         **{what: [str(place) for place in places] for what, places in counted.items()},
         "modules with a single importer": sorted(single_importers(found)),
         "class names used twice": sorted(twice(found)),
-        "loosely typed dicts in signatures": [f"{m.path}:{line}" for m in found.values() for line in loose(m.tree)],
+        "loosely typed dicts in signatures": [f"{m.path}:{line}" for m in found.values() for line in loose(m.nodes)],
         "of these in protocol, execution and pool": [
-            f"{m.path}:{line}" for m in found.values() if m.folder in TYPED for line in loose(m.tree)
+            f"{m.path}:{line}" for m in found.values() if m.folder in TYPED for line in loose(m.nodes)
         ],
-        f"functions over {LONG} lines": [f"{m.path}:{at}" for m in found.values() for at in long_functions(m.tree)],
+        f"functions over {LONG} lines": [f"{m.path}:{at}" for m in found.values() for at in long_functions(m.nodes)],
     }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def single_importers(modules: dict[str, check.Module]) -> Iterator[str]:
     for name, module in modules.items():
         for edge in check.known_edges()[name]:
             importers[edge.name.partition(":")[0]].add(name if not edge.by_text else "the table")
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("nbddp"):
                 base = (node.module or "").partition(".")[2]
                 for alias in node.names:
@@ -98,9 +98,9 @@ def twice(modules: dict[str, check.Module]) -> Iterator[str]:
     yield from (f"{name}: {', '.join(sorted(paths))}" for name, paths in where.items() if len(paths) > 1)
 
 
-def loose(tree: ast.Module) -> Iterator[int]:
+def loose(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Lines of `dict[str, Any]` and the like in the signature of a function."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = [
                 *node.args.posonlyargs,
@@ -122,8 +122,8 @@ def _is_loose(part: ast.Subscript) -> bool:
     )  # fmt: skip
 
 
-def long_functions(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def long_functions(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= LONG:
             yield f"{node.lineno} {node.name} ({(node.end_lineno or 0) - node.lineno + 1})"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -23,13 +24,29 @@ def long_sentences(source: str) -> Iterator[tuple[int, str]]:
                 yield line, " ".join(sentence.split())
 
 
-def texts(source: str) -> Iterator[tuple[int, str]]:
+@functools.cache
+def texts(source: str) -> tuple[tuple[int, str], ...]:
     """Line and text of each docstring, and of each comment: those that fill lines of their own together."""
-    for node in ast.walk(ast.parse(source)):
+    return (*_docstrings(source), *_comments(source))
+
+
+def _docstrings(source: str) -> Iterator[tuple[int, str]]:
+    for node in _statements(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None:
                 yield node.body[0].lineno, text
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """It, and all within it that no expression has."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, ast.expr):
+            yield from _statements(child)
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
     first, last, lines = 0, 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:

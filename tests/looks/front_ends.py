@@ -14,7 +14,7 @@ from typing import Any
 
 import nbformat
 
-from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, sync_api, until
+from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, playing, sync_api, until
 from tests.looks.outputs import Output
 from tests.looks.structure import Seen
 
@@ -191,7 +191,7 @@ def opened(
     module, chromium = FRONT_ENDS[front], browsers_path()
     with jupyterlab(base, folder, SETTINGS, module=module, python=python, more=BESIDE) as server:
         address = f"{server['url']}{PAGES[front]}/{name}?token={server['token']}"
-        with sync_api.sync_playwright() as play:
+        with playing() as play:
             browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
             page = browser.new_page(viewport=SIZE, device_scale_factor=scale)
             yield Page(page, address, outputs, folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pexpect
 
-from tests.browser.test_browser import FLAGS, PATIENCE, sync_api
+from tests.browser.test_browser import FLAGS, PATIENCE, playing
 from tests.looks.front_ends import LIVE, STRUCTURE, Look, browsers_path
 from tests.looks.outputs import Output
 from tests.looks.structure import Seen
@@ -164,7 +164,7 @@ def run(terminal: Terminal, outputs: Sequence[Output], look: Callable[[str, str]
 def painter(scale: float = 2) -> Iterator[Callable[[str, str, Look, Sequence[str]], None]]:
     """Draws bytes in each theme and gives the picture to a look."""
     chromium = browsers_path()
-    with sync_api.sync_playwright() as play:
+    with playing() as play:
         browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(viewport={"width": 980, "height": 800}, device_scale_factor=scale)
 

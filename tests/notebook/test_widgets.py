@@ -197,7 +197,7 @@ def test_in_jupyterlab_bars_move_and_all_is_there_after_a_reload(tmp_path: Path)
     if not found:
         pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
     sync_api = browser_of.sync_api
-    with browser_of.lab(tmp_path, book(), "widgets.ipynb") as address, sync_api.sync_playwright() as play:
+    with browser_of.lab(tmp_path, book(), "widgets.ipynb") as address, browser_of.playing() as play:
         browser = play.chromium.launch(executable_path=found[0], args=browser_of.FLAGS)
         page = browser.new_page(viewport={"width": 1000, "height": 900})
         patience = 1000 * browser_of.PATIENCE

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from docs.messages import PACKAGE, SKIPPED, docstrings, is_message, texts
+from docs.messages import PACKAGE, SKIPPED, is_message, said, texts
 from nbddp.launch.options import cell_parser
 from nbddp.notebook import commands
 from tests.english import MOST, long_sentences, wrong_terms
@@ -35,12 +35,9 @@ def sources() -> Iterator[tuple[str, str]]:
         file = path.relative_to(PACKAGE).as_posix()
         if file.startswith((*SKIPPED, THEIRS)) and not file.startswith("lessons/"):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        alone = docstrings(tree)
-        for node, text, _ in texts(tree):
-            if id(node) not in alone and is_message(text, file):
-                for part in text.splitlines() if TABLE.search(text) or path.stem == "document" else [text]:
-                    yield f"nbddp/{file}:{node.lineno}", part
+        for line, text, _ in said(path):
+            for part in text.splitlines() if TABLE.search(text) or path.stem == "document" else [text]:
+                yield f"nbddp/{file}:{line}", part
 
 
 def faults(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -50,15 +50,24 @@ COMMON = {
 }  # fmt: skip
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
+Spelled = dict[str, tuple[list[ast.Constant], list[tuple[str, int]]]]  # file → texts, keys with their lines
+
+
+@pytest.fixture(scope="module")
+def spelled() -> Spelled:
+    """Of each file outside `protocol` its texts, and those that are keys."""
+    found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.parent.name != "protocol":
-            yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text(encoding="utf-8"))
+            nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+            texts = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            found[str(path.relative_to(PACKAGE))] = texts, [*keys(nodes)]
+    return found
 
 
-def keys(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def keys(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Texts that stand where a dict's keys do."""
-    for node in ast.walk(tree):
+    for node in nodes:
         found: list[ast.expr | None] = []
         if isinstance(node, ast.Subscript):
             found = [node.slice]
@@ -73,20 +82,25 @@ def keys(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield key.value, key.lineno
 
 
-def test_types_of_messages_are_spelled_in_protocol_alone() -> None:
-    spelled = [
+def test_types_of_messages_are_spelled_in_protocol_alone(spelled: Spelled) -> None:
+    found = [
         f"{path}:{node.lineno} {node.value}"
-        for path, tree in sources()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and node.value in TYPES
+        for path, (texts, _) in spelled.items()
+        for node in texts
+        if node.value in TYPES
     ]
-    assert spelled == []
+    assert found == []
     assert len(TYPES) == 6
 
 
-def test_keys_of_messages_are_spelled_in_protocol_alone() -> None:
+def test_keys_of_messages_are_spelled_in_protocol_alone(spelled: Spelled) -> None:
     names = {f.name for kind in MESSAGES for f in fields(kind)}
-    found = [(key, f"{path}:{line} {key}") for path, tree in sources() for key, line in keys(tree) if key in names]
+    found = [
+        (key, f"{path}:{line} {key}")
+        for path, (_, keys_of_it) in spelled.items()
+        for key, line in keys_of_it
+        if key in names
+    ]
     assert [place for key, place in found if key not in COMMON] == []
     assert {key for key, _ in found} == COMMON
 

@@ -148,7 +148,10 @@ CLIENTS = {"urllib.request", "http.client", "requests", "httpx", "aiohttp", "smt
 def test_no_module_can_send_anything_to_a_site() -> None:
     """As the FAQ promises: connections are those of the pool."""
     for path in sorted((places.ROOT / "nbddp").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        if not any(name.split(".")[0] in source for name in CLIENTS):
+            continue
+        tree = ast.parse(source)
         imports = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
         imports |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
         assert not imports & CLIENTS, path
