@@ -28,6 +28,7 @@ hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 MATRIX = "fault matrix"
 BROWSER = "tests/browser/"
+LABS = {f"{BROWSER}test_output_by_rank.py", f"{BROWSER}test_panel_browser.py"}  # half of the time
 # hundreds of processes would compile nbddp anew, and each of pytest's all tests
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -57,14 +58,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With -n: a file's tests share its pools, and all of the browser's one Chromium."""
+    """With -n a file's tests share its pools, and files of the browser share two Chromiums."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return BROWSER if nodeid.startswith(BROWSER) else super()._split_scope(nodeid)
+            file = super()._split_scope(nodeid)
+            return f"{BROWSER}{file in LABS}" if file.startswith(BROWSER) else file
 
     return ByFile(config, log)
 
