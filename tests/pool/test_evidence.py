@@ -281,11 +281,11 @@ def spawning(pool: WorkerPool, by: str, folder: Path, how: dict[str, object], sc
     """Run the program that starts processes, as a cell or as a script."""
     program = SPAWNS.format(port=quiet_port(), **how)
     if by == "cell":
-        pool.run_cell(program, hang_after=0.3, timeout=60, screen=screen)
+        pool.run_cell(program, hang_after=0.3, timeout=150, screen=screen)
     else:
         script = folder / "starts.py"
         script.write_text(program)
-        pool.run_script(str(script), hang_after=0.3, timeout=60, shutdown_timeout=1, screen=screen)
+        pool.run_script(str(script), hang_after=0.3, timeout=150, shutdown_timeout=1, screen=screen)
 
 
 BY = [(name, by) for name in STARTED for by in ("cell", "script")[:: -1 if "server" in name else 1]]

@@ -300,8 +300,10 @@ def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: WorkerPool) -> 
 
 
 def test_a_rank_that_dies_beside_a_cell_of_others_is_none_of_its_concern(two: WorkerPool) -> None:
-    code = f"import os, time; os.kill({two.workers[1].pid}, 9); time.sleep(0.3); kept"
+    killed = two.workers[1]
+    code = f"import os; os.kill({killed.pid}, 9); kept"
     assert two.run_cell(code, ranks=[0], want_value=True, screen=NullScreen())[0] == 0
+    until(lambda: killed.exit is not None)
     assert two.run_cell("1", want_value=True, screen=NullScreen()) == [1, 1], "rank 1 is new"
 
 
