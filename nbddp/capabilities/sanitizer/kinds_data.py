@@ -382,6 +382,7 @@ def _equal_to_the_end(rows: list[list[Forward]]) -> list[list[Forward]]:
 def _evaluated(view: RanksView) -> Iterator[Seen]:
     trained = any(replica.training for replica in view.replicas)
     for some in view.evaluations() if trained and len(view.records) > 1 else ():
+        yield from _in_part(view, some)
         if all(each.rows for each in some.values()):
             yield from _leaked(view, some)
         seen = _padded(some) or _repeated(some)
@@ -395,6 +396,22 @@ def _evaluated(view: RanksView) -> Iterator[Seen]:
                 place_of(view, some), ranks=tuple(some),
             )  # fmt: skip
             return
+
+
+def _in_part(view: RanksView, some: dict[int, Pass]) -> Iterator[Seen]:
+    """By what the sampler says of itself: it gives all ranks as many samples, and leaves out the rest."""
+    first = next(iter(some.values()))
+    if first.total is None or first.length is None or first.total >= first.length or first.replicas != len(some):
+        return
+    if first.shuffles or any((each.total, each.length) != (first.total, first.length) for each in some.values()):
+        return
+    left = first.length - first.total
+    yield make(
+        "evaluated-in-part", f"{counted(left, 'sample')} of an evaluation {'is' if left == 1 else 'are'} left out",
+        [f"DistributedSampler(drop_last=True) gives {len(some)} ranks {first.total} of {first.length} samples"],
+        f"a metric over all ranks is that of {percent(first.total / first.length)} of the samples, and of others with "
+        "another number of ranks", place_of(view, some), ranks=tuple(some),
+    )  # fmt: skip
 
 
 def _gathers_samples(view: RanksView, some: dict[int, Pass]) -> bool:

@@ -90,6 +90,8 @@ class Steps:
             known.shape = shape
             self._split(optimizer, known)
         if not known.split.keys() - {BESIDE}:
+            if known.steps == LOOKS:
+                self._idle(optimizer)
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self._note(optimizer, known, callable(closure))
@@ -97,6 +99,20 @@ class Steps:
             return None
         looked = self._looks_after(closure, known, known.open)
         return (args, {**kwargs, "closure": looked}) if "closure" in kwargs else ((args[0], looked, *args[2:]), kwargs)
+
+    def _idle(self, optimizer: Any) -> None:
+        """An optimizer of no model, whose parameters have the shapes of a sharded one's, and no gradients."""
+        own = [each for group in optimizer.param_groups for each in group["params"]]
+        if any(each.grad is not None for each in own):
+            return
+        for model in self.recorder.models.known.values():
+            held = [reference() for _, reference in model.parameters.values()]
+            shapes = [tuple(each.shape) for each in held if each is not None]
+            if model.facts.kind == "fsdp2" and shapes == [tuple(each.shape) for each in own]:
+                fact = CalledFunction(
+                    "idle optimizer", self.recorder.tick(), self.recorder.place(3), model.facts.number
+                )
+                self.recorder.keep(self.recorder.record.calls, fact)
 
     def _looks_after(self, closure: Any, known: KnownOptimizer, step: OptimizerStep) -> Any:
         def looked() -> Any:

@@ -169,6 +169,26 @@ ROWS = (
         "teacher = Net().requires_grad_(False)  # of each rank's own generator",
     ),
     MistakeKind(
+        "optimizer-outdated", GRADIENTS, 89,
+        "no optimizer held a parameter of a trained FSDP2 model; one held as many of the same shapes, and none of "
+        "these had a gradient at its first four steps",
+        "make the optimizer after fully_shard(model), from model.parameters()",
+        "optimizer = AdamW(model.parameters()); fully_shard(model)",
+    ),
+    MistakeKind(
+        "modules-differ", MODES, 59,
+        "a number of a module of torch.nn, such as a dropout's share, differed between ranks at a training forward",
+        "set it on all ranks alike",
+        "if rank: ddp.module.dropout.p = 0.5",
+        ("mode-differs",),
+    ),
+    MistakeKind(
+        "evaluated-in-part", DATA, 32,
+        "the DistributedSampler of an evaluation had drop_last=True, and samples were left over",
+        "evaluate range(rank, len(data), world)",
+        "DataLoader(test, sampler=DistributedSampler(test, shuffle=False, drop_last=True))",
+    ),
+    MistakeKind(
         "lost-result", DRIFT, 83,
         "gradients differed after an exchange that all ranks had made",
         "see whether the ranks' communication hooks return the same; else suspect the hardware or the driver",
@@ -248,7 +268,8 @@ ROWS = (
     ),
     MistakeKind(
         "dataset-differs", DATA, 62,
-        "the data sets behind the ranks' DistributedSamplers had different lengths",
+        "the data sets behind the ranks' DistributedSamplers had different lengths, or other statistics named "
+        "mean, std or var; or the ranks' data sets numbered the same classes in another order",
         "give every rank the same data set; the sampler takes its part",
         "data = data.filter(lambda row: row['id'] % world == rank)",
         ("overlap",),
@@ -378,7 +399,8 @@ ROWS = (
     ),
     MistakeKind(
         "same-file", MODES, 61,
-        "several ranks wrote one file by torch.save, numpy.save or safetensors, after the same number of steps",
+        "several ranks wrote one file by torch.save, numpy.save, safetensors, json.dump or pickle.dump, after the same "
+        "number of steps",
         "if dist.get_rank() == 0: torch.save(...)",
         "torch.save(ddp.module.state_dict(), 'model.pt')",
     ),
