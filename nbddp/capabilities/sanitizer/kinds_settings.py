@@ -9,18 +9,48 @@ from nbddp.capabilities.sanitizer.kinds_data import place_of
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import Pass
 from nbddp.capabilities.sanitizer.rules import Seen, make
-from nbddp.capabilities.sanitizer.view import RanksView, Replica, percent
+from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent
 from nbddp.launch.machine import counted
+from nbddp.launch.topology import rank_words
 
 APART = 1e-6  # of a statistic
+STEPS = 2  # before which gradients were averaged by hand
 
 
 def found(view: RanksView) -> Iterator[Seen]:
+    yield from _by_hand(view)
     for replica in view.replicas:
         yield from _modules(replica)
         yield from _outdated(replica)
         if not view.same_input:
             yield from _data(view, replica)
+
+
+def _by_hand(view: RanksView) -> Iterator[Seen]:
+    """Parameters whose gradients the program averages itself, and that were never equal."""
+    first = next(iter(view.records.values()))
+    for group in dict.fromkeys(each.group for each in first.averaged):
+        of = {r: [a for a in view.records[r].averaged if a.group == group] for r in group if r in view.records}
+        least = min(map(len, of.values()))
+        if len(group) < 2 or len(of) < len(group) or least < STEPS:
+            continue
+        rows = [{rank: some[i] for rank, some in of.items()} for i in range(least)]
+        if any(len({(a.optimizer, a.shapes, a.number) for a in row.values()}) > 1 for row in rows):
+            continue
+        apart = [difference({rank: a.values for rank, a in row.items()}, ()) for row in rows]
+        if any(each is None for each in apart):
+            continue
+        rank, differs = min(of), apart[0]
+        yield make(
+            "replicas-differ", "the ranks' copies of a model differ, whose gradients the program averages",
+            [f"before each of the first {least} steps the gradients of all {counted(rows[0][rank].number, 'parameter')} "
+             f"of an optimizer were all-reduced over {rank_words(list(group))}",
+             f"the parameters differed at each of these steps, {differs.words}"],  # type: ignore[union-attr]
+            "equal gradients of unequal models keep them apart, and the model that is saved is rank 0's",
+            view.records[rank].at(rows[0][rank].place), ranks=tuple(of),
+            cure="give all ranks the same start: for p in model.parameters(): dist.broadcast(p.data, 0)",
+        )  # fmt: skip
+        return
 
 
 def _modules(replica: Replica) -> Iterator[Seen]:

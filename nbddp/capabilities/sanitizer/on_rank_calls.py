@@ -35,6 +35,7 @@ class CollectiveCalls:
         self.recorder = recorder
         self.inside = False
         self.gathers: list[tuple[int, tuple[int, ...], list[Any]]] = []
+        self.by_hand: dict[int, tuple[int, ...]] = {}  # address of what was all-reduced since the last step → its group
         self._grads: tuple[int, dict[int, str]] = (-1, {})
         self._ranks: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
@@ -87,6 +88,8 @@ class CollectiveCalls:
         place, at = recorder.place(2), recorder.tick()
         if _is_the_programs():  # and not of a part of torch, as Join or FSDP2
             recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
+        if op == "all_reduce" and given and not recorder.models.known:
+            self.by_hand[given[0].data_ptr()] = ranks
         if not torch.is_grad_enabled() or torch_compat.in_backward():
             return
         if op in ("all_reduce", "reduce") and given:

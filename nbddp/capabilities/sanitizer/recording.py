@@ -254,6 +254,19 @@ class HeldParameters:
 
 
 @dataclass
+class HandAveraged:
+    """An optimizer's step, before which the program has all-reduced the gradients of all its parameters over a group.
+    shapes: a digest; values: of the first parameters."""
+
+    optimizer: int
+    place: int
+    group: tuple[int, ...]
+    shapes: int
+    number: int
+    values: Sample = field(default_factory=list)
+
+
+@dataclass
 class BesideModule:
     """A module without gradients that the program calls beside its models. values: samples of its tensors, at its
     first, second, fourth call and so on. modes: the mode of each call, of one for which it matters; at most 16."""
@@ -342,6 +355,7 @@ class RankRecord:
     losses: list[CountedLoss] = field(default_factory=list)
     drawn: list[DrawnTensor] = field(default_factory=list)
     held: list[HeldParameters] = field(default_factory=list)
+    averaged: list[HandAveraged] = field(default_factory=list)
     beside: list[BesideModule] = field(default_factory=list)
     reads: list[HostRead] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)
