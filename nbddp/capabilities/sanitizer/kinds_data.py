@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.recording import Forward, ModelFacts, Pass, Place, Sample
+from nbddp.capabilities.sanitizer.recording import Forward, ModelFacts, Pass, Sample
 from nbddp.capabilities.sanitizer.rules import Seen, make
-from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent
+from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent, place_of
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
@@ -36,11 +36,6 @@ def found(view: RanksView) -> Iterator[Seen]:
         yield from _evaluated(view)
     for replica in view.replicas:
         yield from _order(view, replica)
-
-
-def place_of(view: RanksView, some: dict[int, Pass]) -> Place:
-    rank = min(some)
-    return view.records[rank].at(some[rank].place)
 
 
 def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
@@ -407,7 +402,7 @@ def _in_part(view: RanksView, some: dict[int, Pass]) -> Iterator[Seen]:
         return
     left = first.length - first.total
     yield make(
-        "evaluated-in-part", f"{counted(left, 'sample')} of an evaluation {'is' if left == 1 else 'are'} left out",
+        "evaluated-in-part", f"{counted(left, 'sample')} of an evaluation {'is' if left == 1 else 'are'} omitted",
         [f"DistributedSampler(drop_last=True) gives {len(some)} ranks {first.total} of {first.length} samples"],
         f"a metric over all ranks is that of {percent(first.total / first.length)} of the samples, and of others with "
         "another number of ranks", place_of(view, some), ranks=tuple(some),

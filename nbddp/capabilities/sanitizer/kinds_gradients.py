@@ -49,7 +49,7 @@ def _without_optimizer(replica: Replica, view: RanksView) -> Iterator[Seen]:
         "past-ddp", f"{replica.title} bypasses DDP, so its gradients are not averaged over ranks",
         [f"{counted(len(pasts[rank]), 'training forward')} of {pasts[rank][0].module} ran outside of DDP's forward on "
          f"rank {rank}, and no backward went through DDP's output",
-         f"parameters were equal before the first of them, and differed before the one of number {2**last}, {differs.words}"],
+         f"parameters were equal before the first of them, and differed before number {2**last}, {differs.words}"],
         ALONE, replica.place(rank, pasts[rank][0].place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip
 

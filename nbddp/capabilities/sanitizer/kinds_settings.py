@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbddp.capabilities.sanitizer.kinds_data import place_of
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import Pass
 from nbddp.capabilities.sanitizer.rules import Seen, make
-from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent
+from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent, place_of
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
@@ -43,8 +42,8 @@ def _by_hand(view: RanksView) -> Iterator[Seen]:
         rank, differs = min(of), apart[0]
         yield make(
             "replicas-differ", "the ranks' copies of a model differ, whose gradients the program averages",
-            [f"before each of the first {least} steps the gradients of all {counted(rows[0][rank].number, 'parameter')} "
-             f"of an optimizer were all-reduced over {rank_words(list(group))}",
+            [f"before each of the first {least} steps the gradients of all {rows[0][rank].number} parameters of an "
+             f"optimizer were all-reduced over {rank_words(list(group))}",
              f"the parameters differed at each of these steps, {differs.words}"],  # type: ignore[union-attr]
             "equal gradients of unequal models keep them apart, and the model that is saved is rank 0's",
             view.records[rank].at(rows[0][rank].place), ranks=tuple(of),

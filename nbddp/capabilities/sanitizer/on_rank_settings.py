@@ -44,7 +44,7 @@ def class_numbers(dataset: Any) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _counts(mapping: dict[Any, Any]) -> bool:
+def _counts(mapping: Any) -> bool:
     if not all(type(key) is str and type(value) is int for key, value in mapping.items()):
         return False
     return sorted(mapping.values()) == list(range(len(mapping))) and not any(map(OF_RANKS.search, mapping))

@@ -101,7 +101,7 @@ class Forward:
 @dataclass
 class Past:
     """A training forward of a module of the model, past it. module: its class. used: whether backward came to it.
-    values: the model's first parameters before the first, second, fourth such forward, where no optimizer has stepped."""
+    values: the model's first parameters before the first, second, fourth such forward, if no optimizer has stepped."""
 
     model: int
     at: int

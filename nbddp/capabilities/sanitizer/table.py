@@ -201,8 +201,8 @@ ROWS = (
     MistakeKind(
         "replicas-differ", DRIFT, 80,
         "parameters differed between ranks when the program ended, and no rule about causes held; or they differed "
-        "when DDP was made, and before the first step; or without DDP they differed at each step, before which all their "
-        "gradients were all-reduced",
+        "when DDP was made, and before the first step; or without DDP they differed at each step, before which all "
+        "their gradients were all-reduced",
         "compare them: %ddp compare model",
     ),
     # -- data
