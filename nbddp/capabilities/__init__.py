@@ -388,7 +388,10 @@ ROWS = (
         ),
         methods={"prove": "nbddp.capabilities.prove.command:prove"},
         public={"prove": "nbddp.capabilities.prove.public:prove"},
-        probes={"copies of DDP models": "nbddp.capabilities.prove.probes:copies_of_ddp_models"},
+        probes={
+            "copies of DDP models": "nbddp.capabilities.prove.probes:copies_of_ddp_models",
+            "copies of FSDP2 models": "nbddp.capabilities.prove.probes:copies_of_fsdp2_models",
+        },
         requests={"prove": "nbddp.capabilities.prove.on_rank:prove"},
         questions={"proof": "nbddp.capabilities.prove.on_rank:proof"},
     ),

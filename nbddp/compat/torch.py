@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -72,6 +72,7 @@ NAMES = {
             for name in ("_ddp_init_helper", "_get_ddp_logging_data", "_register_builtin_comm_hook")
         ),
     ),
+    "copies of FSDP2 models": (f"{BINDINGS}:_register_process_group",),
     "end of backward": ("torch.autograd:Variable._execution_engine",),
     "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
     "end of data loaders": (
@@ -509,6 +510,67 @@ def shards_over(module: Any) -> Any:
     groups = getattr(state(), "_fsdp_param_group", None) if state is not None else None
     mesh = getattr(getattr(groups, "mesh_info", None), "mesh", None)
     return mesh.get_group() if mesh is not None and mesh.ndim == 1 else None
+
+
+def fsdp_state(module: Any) -> Any:
+    """What FSDP2 keeps at a module; None if `fully_shard` was not called with it."""
+    state = getattr(module, "_get_fsdp_state", None)
+    return None if state is None else state()
+
+
+def fsdp_groups(module: Any) -> list[Any]:
+    """What FSDP2 keeps of the parameters that it shards at this module; none if it shards none there."""
+    state = fsdp_state(module)
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    one = getattr(state, "_fsdp_param_group", None)
+    return [] if one is None else [one]
+
+
+def fsdp_meshes(module: Any) -> list[Any]:
+    return [group.mesh_info.mesh for group in fsdp_groups(module)]
+
+
+def without_precision(module: Any) -> bool:
+    """Have FSDP2 compute at a module in the types that the parameters have now; whether it had other ones."""
+    state = fsdp_state(module)
+    before, plain = state._mp_policy, type(state._mp_policy)()
+    state._mp_policy = plain
+    for group in fsdp_groups(module):
+        group.mp_policy = plain
+        for parameter in group.fsdp_params:
+            parameter.reset_sharded_param()
+            parameter.all_gather_outputs = []  # and what they become have the types of before
+            vars(parameter).pop("_unsharded_param", None)
+        group._init_mp_dtypes()
+    return bool(before != plain)
+
+
+def without_sharding(module: Any) -> None:
+    """Have FSDP2 and tensor parallelism do nothing at a module whose tensors are whole."""
+    state = fsdp_state(module)
+    if hasattr(state, "_fsdp_param_groups"):
+        state._fsdp_param_groups = []
+    elif state is not None:
+        state._fsdp_param_group = None
+    for table in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [k for k, hook in table.items() if _shards(hook)]:
+            del table[key]
+
+
+def _shards(hook: Any) -> bool:
+    own = str(getattr(getattr(hook, "func", hook), "__module__", ""))
+    return own.startswith(("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed._"))
+
+
+def answer_to(name: str, group: Any) -> None:
+    """Have meshes and functional collectives that look for a group of this name find `group`, if they find none."""
+    bindings = importlib.import_module(BINDINGS)
+    register = getattr(bindings, "_register_process_group", None)
+    if register is not None:
+        with suppress(RuntimeError):  # there is one
+            register(name, group)
 
 
 def outside_graphs(function: Any) -> Any:

@@ -22,6 +22,20 @@ class Step:
 
 
 # fmt: off
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+mesh = init_device_mesh("cpu", (world_size,)); m2 = net()
+for part in (m2[0], m2): fully_shard(part, mesh=mesh)
+o2 = torch.optim.Adam(m2.parameters(), lr=.1)
+"""
+PARALLEL = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+mesh = init_device_mesh("cpu", (world_size,)); m2 = net()
+parallelize_module(m2, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+o2 = torch.optim.Adam(m2.parameters(), lr=.1, foreach=False)
+"""
 STEPS = (
     Step("dict_batch", """
 batch = {"x": x, "nested": {"y": y}, "n": 6, "names": [f"{rank}-{i}" for i in range(6)], "w": torch.ones(4)}
@@ -328,9 +342,55 @@ def step():
     Step("fsdp", """
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
-m2 = net(); fully_shard(m2, mesh=init_device_mesh("cpu", (world_size,)))
+mesh = init_device_mesh("cpu", (world_size,)); m2 = net()
+for part in (m2[0], m2): fully_shard(part, mesh=mesh)
+o2 = torch.optim.Adam(m2.parameters(), lr=.1)
+def step(): o2.zero_grad(); F.cross_entropy(m2(x), y).backward(); nn.utils.clip_grad_norm_(m2.parameters(), .1); o2.step()
+step(); m2.eval()(x); m2.train()
+""", "proven", "in float64", always=True),
+    Step("fsdp_divided_by_the_mesh", f"""{SHARDED}
+def step(): (F.cross_entropy(m2(x), y) / mesh.size()).backward()
+""", "differs", "Known meaning of 1/N: the loss or the gradient is divided"),
+    Step("fsdp_unequal", f"""{SHARDED}
+xx, yy = data(6 if rank == 0 else 2)
+def step(): F.cross_entropy(m2(xx), yy).backward()
+""", "differs", "Cause: the ranks have 6 and 2 samples"),
+    Step("fsdp_never_exchanged", f"""{SHARDED}
+def step(): m2.set_requires_gradient_sync(False); F.cross_entropy(m2(x), y).backward()
+""", "differs", "0.weight has a gradient in one process, and none on 2 ranks"),
+    Step("fsdp_clipped_by_each_shard", f"""{SHARDED}
+def step():
+    F.cross_entropy(m2(x), y).backward()
+    norm = sum(p.grad.to_local().square().sum() for p in m2.parameters()).sqrt()
+    for p in m2.parameters(): p.grad.to_local().mul_(.1 / norm)
+""", "refused", "in one process with all batches: AttributeError: 'Tensor' object has no attribute 'to_local'"),
+    Step("fsdp_accumulates", f"""{SHARDED}
+def step():
+    o2.zero_grad()
+    for k in range(2):
+        m2.set_requires_gradient_sync(k == 1); (F.cross_entropy(m2(x[k::2]), y[k::2]) / 2).backward()
+    o2.step()
+""", "proven", "in float64"),
+    Step("fsdp_mixed_precision", """
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+m2 = net(); few = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+for part in (m2[0], m2): fully_shard(part, mp_policy=few)
 def step(): F.cross_entropy(m2(x), y).backward()
-""", "refused", "DTensor"),
+step()
+""", "proven", "The mixed precision of FSDP2 was off"),
+    Step("fsdp_1", """
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+m2 = FSDP(net(), device_id=torch.device("cpu"))
+def step(): F.cross_entropy(m2(x), y).backward()
+""", "refused", "m2 is a model of FSDP 1, which keeps parameters as parts of flat tensors; wrap it by fully_shard"),
+    Step("tensor_parallel", f"""{PARALLEL}
+x3, y3 = torch.randn(6, 8, generator=torch.Generator().manual_seed(3)), torch.arange(6) % 4
+def step(m2, x3, y3): o2.zero_grad(); F.cross_entropy(m2(x3), y3).backward(); o2.step()
+step(m2, x3, y3)
+""", "proven", "one process with 6 samples", line="step m2 x3 y3"),
+    Step("tensor_parallel_batches_differ", f"""{PARALLEL}
+def step(): F.cross_entropy(m2(x), y).backward()
+""", "refused", "ranks 0 and 1 hold parts of one model, and have different batches"),
     Step("same_batch", """
 xx = torch.ones(6, 8)
 def step(): model(xx).mean().backward()

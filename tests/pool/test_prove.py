@@ -25,11 +25,14 @@ from tests.waiting import until
 # what a proof may change nothing of
 STATE = """
 import hashlib, gc, random, numpy
+def shard(t): return t.to_local() if hasattr(t, "to_local") else t
 def tensor_state(t):
-    bits = None if t is None else t.detach().reshape(-1).view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
-    return None if t is None else (id(t), t.data_ptr(), t.dtype, t.requires_grad, bits)
+    if t is None: return None
+    own = shard(t)
+    bits = own.detach().clone().reshape(-1).view(torch.uint8).numpy().tobytes()  # FSDP2 resizes what is not shared
+    return id(t), own.data_ptr(), t.dtype, t.requires_grad, bits
 def plain(t):
-    return t is None or (t.layout is torch.strided and type(t.data) is torch.Tensor)
+    return t is None or (t.layout is torch.strided and type(shard(t.data)) is torch.Tensor)
 def state():
     gc.collect()  # of models of earlier cells
     found = {}
@@ -176,7 +179,7 @@ def check(pool: WorkerPool, step: Step, folder: Path) -> None:
             verdict, words = proof.verdict, str(proof)
         except nbddp.BadInput as e:
             verdict, words = "refused", str(e)
-    assert (verdict, words) == (step.verdict, words)
+    assert (verdict, words) == (step.verdict, words), words
     assert step.words in words
     # the next real step, and its twin in a model of its own
     lines = "twin = DDP(net()); twin.load_state_dict(model.state_dict()); model.zero_grad(); after = [" \
@@ -298,6 +301,37 @@ def test_its_line() -> None:
     }  # fmt: skip
 
 
+MESHES = """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+two, one = net(), net()
+parallelize_module(two, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+for part in (two[0], two[2], two): fully_shard(part, mesh=mesh["dp"])
+for part in (one[0], one): fully_shard(part, mesh=mesh)
+g = torch.Generator().manual_seed(rank // 2); bs = 6
+xs, ys = torch.randn(bs, 8, generator=g), torch.randint(0, 4, (bs,), generator=g)
+def both(): (F.cross_entropy(two(xs), ys, reduction="sum") / bs).backward()
+def summed_both(): F.cross_entropy(two(xs), ys, reduction="sum").backward()
+def hybrid(): F.cross_entropy(one(x), y).backward()
+both(); hybrid()
+"""
+
+
+@pytest.mark.more
+def test_meshes_of_two_dimensions(tmp_path: Path) -> None:
+    """FSDP2 over tensor parallelism, and hybrid sharding: ranks of one model have one batch."""
+    with warm.pool(4) as pool:
+        run(pool, BASE + MESHES, tmp_path)
+        with nothing_changes(pool):
+            found = {name: pool.prove(name) for name in ("both", "summed_both", "hybrid")}
+    assert [(p.verdict, p.samples) for p in found.values()] == [("proven", 12), ("differs", 12), ("proven", 24)]
+    assert found["summed_both"].factor == pytest.approx(0.5)
+    assert "There bs = 12." in str(found["both"])
+    assert "Ranks that hold parts of one model have one batch, which counts once" in str(found["both"])
+
+
 ON_GPUS = """
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 def cuda(n=6): return tuple(t.cuda() for t in data(n))
@@ -308,6 +342,10 @@ def normed(): torch.manual_seed(0); return nn.Sequential(nn.Linear(8, 16), nn.Ba
 plain, shared = DDP(normed()), DDP(nn.SyncBatchNorm.convert_sync_batchnorm(normed()))
 def separate(): F.cross_entropy(plain(x), y).backward()
 def together(): F.cross_entropy(shared(x), y).backward()
+from torch.distributed.fsdp import fully_shard
+parts = net().cuda(); fully_shard(parts[0]); fully_shard(parts); sharded = torch.optim.Adam(parts.parameters(), lr=.1)
+def in_parts(): F.cross_entropy(parts(x), y).backward(); sharded.step()
+in_parts()
 def mixed():
     with torch.autocast("cuda", dtype=torch.bfloat16): loss = F.cross_entropy(model(x), y)
     loss.backward()
@@ -327,7 +365,7 @@ def test_steps_on_simulated_gpus_are_proven_there(tmp_path: Path) -> None:
             ("train", "proven", "in float64"), ("summed", "differs", "Known meaning of 1/N"),
             ("past_ddp", "differs", "gradients differ between the ranks"), ("mixed", "proven", "in float64"),
             ("separate", "differs", "Cause: BatchNorm normalizes by each rank's own samples"),
-            ("together", "proven", "in float64"),
+            ("together", "proven", "in float64"), ("in_parts", "proven", "in float64"),
         ):  # fmt: skip
             proof = pool.prove(step, batch=("x", "y"))
             assert (proof.verdict, words in str(proof)) == (verdict, True), str(proof)

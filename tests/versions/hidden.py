@@ -246,7 +246,7 @@ KEPT = {
     "topics of messages", "history of errors", "traceback of a reply", "store on a given socket",
     "import of the compiler", "flight recorder's keys", "NCCL's flight recorder", "backends of a group",
     "messages during a cell", "questions of a cell", "flush before a display", "copies of DDP models",
-    "state of a step",
+    "copies of FSDP2 models", "state of a step",
 }  # fmt: skip
 
 

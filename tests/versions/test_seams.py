@@ -58,6 +58,11 @@ TRIED = {
         "state of a step",
     ),
     **dict.fromkeys(("_module_parameters", "_python_dispatch"), "copies of DDP models"),
+    **dict.fromkeys(
+        ("_fsdp_param_groups", "_mp_policy", "_init_mp_dtypes", "_unsharded_param", "_forward_hooks",
+         "_forward_pre_hooks"),
+        "copies of FSDP2 models",
+    ),
    "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
     "_supports_kernel_subshells": "status messages", "_flush_pending": "flush before a display",
     **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),

@@ -53,6 +53,7 @@ SEAMS = (
     Seam("DDP's reducer", TORCH, "no timings, no traces of buckets, no forecast"),
     Seam("state of a step", TORCH, "--sanitize misses mistakes, or reports too many"),
     Seam("copies of DDP models", TORCH, "%ddp prove cannot run"),
+    Seam("copies of FSDP2 models", TORCH, "%ddp prove cannot run with FSDP2"),
     Seam("backends of a group", TORCH, "DDP's logging data name the backend nbddp"),
     Seam("end of backward", TORCH, "no timings, no traces of buckets, no forecast"),
     Seam("data loaders", TORCH, "time in data loaders counts as other time between steps"),

@@ -62,10 +62,14 @@ def prove(
         raise BadInput(f"--timeout {timeout:g} leaves no time; give seconds, as in --timeout 60")
     facts = unpacked(pool.answers("prove", part="look", step=step, args=list(args)))
     _check(facts)
-    batches = chosen_batches(facts, batch)
-    plan = Plan(step, tuple(args), tuple(batches), ones=ones(facts, batches), seconds=timeout)
+    of_model = leaders({rank: found.peers for rank, found in facts.items()})
+    each = sorted(set(of_model))
+    batches = {name: [sizes[rank] for rank in each] for name, sizes in chosen_batches(facts, batch).items()}
+    plan = Plan(
+        step, tuple(args), tuple(batches), ones=ones(facts, batches, each), leaders=tuple(of_model), seconds=timeout
+    )
     attempt = _first(pool, plan, progress)
-    tried = list(_others(pool, attempt, ranks, progress)) if _is_open(attempt) else []
+    tried = list(_others(pool, attempt, progress)) if _is_open(attempt) else []
     return proof_of(attempt, tried, facts, batch_facts=batches, ranks=ranks)
 
 
@@ -161,9 +165,17 @@ def _check_rest(
                 )
 
 
-def ones(facts: Facts, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+def leaders(peers: Mapping[int, Sequence[int]]) -> list[int]:
+    """Of each rank the first one that holds parts of the same model. peers: rank → those with which it holds parts."""
+    first = {rank: rank for rank in sorted(peers)}
+    for _ in peers:
+        first = {rank: min(first[other] for other in (rank, *peers[rank])) for rank in first}
+    return list(first.values())
+
+
+def ones(facts: Facts, sizes: Mapping[str, Sequence[int]], each: Sequence[int]) -> dict[str, int]:
     """Whole numbers that the step uses, and that are the number of ranks, the rank, or a rank's samples by their names
-    and values. Name → what it is in one process."""
+    and values. Name → what it is in one process. each: the ranks whose batches it gets."""
     held = [facts[rank].numbers for rank in sorted(facts)]
     found = {}
     for name in held[0]:
@@ -172,8 +184,8 @@ def ones(facts: Facts, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
             found[name] = 1
         elif values == list(range(len(held))) and RANK.search(name):
             found[name] = 0
-        elif values in [list(size) for size in sizes.values()] and SIZE.search(name):
-            found[name] = sum(values)
+        elif (held_by := [values[rank] for rank in each]) in [list(s) for s in sizes.values()] and SIZE.search(name):
+            found[name] = sum(held_by)
     return found
 
 
@@ -242,11 +254,9 @@ def _is_open(attempt: Attempt) -> bool:
     return not deviation.spread > attempt.comparison.allowed and (deviation.constant or not attempt.random)
 
 
-def _others(
-    pool: WorkerPool, first: Attempt, ranks: int, progress: Callable[[str], None]
-) -> Iterator[tuple[str, Attempt]]:
+def _others(pool: WorkerPool, first: Attempt, progress: Callable[[str], None]) -> Iterator[tuple[str, Attempt]]:
     """The same with one thing changed, until N ranks and one process are equal: what, and the attempt."""
-    for name, plan, words in _changes(first, ranks):
+    for name, plan, words in _changes(first):
         attempt = _attempt(pool, plan, progress, f"the step {words}")
         yield name, attempt
         if name == "turned" and not attempt.error and is_as_before(first, attempt):
@@ -255,9 +265,9 @@ def _others(
             return
 
 
-def _changes(first: Attempt, ranks: int) -> Iterator[tuple[str, Plan, str]]:
+def _changes(first: Attempt) -> Iterator[tuple[str, Plan, str]]:
     assert first.comparison.deviation is not None
-    row = judge.known_factor(first.comparison.deviation, ranks)
+    row = judge.known_factor(first.comparison.deviation, len(first.sizes))
     if row is not None:
         if row.name == "1/N":
             yield "once", replace(first.plan, same=True, once=True), "with one batch everywhere"

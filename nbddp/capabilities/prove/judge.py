@@ -35,7 +35,8 @@ class KnownFactor:
 FACTORS = (
     KnownFactor(
         "1/N", lambda n: 1 / n,
-        "the loss or the gradient is divided by the number of ranks, and DDP divides already. Remove that division",
+        "the loss or the gradient is divided by the number of ranks, and DDP (or FSDP2) divides already. Remove "
+        "that division",
     ),
     KnownFactor(
         "N", lambda n: float(n),
@@ -58,8 +59,9 @@ FACTORS = (
 
 GROWS = (
     "the loss grows with the number of samples: a sum over them (reduction='sum'), or a division by a fixed number. "
-    "DDP averages over the ranks, so N ranks make a step 1/N as large as one process with all samples. Use the mean, "
-    "or multiply by the number of ranks if the sum is meant; a fixed number that is one rank's batch size is right"
+    "DDP and FSDP2 average over the ranks, so N ranks make a step 1/N as large as one process with all samples. Use "
+    "the mean, or multiply by the number of ranks if the sum is meant; a fixed number that is one rank's batch "
+    "size is right"
 )
 
 

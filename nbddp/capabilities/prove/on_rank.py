@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.capabilities.prove import on_rank_copy as copying
+from nbddp.capabilities.prove import on_rank_shards as sharding
 from nbddp.capabilities.prove.on_rank_batch import counted, digest, samples
 from nbddp.capabilities.prove.on_rank_reach import Names, Reached, holds_batch, reach
 from nbddp.capabilities.prove.on_rank_run import main, value_of
@@ -163,7 +164,9 @@ def _facts(reached: Reached, given: Names) -> StepFacts:
         n: BatchFacts(samples(v), digest(v), n in given, counted(v)) for n, v in values.items() if holds_batch(v)
     }
     numbers = {n: v for n, v in values.items() if isinstance(v, int) and not isinstance(v, bool)}
-    return StepFacts(batches=batches, numbers=numbers, loaders=tuple(reached.loaders))
+    return StepFacts(
+        batches=batches, numbers=numbers, loaders=tuple(reached.loaders), peers=sharding.peers(reached.modules.values())
+    )
 
 
 def refusal(reached: Reached, gpus: bool) -> str:
@@ -185,22 +188,7 @@ def refusal(reached: Reached, gpus: bool) -> str:
             f"{where}, and a process that has used a GPU cannot be copied by fork; run the cells that make the model "
             "on simulated GPUs (%ddp start --simulate-gpus 2) or on CPU, and prove the step there"
         )
-    return _sharded(reached) or _settings()
-
-
-def _sharded(reached: Reached) -> str:
-    import torch
-
-    for title, module in reached.modules.items():
-        for name, parameter in module.named_parameters():
-            if type(parameter.data) is not torch.Tensor:
-                kind = type(parameter.data).__name__
-                return (
-                    f"{title}.{name} is a {kind}: FSDP and tensor parallel models cannot be proven yet, DDP models can"
-                )
-        if any("FullyShardedDataParallel" in type(m).__name__ for m in module.modules()):
-            return f"{title} is an FSDP model, which cannot be proven yet; DDP models can"
-    return ""
+    return sharding.refusal(reached) or _settings()
 
 
 def _settings() -> str:

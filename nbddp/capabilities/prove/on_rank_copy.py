@@ -41,13 +41,14 @@ from nbddp.worker.parts import RankWorker
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 HARMLESS = ("/dev/", "/proc/")
 TRIES, BEGINS, BEGUN = 3, 10.0, b"."  # seconds in which a fork begins; what it then says
-NewGroups = dict[int, Any]  # id of an old group → what takes its place
+NewObjects = dict[int, Any]  # id of an old group or tensor → what takes its place
 CHANGES = frozenset(
     ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod", "os.utime",
      "subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.kill", "os.killpg")
 )  # fmt: skip
 
 _kept: list[Any] = []  # groups of the rank: their end would wait for threads that are not here
+_names: dict[int, str] = {}  # id of each → the name by which meshes look for it
 
 
 class StepActs(Exception):
@@ -193,9 +194,11 @@ def leave_groups() -> list[tuple[Any, list[int]]]:
     first."""
     tables = torch_compat.world()
     default = torch_compat.default_group()
-    known = [(group, sorted(ranks)) for group, ranks in tables.pg_group_ranks.items()]
+    mine = [(g, ranks) for g, ranks in tables.pg_group_ranks.items() if not isinstance(g, int)]  # others have a number
+    known = [(group, sorted(ranks)) for group, ranks in mine]
     known.sort(key=lambda found: found[0] is not default)
     _kept.append([group for group, _ in known])
+    _names.update({id(group): group.group_name for group, _ in known})
     torch_compat.set_default_group(None)
     torch_compat.forget_groups()
     return known
@@ -244,21 +247,31 @@ def alone(before: Iterable[tuple[Any, Any]], gpus: bool) -> list[tuple[Any, Any]
 def put_in_place(pairs: Sequence[tuple[Any, Any]], living: Living) -> None:
     """Have names, attributes, list items and closures that hold an old group hold the new one."""
     new = {id(old): now for old, now in pairs}
-    for holder in living.holders:
+    replaced(living.holders, new)
+    for ddp in living.ddp:
+        ddp.process_group = new.get(id(ddp.process_group), ddp.process_group)
+    for old, now in pairs:
+        if id(old) in _names:
+            torch_compat.answer_to(_names[id(old)], now)
+
+
+def replaced(holders: Iterable[Any], new: NewObjects) -> None:
+    """Have what holds an old object hold the new one; also as the key of a dict."""
+    for holder in holders:
         if isinstance(holder, dict):
-            for key in [k for k, v in holder.items() if id(v) in new]:
-                holder[key] = new[id(holder[key])]
+            if any(id(k) in new or id(v) in new for k, v in holder.items()):
+                items = [(new.get(id(k), k), new.get(id(v), v)) for k, v in holder.items()]
+                holder.clear()
+                holder.update(items)
         elif isinstance(holder, list):
             holder[:] = [new.get(id(v), v) for v in holder]
         elif isinstance(holder, types.CellType):
             holder.cell_contents = new.get(id(holder.cell_contents), holder.cell_contents)
         else:
             _in_attributes(holder, new)
-    for ddp in living.ddp:
-        ddp.process_group = new.get(id(ddp.process_group), ddp.process_group)
 
 
-def _in_attributes(holder: Any, new: NewGroups) -> None:
+def _in_attributes(holder: Any, new: NewObjects) -> None:
     held = getattr(holder, "__dict__", None)
     if isinstance(held, dict):
         for key in [k for k, v in held.items() if id(v) in new]:
@@ -306,7 +319,7 @@ def put_together(parts: Iterable[DdpParts]) -> None:
 
 
 def plain_models() -> None:
-    """Have DDP models be their modules, as in a program for one process."""
+    """Have DDP models be their modules, and meshes have one rank, as in a program for one process."""
     from torch.nn.parallel import DistributedDataParallel as DDP
 
     def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
@@ -317,6 +330,10 @@ def plain_models() -> None:
 
     for name, value in (("forward", forward), ("no_sync", nothing), ("join", nothing)):
         setattr(DDP, name, value)
+    meshes = sys.modules.get("torch.distributed.device_mesh")
+    if meshes is not None:
+        meshes.DeviceMesh.size = lambda mesh, *args, **kwargs: 1
+        meshes.DeviceMesh.get_rank = meshes.DeviceMesh.get_local_rank = lambda mesh, *args, **kwargs: 0
 
 
 def to_double(tensors: Iterable[Any]) -> None:
@@ -325,7 +342,7 @@ def to_double(tensors: Iterable[Any]) -> None:
 
     for tensor in tensors:
         narrow = tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        if narrow and tensor.is_leaf and tensor.layout is torch.strided:
+        if narrow and tensor.is_leaf and tensor.layout is torch.strided and not hasattr(tensor, "full_tensor"):
             tensor.grad = None
             tensor.data = tensor.data.double()
 

@@ -20,7 +20,8 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.capabilities.prove import on_rank_copy as copying
-from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, joined, like, samples
+from nbddp.capabilities.prove import on_rank_shards as sharding
+from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, digest, joined, like, samples
 from nbddp.capabilities.prove.on_rank_reach import Names, Reached, reach
 from nbddp.capabilities.prove.plan import CopyAnswer, OneProcess, Plan, SeenFacts, TensorPair
 from nbddp.compat import torch as torch_compat
@@ -75,6 +76,8 @@ class Copy:
 
         parts = copying.take_apart(self.living.ddp)
         modules, optimizers = self.living.modules, self.living.optimizers
+        if sharding.settle(self.reached.modules.values(), optimizers, self.plan.double):
+            self.seen.precision.add(sharding.MIXED)
         if self.plan.evaluated:
             for module in modules:
                 if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d | torch.nn.BatchNorm3d):
@@ -144,7 +147,7 @@ class _Gradients:
         made = {f"gradient {n}": g for n, g in gradients.items() if g is not None}
         if self.stepped or not made:
             moved = {n: p.detach() - before[n] for n, p in named.items()}
-            made.update({f"update {n}": m for n, m in moved.items() if bool(m.count_nonzero())})
+            made.update({f"update {n}": m for n, m in moved.items() if sharding.is_shard(m) or bool(m.count_nonzero())})
         return made
 
 
@@ -161,12 +164,15 @@ def in_copy(worker: RankWorker, plan: Plan, living: copying.Living, rank: int, s
     copy = Copy(worker, plan, living, rank, size)
     pairs = copying.with_copies(worker, rank, size, plan.seconds)
     copy.groups = pairs
+    copying.put_in_place(pairs, living)
     gathered = _gather(copy)
-    reference = _Reference(copy, gathered) if rank == 0 else None
+    sharding.reshard(copy.reached.modules.values())
+    shards = sharding.gathered(copy.reached)
+    reference = _Reference(copy, gathered, shards) if rank == 0 else None
+    del shards
     if plan.same:
         copy.put(_shared(copy.batches()))
     parts = copy.prepare()
-    copying.put_in_place(pairs, living)
     copying.put_together(parts)
     note_cuts(copy.seen)
     differ_before = tuple(name for name, off in _spread(copy.parameters()).items() if off > 0)
@@ -179,6 +185,7 @@ def in_copy(worker: RankWorker, plan: Plan, living: copying.Living, rank: int, s
     agreed = _agreed(found)
     spread = _spread({name: found[name] for name in agreed})
     alone = tuple(sorted(found.keys() - set(agreed)))
+    found = sharding.wholes(found, agreed) | {name: found[name] for name in alone}
     answer = CopyAnswer(before=differ_before, alone=alone, seen=seen)
     if reference is None:
         return answer
@@ -196,7 +203,19 @@ def _gather(copy: Copy) -> list[Names] | None:
         copy.put(own)
     gathered: list[Any] | None = [None] * copy.size if copy.rank == 0 else None
     dist.gather_object(own, gathered)
-    return None if gathered is None else [_here(one, own) for one in gathered]
+    return None if gathered is None else [_here(one, own) for one in _each_once(gathered, copy.plan)]
+
+
+def _each_once(gathered: Sequence[Any], plan: Plan) -> list[Any]:
+    """The batches of the plan's ranks. Raises CannotJoin if ranks that hold parts of one model have different ones."""
+    each = [digest(batches) for batches in gathered]
+    for rank, leader in enumerate(plan.leaders):
+        if each[rank] != each[leader]:
+            raise CannotJoin(
+                f"ranks {leader} and {rank} hold parts of one model, and have different batches; give the ranks of one "
+                "tensor parallel group the same batch"
+            )
+    return [gathered[rank] for rank in sorted(set(plan.leaders))]
 
 
 def _here(batches: Names, own: Names) -> Names:
@@ -216,10 +235,10 @@ def _shared(own: Names) -> Names:
 class _Reference:
     """One process with the batches of all ranks; a fork of rank 0's copy."""
 
-    def __init__(self, copy: Copy, gathered: Sequence[Names] | None):
+    def __init__(self, copy: Copy, gathered: Sequence[Names] | None, shards: sharding.WholeModel):
         assert gathered is not None
         if copy.plan.same:
-            gathered = [gathered[0]] * (1 if copy.plan.once else copy.size)
+            gathered = [gathered[0]] * (1 if copy.plan.once else len(gathered))
         if copy.plan.turned:
             gathered = [*gathered[1:], gathered[0]]
         sizes = [next((samples(v) for v in one.values() if samples(v)), 0) for one in gathered]
@@ -231,7 +250,7 @@ class _Reference:
         if self._pid == 0:
             os.close(self._read)
             try:
-                _alone(copy, union, parent, write)
+                _alone(copy, union, shards, parent, write)
             finally:
                 os._exit(1)
         os.close(write)
@@ -251,7 +270,7 @@ class _Reference:
         return replace(told, sizes=tuple(self.sizes)), tensors
 
 
-def _alone(copy: Copy, union: Names, parent: int, write: int) -> None:
+def _alone(copy: Copy, union: Names, shards: sharding.WholeModel, parent: int, write: int) -> None:
     """The one process's work; does not return."""
     import torch
 
@@ -262,6 +281,7 @@ def _alone(copy: Copy, union: Names, parent: int, write: int) -> None:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         pairs = copying.alone(copy.groups, copying.has_gpus(copy.worker))
         copy.put({**union, **copy.plan.ones})
+        shards.put(copy.reached.modules.values())
         copy.prepare()
         copying.plain_models()
         copying.put_in_place(pairs, copy.living)
@@ -307,7 +327,7 @@ def _spread(tensors: Names) -> dict[str, float]:
 
     found = {}
     for name, tensor in tensors.items():
-        flat = tensor.detach().double().reshape(-1).contiguous()
+        flat = sharding.whole(tensor.detach()).double().reshape(-1).contiguous()
         low, high = flat.clone(), flat.clone()
         dist.all_reduce(low, op=dist.ReduceOp.MIN)
         dist.all_reduce(high, op=dist.ReduceOp.MAX)
@@ -373,13 +393,14 @@ class WatchedStep:
         self.dropout: set[str] = set()
         self.cuts: set[str] = set()
         self.hooks: set[str] = set()
+        self.precision: set[str] = set()
         self.backwards = 0
 
     def count(self) -> None:
         self.backwards += 1
 
     def facts(self) -> SeenFacts:
-        names = ("dtypes", "random", "statistics", "dropout", "cuts", "hooks")
+        names = ("dtypes", "random", "statistics", "dropout", "cuts", "hooks", "precision")
         found: dict[str, Any] = {name: tuple(sorted(getattr(self, name))) for name in names}
         return SeenFacts(**found, backwards=self.backwards)
 

@@ -21,13 +21,15 @@ class BatchFacts:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """What a rank knows of a step before it runs. refused: why it cannot. numbers: whole numbers that it uses."""
+    """What a rank knows of a step before it runs. refused: why it cannot. numbers: whole numbers that it uses. peers:
+    ranks that hold parts of one model with this one, by tensor parallelism."""
 
     missing: tuple[str, ...] = ()
     refused: str = ""
     batches: dict[str, BatchFacts] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     loaders: tuple[str, ...] = ()
+    peers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Plan:
     """What copies are to do.
 
     - ones: name → its value in one process. size: samples of each rank that are used, 0: all.
+    - leaders: of each rank the one whose batch stands for its own: ranks that hold parts of one model have the same.
     - same: every rank gets rank 0's batch, and one process gets all of these; once: it gets one.
     - turned: one process gets the batches in another order.
     - evaluated: BatchNorm uses running statistics. watch: operators are seen. seconds: time limit.
@@ -44,6 +47,7 @@ class Plan:
     args: tuple[str, ...] = ()
     batches: tuple[str, ...] = ()
     ones: Mapping[str, int] = field(default_factory=dict)
+    leaders: tuple[int, ...] = ()
     double: bool = True
     watch: bool = True
     size: int = 0
@@ -57,7 +61,7 @@ class Plan:
 @dataclass(frozen=True)
 class SeenFacts:
     """What a step did. dtypes: floating types of its tensors; random: what drew random numbers; statistics: of a batch;
-    dropout: what was switched off; cuts: collectives that cut gradients; hooks: of DDP; backwards: calls of it."""
+    dropout, precision: what was switched off; cuts: collectives that cut gradients; hooks: of DDP; backwards: calls."""
 
     dtypes: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
@@ -65,6 +69,7 @@ class SeenFacts:
     dropout: tuple[str, ...] = ()
     cuts: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
     backwards: int = 0
 
 

@@ -79,6 +79,10 @@ class Attempt:
         return sorted({*self._seen("dropout"), *self._seen_on_ranks("dropout")})
 
     @property
+    def precision(self) -> list[str]:
+        return self._seen_on_ranks("precision")
+
+    @property
     def hooks(self) -> list[str]:
         return self._seen_on_ranks("hooks")
 
@@ -197,7 +201,7 @@ def _judged(
         cure = "The replicas have drifted, so no step of theirs can equal one process; %ddp compare shows by how much."
         many = f"{counted(len(attempt.before), 'parameter')} of the ranks differ before the step"
         return "not known", f"not known: {many}, first {attempt.before[0]}", cure
-    if not found.norm > 0:
+    if not found.norm > 0 and not found.missing:
         why = "The step has left no gradient in the parameters that it reaches, and has moved none; or all are zero."
         return "not known", f"not known: {named} and one process show no gradient to compare", why
     if found.equal and not attempt.alone and attempt.moved_alone:
@@ -240,7 +244,7 @@ def _unpaired(attempt: Attempt, found: Comparison, named: str) -> tuple[Verdict,
     kind, _, first = name.partition(" ")
     has = "a gradient" if kind == "gradient" else "an update"
     lacks = {"ranks": f"none on {named}", "one": "none in one process"}.get(where, "another shape in one process")
-    words = has if where == "ranks" else f"{has} on {named}"
+    words = f"{has} in one process" if where == "ranks" else f"{has} on {named}"
     return "differs", f"differs: {first} has {words}, and {lacks}", "Cause not known."
 
 
@@ -271,7 +275,7 @@ def _deviating(
     why, cure = _untold(attempt, tried, ranks, deviation)
     if why:
         return "not known", f"not known: {why}", cure
-    row = known_factor(deviation, ranks)
+    row = known_factor(deviation, len(attempt.sizes))
     if row is not None:
         grows = row.name == "1/N" and any(n == "once" and not a.error and a.comparison.equal for n, a in tried)
         return "differs", headline, f"Known meaning of {row.name}: {GROWS if grows else row.meaning}."
@@ -282,7 +286,7 @@ def _untold(
     attempt: Attempt, tried: Sequence[tuple[str, Attempt]], ranks: int, deviation: Deviation
 ) -> tuple[str, str]:
     """Why a difference tells nothing of this step, and what to change; empty if it does."""
-    if attempt.random and known_factor(deviation, ranks) is None:
+    if attempt.random and known_factor(deviation, len(attempt.sizes)) is None:
         drawn = ", ".join(attempt.random)
         return (
             f"the step draws random numbers ({drawn}), on each rank and in one process others",
@@ -396,6 +400,11 @@ def _told(attempt: Attempt, batch_facts: Mapping[str, Sequence[int]]) -> list[st
         lines.append(f"There {numbers}.")
     if attempt.no_double:
         lines.append(f"In the step's own types, since float64 was not possible: {attempt.no_double}")
+    together = attempt.plan.leaders
+    if len(set(together)) < len(together):
+        lines.append("Ranks that hold parts of one model have one batch, which counts once; N is the number of models.")
+    if attempt.precision:
+        lines.append(f"The {attempt.precision[0]} was off on the ranks.")
     if attempt.dropout:
         lines.append(f"Dropout was off on all sides ({'; '.join(attempt.dropout)}).")
     if attempt.random and attempt.comparison.equal:

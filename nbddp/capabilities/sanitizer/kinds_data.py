@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.recording import Forward, ModelFacts, Pass, Place, Sample
+from nbddp.capabilities.sanitizer.recording import Forward, ModelFacts, Pass, Sample
 from nbddp.capabilities.sanitizer.rules import Seen, make
-from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent
+from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent, place_of
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
@@ -36,11 +36,6 @@ def found(view: RanksView) -> Iterator[Seen]:
         yield from _evaluated(view)
     for replica in view.replicas:
         yield from _order(view, replica)
-
-
-def place_of(view: RanksView, some: dict[int, Pass]) -> Place:
-    rank = min(some)
-    return view.records[rank].at(some[rank].place)
 
 
 def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
@@ -382,6 +377,7 @@ def _equal_to_the_end(rows: list[list[Forward]]) -> list[list[Forward]]:
 def _evaluated(view: RanksView) -> Iterator[Seen]:
     trained = any(replica.training for replica in view.replicas)
     for some in view.evaluations() if trained and len(view.records) > 1 else ():
+        yield from _in_part(view, some)
         if all(each.rows for each in some.values()):
             yield from _leaked(view, some)
         seen = _padded(some) or _repeated(some)
@@ -395,6 +391,22 @@ def _evaluated(view: RanksView) -> Iterator[Seen]:
                 place_of(view, some), ranks=tuple(some),
             )  # fmt: skip
             return
+
+
+def _in_part(view: RanksView, some: dict[int, Pass]) -> Iterator[Seen]:
+    """By what the sampler says of itself: it gives all ranks as many samples, and leaves out the rest."""
+    first = next(iter(some.values()))
+    if first.total is None or first.length is None or first.total >= first.length or first.replicas != len(some):
+        return
+    if first.shuffles or any((each.total, each.length) != (first.total, first.length) for each in some.values()):
+        return
+    left = first.length - first.total
+    yield make(
+        "evaluated-in-part", f"{counted(left, 'sample')} of an evaluation {'is' if left == 1 else 'are'} omitted",
+        [f"DistributedSampler(drop_last=True) gives {len(some)} ranks {first.total} of {first.length} samples"],
+        f"a metric over all ranks is that of {percent(first.total / first.length)} of the samples, and of others with "
+        "another number of ranks", place_of(view, some), ranks=tuple(some),
+    )  # fmt: skip
 
 
 def _gathers_samples(view: RanksView, some: dict[int, Pass]) -> bool:

@@ -186,6 +186,9 @@ def _beside(replica: Replica) -> Iterator[Seen]:
         first = row[0]
         if any((m.title, m.names) != (first.title, first.names) for m in row):
             return  # the ranks call other modules
+        if (left := _average_left(replica, some)) is not None:
+            yield left
+            return
         if not all(_is_used(replica, rank, m) for rank, m in some.items()):
             continue
         differs = difference({rank: m.values[0] for rank, m in some.items()}, first.names)
@@ -205,6 +208,31 @@ def _beside(replica: Replica) -> Iterator[Seen]:
             replica.place(rank, first.place), about=replica.group, ranks=replica.ranks,
         )  # fmt: skip
         return
+
+
+def _average_left(replica: Replica, some: Mapping[int, BesideModule]) -> Seen | None:
+    """An average of the model that moves on some ranks, and on others is what the model was when DDP was made."""
+    first = next(iter(some.values()))
+    moved = [rank for rank, m in some.items() if not _stays(m)]
+    stay = [rank for rank in some if rank not in moved]
+    lines = {replica.place(rank, m.place) for rank, m in some.items()}
+    if not moved or not stay or len(lines) > 1 or min(m.calls for m in some.values()) < 2 or not first.names:
+        return None
+    for rank in stay:
+        start = norms(replica.facts[rank].start, replica.facts[rank].start_names, first.names)
+        if not start or _differs(start, norms(some[rank].values[-1], first.names, first.names)):
+            return None
+    rank = min(some)
+    return make(
+        "frozen-differs",
+        f"{first.title}, which is called beside {replica.title}, follows it on {rank_words(moved)} alone",
+        [f"on {rank_words(stay)} its values were those that {replica.title} had when DDP was made, at all of its first "
+         f"{some[stay[0]].calls} calls",
+         f"on {rank_words(moved)} they changed between calls"],
+        f"what it gives is that of a model that was never trained, on {rank_words(stay)}",
+        replica.place(rank, some[rank].place), about=replica.group, ranks=replica.ranks,
+        cure="update it on all ranks alike, or call it on the ranks that update it",
+    )  # fmt: skip
 
 
 def _left_behind(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator[Seen]:

@@ -21,6 +21,37 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _moved(replica)
             yield from _steps(replica)
             yield from _kept(replica)
+            yield from _without_optimizer(replica, view)
+
+
+def _without_optimizer(replica: Replica, view: RanksView) -> Iterator[Seen]:
+    """Parameters that the program moves itself, by gradients of forwards past DDP."""
+    pasts = {
+        r: [p for p in rec.past if p.used and p.model == replica.facts[r].number] for r, rec in replica.records.items()
+    }
+    if any(replica.optimizers.values()) or min(map(len, pasts.values())) < LEAST or not view.ended_well:
+        return
+    for rank, record in replica.records.items():
+        facts = replica.facts[rank]
+        if facts.made_before or any(b.model == facts.number for b in record.backwards):
+            return
+        if any(c.numel > LEAST for c in record.collectives):
+            return  # the program may average by hand
+    looks = {rank: [p.values for p in some if p.values] for rank, some in pasts.items()}
+    names = next(iter(replica.facts.values())).start_names
+    last = min(map(len, looks.values())) - 1
+    if last < 1 or difference({rank: some[0] for rank, some in looks.items()}, names) is not None:
+        return
+    if (differs := difference({rank: some[last] for rank, some in looks.items()}, names)) is None:
+        return
+    rank = min(pasts)
+    yield make(
+        "past-ddp", f"{replica.title} bypasses DDP, so its gradients are not averaged over ranks",
+        [f"{counted(len(pasts[rank]), 'training forward')} of {pasts[rank][0].module} ran outside of DDP's forward on "
+         f"rank {rank}, and no backward went through DDP's output",
+         f"parameters were equal before the first of them, and differed before number {2**last}, {differs.words}"],
+        ALONE, replica.place(rank, pasts[rank][0].place), about=replica.group, ranks=replica.ranks,
+    )  # fmt: skip
 
 
 def _steps(replica: Replica) -> Iterator[Seen]:

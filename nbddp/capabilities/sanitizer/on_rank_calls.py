@@ -26,6 +26,7 @@ NODES = 4000  # of a graph that are looked through
 SAVES = (  # module, function, which argument is the file, what is added to its name
     ("torch", "save", 1, ""), ("numpy", "save", 0, ".npy"), ("safetensors.torch", "save_file", 1, ""),
 )  # fmt: skip
+DUMPS = ("json", "pickle")  # modules whose `dump` writes into an open file
 SUSPECTS = 8  # gathers whose results are looked for in a graph
 
 
@@ -34,6 +35,7 @@ class CollectiveCalls:
         self.recorder = recorder
         self.inside = False
         self.gathers: list[tuple[int, tuple[int, ...], list[Any]]] = []
+        self.by_hand: dict[int, tuple[int, ...]] = {}  # address of what was all-reduced since the last step → its group
         self._grads: tuple[int, dict[int, str]] = (-1, {})
         self._ranks: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
@@ -47,6 +49,9 @@ class CollectiveCalls:
             if module in sys.modules and name in vars(sys.modules[module]):
                 make = functools.partial(self._save, shown=f"{module}.{name}", at=at, ending=ending)
                 self.recorder.wrap(sys.modules[module], name, make)
+        for name in DUMPS:
+            if name in sys.modules:
+                self.recorder.wrap(sys.modules[name], "dump", functools.partial(self._dump, shown=f"{name}.dump"))
         self.recorder.wrap(torch.Tensor, "backward", self._from, graphs=True)
 
     # -- collectives -----------------------------------------------------------------------
@@ -83,6 +88,8 @@ class CollectiveCalls:
         place, at = recorder.place(2), recorder.tick()
         if _is_the_programs():  # and not of a part of torch, as Join or FSDP2
             recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
+        if op == "all_reduce" and given and not recorder.models.known:
+            self.by_hand[given[0].data_ptr()] = ranks
         if not torch.is_grad_enabled() or torch_compat.in_backward():
             return
         if op in ("all_reduce", "reduce") and given:
@@ -169,6 +176,23 @@ class CollectiveCalls:
             return saved
 
         return save
+
+    def _dump(self, original: Any, shown: str) -> Any:
+        def dump(value: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(value, file, *args, **kwargs)
+            if self.recorder.on:
+                self._dumped(file, shown)
+            return found
+
+        return dump
+
+    @digest.safely
+    def _dumped(self, file: Any, shown: str) -> None:
+        """Into a file that the program has opened anew. What a library writes so may be a cache."""
+        own = self.recorder.record.at(self.recorder.place(2))
+        mode, path = str(getattr(file, "mode", "")), getattr(file, "name", None)
+        if isinstance(path, (str, bytes)) and ("w" in mode or "x" in mode) and own.line and not own.through:
+            self._saved(path, shown, "")
 
     @digest.safely
     def _saved(self, path: Any, shown: str, ending: str) -> None:

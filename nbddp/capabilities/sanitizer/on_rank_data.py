@@ -20,6 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_content import content
+from nbddp.capabilities.sanitizer.on_rank_settings import class_numbers, statistics
 from nbddp.capabilities.sanitizer.recording import Pass
 from nbddp.compat import torch as torch_compat
 
@@ -114,7 +115,13 @@ class Data:
         if not fact.iterable and hasattr(loader.dataset, "__len__"):
             fact.length = len(loader.dataset)
             fact.content = self._content(loader.dataset)
+        if not before:
+            self._settings(fact, loader.dataset)
         return fact
+
+    @digest.safely
+    def _settings(self, fact: Pass, dataset: Any) -> None:
+        fact.classes, fact.statistics = class_numbers(dataset), statistics(dataset)
 
     @digest.safely
     def _content(self, dataset: Any) -> int:

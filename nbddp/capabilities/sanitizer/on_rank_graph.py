@@ -23,7 +23,9 @@ RESHAPES = (  # nodes which change no number
     "UnsqueezeBackward0", "CloneBackward0", "ToCopyBackward0", "AliasBackward0",
 )  # fmt: skip
 NUMBERS = {  # node → what it keeps of the program's numbers
-    "PowBackward0": ("exponent",), "SmoothL1LossBackward0": ("beta",), "HuberLossBackward0": ("delta",),
+    **dict.fromkeys((*NLL, "MseLossBackward0", "BinaryCrossEntropyWithLogitsBackward0"), ("reduction",)),
+    "PowBackward0": ("exponent",),
+    "SmoothL1LossBackward0": ("reduction", "beta"), "HuberLossBackward0": ("reduction", "delta"),
     "ClampBackward1": ("min", "max"), "ClampMinBackward0": ("min",), "ClampMaxBackward0": ("max",),
     "LeakyReluBackward0": ("negative_slope",), "SoftplusBackward0": ("beta", "threshold"),
     "MulBackward0": ("other",), "MulBackward1": ("other",), "DivBackward0": ("other",), "DivBackward1": ("other",),
@@ -58,7 +60,8 @@ def settings_below(root: Any) -> tuple[int, list[Setting]] | None:
 
 def _said(node: str, kept: str) -> str:
     """`a factor`, `a divisor`, `exponent`."""
-    return {"Mul": "a factor", "Div": "a divisor"}.get(node[:3], kept)
+    said = {"Mul": "a factor", "Div": "a divisor"}.get(node[:3], kept)
+    return "reduction (1 is the mean, 2 the sum)" if said == "reduction" else said
 
 
 def _number(node: Any, kept: str) -> float:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_buffers import READS_AT, SAMPLED, OwnBuffers
+from nbddp.capabilities.sanitizer.on_rank_settings import module_numbers
 from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, ModelFacts
 from nbddp.compat import torch as torch_compat
 from nbddp.worker.gpus import capturing
@@ -24,6 +25,7 @@ RANDOM_FORWARDS = 16  # whose generators are looked at
 HOOK_CALLS = 64
 OTHERS = 8  # modules in another mode that are named
 KEPT = 16  # backwards before which gradients are looked at
+LOOKS = 256  # forwards at which modules' numbers are looked at, at ever longer distances
 ENDS = 4096  # tensors of a model that are looked at in the end
 
 
@@ -205,6 +207,8 @@ class Models:
         )
         if training and looked_at(known.forwards):
             fact.others = modes_within(module)
+        if training and known.forwards < LOOKS and known.forwards & (known.forwards + 1) == 0:
+            known.facts.numbers.append((known.forwards, module_numbers(module)))
         if training and known.facts.own_names and known.forwards < SAMPLED and known.own is not None:
             recorder.later(known.facts.own_buffers, "append", known.own.sample())
         known.forwards += training

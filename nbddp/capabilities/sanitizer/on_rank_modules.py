@@ -94,7 +94,12 @@ class ModuleWatcher:
         if not any(each.requires_grad and known.knows(each) for each in module.parameters()):
             return None
         fact = Past(known.facts.number, recorder.tick(), recorder.place(2), type(module).__name__)
-        return fact if recorder.keep(recorder.record.past, fact) else None
+        if not recorder.keep(recorder.record.past, fact):
+            return None
+        number = len(recorder.record.past)
+        if not recorder.record.step_counts and number & (number - 1) == 0 and (tensors := known.tensors()[:VALUES]):
+            recorder.later(fact, "values", digest.sample(tensors))
+        return fact
 
     @digest.safely
     def _silent(self, known: Any, module: Any) -> None:

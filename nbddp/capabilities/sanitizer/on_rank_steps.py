@@ -19,6 +19,7 @@ from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, ENDS, KnownMode
 from nbddp.capabilities.sanitizer.recording import (
     BESIDE,
     CalledFunction,
+    HandAveraged,
     HeldParameters,
     OptimizerStep,
     OutsideParameter,
@@ -90,6 +91,9 @@ class Steps:
             known.shape = shape
             self._split(optimizer, known)
         if not known.split.keys() - {BESIDE}:
+            if known.steps == LOOKS:
+                self._idle(optimizer)
+            self._averaged_by_hand(optimizer, known)
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self._note(optimizer, known, callable(closure))
@@ -97,6 +101,34 @@ class Steps:
             return None
         looked = self._looks_after(closure, known, known.open)
         return (args, {**kwargs, "closure": looked}) if "closure" in kwargs else ((args[0], looked, *args[2:]), kwargs)
+
+    def _averaged_by_hand(self, optimizer: Any, known: KnownOptimizer) -> None:
+        """Parameters of no model, whose gradients have all been all-reduced since the last step."""
+        recorder = self.recorder
+        reduced, recorder.calls.by_hand = recorder.calls.by_hand, {}
+        if known.steps > LOOKS or not reduced:
+            return
+        own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None and is_whole(p)]
+        groups = {reduced.get(p.grad.data_ptr()) for p in own}
+        if len(groups) == 1 and (group := groups.pop()) is not None:
+            shapes = [tuple(p.shape) for p in own]
+            fact = HandAveraged(known.number, recorder.place(3), group, digest.of_names(map(str, shapes)), len(own))
+            if recorder.keep(recorder.record.averaged, fact, 64):
+                recorder.later(fact, "values", digest.sample(own[:AT_ONCE]))
+
+    def _idle(self, optimizer: Any) -> None:
+        """An optimizer of no model, whose parameters have the shapes of a sharded one's, and no gradients."""
+        own = [each for group in optimizer.param_groups for each in group["params"]]
+        if any(each.grad is not None for each in own):
+            return
+        for model in self.recorder.models.known.values():
+            held = [reference() for _, reference in model.parameters.values()]
+            shapes = [tuple(each.shape) for each in held if each is not None]
+            if model.facts.kind == "fsdp2" and shapes == [tuple(each.shape) for each in own]:
+                fact = CalledFunction(
+                    "idle optimizer", self.recorder.tick(), self.recorder.place(3), model.facts.number
+                )
+                self.recorder.keep(self.recorder.record.calls, fact)
 
     def _looks_after(self, closure: Any, known: KnownOptimizer, step: OptimizerStep) -> Any:
         def looked() -> Any:

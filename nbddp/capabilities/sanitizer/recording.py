@@ -42,7 +42,8 @@ class ModelFacts:
     program ended: parameters first, then buffers. buffers: samples at some steps. held_buffers: names of those that it
     had when it was made. drops: names of its dropout modules. own_buffers: samples of buffers that modules of the
     program have, called own_names, at its first training forwards; read_buffers: those that the loss depends on. moved:
-    what became of its parameters' dtype or device."""
+    what became of its parameters' dtype or device. numbers: those of its modules, as a dropout's share, with the number
+    of the training forward at which they were looked at."""
 
     number: int
     kind: str
@@ -72,6 +73,7 @@ class ModelFacts:
     read_buffers: list[str] = field(default_factory=list)
     moved: str = ""
     moved_place: int = 0
+    numbers: list[tuple[int, dict[str, float]]] = field(default_factory=list)
 
 
 @dataclass
@@ -98,13 +100,15 @@ class Forward:
 
 @dataclass
 class Past:
-    """A training forward of a module of the model, past it. module: its class. used: whether backward came to it."""
+    """A training forward of a module of the model, past it. module: its class. used: whether backward came to it.
+    values: the model's first parameters before the first, second, fourth such forward, if no optimizer has stepped."""
 
     model: int
     at: int
     place: int
     module: str
     used: bool = False
+    values: Sample = field(default_factory=list)
 
 
 @dataclass
@@ -170,7 +174,8 @@ class Pass:
     random_before: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for
     each batch. order: digest of the indices that the sampler gave; total: how many those of all ranks are. content:
     digest of what the data set holds, 0 if unknown. sizes: batches' rows; shapes: of a row of their first tensor.
-    epoch: of the sampler, or of an iterable data set. whole: whether it came to its end."""
+    epoch: of the sampler, or of an iterable data set. whole: whether it came to its end. classes, statistics: what a
+    data set holds of those, at a loader's first pass."""
 
     loader: int
     number: int
@@ -197,6 +202,8 @@ class Pass:
     waits: list[float] = field(default_factory=list)
     ended: int = 0
     whole: bool = False
+    classes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    statistics: dict[str, list[float]] = field(default_factory=dict)
     models: set[int] = field(default_factory=set)
 
 
@@ -244,6 +251,19 @@ class HeldParameters:
     optimizer: int
     model: int
     groups: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class HandAveraged:
+    """An optimizer's step, before which the program has all-reduced the gradients of all its parameters over a group.
+    shapes: a digest; values: of the first parameters."""
+
+    optimizer: int
+    place: int
+    group: tuple[int, ...]
+    shapes: int
+    number: int
+    values: Sample = field(default_factory=list)
 
 
 @dataclass
@@ -335,6 +355,7 @@ class RankRecord:
     losses: list[CountedLoss] = field(default_factory=list)
     drawn: list[DrawnTensor] = field(default_factory=list)
     held: list[HeldParameters] = field(default_factory=list)
+    averaged: list[HandAveraged] = field(default_factory=list)
     beside: list[BesideModule] = field(default_factory=list)
     reads: list[HostRead] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)

@@ -71,6 +71,13 @@ ROWS = (
         ("gradients-differ", "replicas-differ"),
     ),
     MistakeKind(
+        "optimizer-outdated", GRADIENTS, 89,
+        "no optimizer held a parameter of a trained FSDP2 model; one held as many of the same shapes, and none of "
+        "these had a gradient at its first four steps",
+        "make the optimizer after fully_shard(model), from model.parameters()",
+        "optimizer = AdamW(model.parameters()); fully_shard(model)",
+    ),
+    MistakeKind(
         "sync-flag-late", GRADIENTS, 93,
         "require_backward_grad_sync was False at the forward and True at its backward; gradients differed at the step",
         "set require_backward_grad_sync, or enter no_sync, before the forward of the micro-step",
@@ -163,7 +170,8 @@ ROWS = (
     MistakeKind(
         "frozen-differs", DRIFT, 54,
         "a module without gradients was called beside the model at half of its training forwards or more. Its values "
-        "differed between ranks and stayed so; or they were equal, and then changed on some ranks alone",
+        "differed between ranks and stayed so; or they were equal, and then changed on some ranks alone. Or it had the "
+        "model's first values on some ranks, and changed on others",
         "load the same values on all ranks, or seed them equally: for t in module.state_dict().values(): "
         "dist.broadcast(t, 0)",
         "teacher = Net().requires_grad_(False)  # of each rank's own generator",
@@ -193,7 +201,8 @@ ROWS = (
     MistakeKind(
         "replicas-differ", DRIFT, 80,
         "parameters differed between ranks when the program ended, and no rule about causes held; or they differed "
-        "when DDP was made, and before the first step",
+        "when DDP was made, and before the first step; or without DDP they differed at each step, before which all "
+        "their gradients were all-reduced",
         "compare them: %ddp compare model",
     ),
     # -- data
@@ -248,7 +257,8 @@ ROWS = (
     ),
     MistakeKind(
         "dataset-differs", DATA, 62,
-        "the data sets behind the ranks' DistributedSamplers had different lengths",
+        "the data sets behind the ranks' DistributedSamplers had different lengths, or other statistics named "
+        "mean, std or var; or the ranks' data sets numbered the same classes in another order",
         "give every rank the same data set; the sampler takes its part",
         "data = data.filter(lambda row: row['id'] % world == rank)",
         ("overlap",),
@@ -286,6 +296,12 @@ ROWS = (
         "an evaluation saw samples more than once over all ranks, and no rank gathered results of samples",
         "evaluate range(rank, len(data), world), or drop the sampler's padding before the metric",
         "DataLoader(test, sampler=DistributedSampler(test))",
+    ),
+    MistakeKind(
+        "evaluated-in-part", DATA, 32,
+        "the DistributedSampler of an evaluation had drop_last=True, and samples were left over",
+        "evaluate range(rank, len(data), world)",
+        "DataLoader(test, sampler=DistributedSampler(test, shuffle=False, drop_last=True))",
     ),
     # -- means
     MistakeKind(
@@ -371,6 +387,13 @@ ROWS = (
         ("buffers-differ",),
     ),
     MistakeKind(
+        "modules-differ", MODES, 59,
+        "a number of a module of torch.nn, such as a dropout's share, differed between ranks at a training forward",
+        "set it on all ranks alike",
+        "if rank: ddp.module.dropout.p = 0.5",
+        ("mode-differs",),
+    ),
+    MistakeKind(
         "settings-differ", MODES, 42,
         "settings of precision or determinism differed between ranks at an optimizer step",
         "set them on all ranks alike",
@@ -378,7 +401,8 @@ ROWS = (
     ),
     MistakeKind(
         "same-file", MODES, 61,
-        "several ranks wrote one file by torch.save, numpy.save or safetensors, after the same number of steps",
+        "several ranks wrote one file by torch.save, numpy.save, safetensors, json.dump or pickle.dump, after the same "
+        "number of steps",
         "if dist.get_rank() == 0: torch.save(...)",
         "torch.save(ddp.module.state_dict(), 'model.pt')",
     ),

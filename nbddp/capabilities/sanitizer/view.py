@@ -354,3 +354,9 @@ class RanksView:
         if len({tuple(p.loader for p in some) for some in own.values()}) != 1:
             return []
         return [dict(zip(own, some, strict=True)) for some in zip(*own.values(), strict=False)]
+
+
+def place_of(view: RanksView, some: Mapping[int, Pass]) -> Place:
+    """The line that iterates over a loader."""
+    rank = min(some)
+    return view.records[rank].at(some[rank].place)

@@ -1,0 +1,93 @@
+"""A rank's look at numbers that a program sets and all ranks share: those of torch's modules, as a dropout's share, and
+those of a data set, as the numbers of its classes and the statistics by which it is scaled."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+NUMBERS = ("p", "dropout", "drop_prob", "eps", "momentum", "negative_slope")  # of modules
+OF_TORCH = ("torch.nn.modules.", "torch.ao.nn.")
+MODULES, ENTRIES, OBJECTS, CLASSES = 200, 64, 16, 4096  # at most
+STATISTICS = re.compile(r"(^|_)(mean|std|var|variance)s?($|_)", re.I)
+MOVES = re.compile(r"running|moving|ema", re.I)  # statistics that go on as samples are read
+OF_RANKS = re.compile(r"rank|peer|worker|node|host|process", re.I)
+INNER = ("dataset", "transform", "transforms", "transform_fn")  # attributes that hold a further part of a data set
+DEEPEST = 4
+
+
+def module_numbers(module: Any) -> dict[str, float]:
+    """Name of a module's number → the number, of modules of torch and of dropouts."""
+    found = (
+        (f"{path}.{name}" if path else name, float(value))
+        for path, each in module.named_modules()
+        if type(each).__module__.startswith(OF_TORCH) or type(each).__name__.startswith("Drop")
+        for name in NUMBERS
+        if type(value := vars(each).get(name)) in (int, float)
+    )
+    return dict(islice(found, MODULES))
+
+
+def class_numbers(dataset: Any) -> dict[str, tuple[int, int]]:
+    """Name of a mapping from classes to 0, 1, 2 and so on → a digest of its classes, and one of their numbers."""
+    found = {}
+    for path, name, value in _attributes(dataset):
+        if type(value) is dict and 1 < len(value) <= CLASSES and _counts(value):
+            keys = sorted(value)
+            numbers = (zlib.crc32(repr(each).encode()) for each in (keys, [value[key] for key in keys]))
+            found[f"{path}{name}"] = (next(numbers), next(numbers))
+    return found
+
+
+def _counts(mapping: Any) -> bool:
+    if not all(type(key) is str and type(value) is int for key, value in mapping.items()):
+        return False
+    return sorted(mapping.values()) == list(range(len(mapping))) and not any(map(OF_RANKS.search, mapping))
+
+
+def statistics(dataset: Any) -> dict[str, list[float]]:
+    """Name of what is called a mean, a deviation or a variance → its numbers."""
+    found = {}
+    for path, name, value in _attributes(dataset):
+        if STATISTICS.search(name) and not MOVES.search(name) and (numbers := _plain(value)):
+            found[f"{path}{name}"] = numbers
+    return found
+
+
+def _plain(value: Any) -> list[float]:
+    if type(value) is float:
+        return [value]
+    if isinstance(value, (list, tuple)) and all(type(each) is float for each in value):
+        return list(value[:ENTRIES])
+    if type(value) is torch.Tensor:
+        if value.device.type != "cpu" or not value.dtype.is_floating_point or value.requires_grad:
+            return []
+        value = value.numpy() if value.dtype is not torch.bfloat16 else value.float().numpy()
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return [float(each) for each in value.reshape(-1)[:ENTRIES]]
+    return []
+
+
+def _attributes(dataset: Any) -> list[tuple[str, str, Any]]:
+    """Path, name and value of the attributes of a data set, of those within it, and of its transforms."""
+    found: list[tuple[str, str, Any]] = []
+    waiting: list[tuple[str, Any, int]] = [("", dataset, 0)]
+    for _ in range(OBJECTS):
+        if not waiting:
+            break
+        path, each, depth = waiting.pop(0)
+        held = getattr(each, "__dict__", None)
+        if not isinstance(held, dict):
+            continue
+        found += [(path, name, value) for name, value in held.items()]
+        if depth < DEEPEST:
+            for name in INNER:
+                inner = held.get(name)
+                parts = inner if isinstance(inner, (list, tuple)) else [inner]
+                waiting += [(f"{path}{name}.", part, depth + 1) for part in parts if part is not None]
+    return found
