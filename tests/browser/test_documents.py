@@ -431,6 +431,24 @@ def test_what_a_line_of_a_cell_holds_leads_to_that_line(browser: Any) -> None:
     alone.close()
 
 
+def test_a_collective_leads_to_the_line_that_calls_it(browser: Any) -> None:
+    seen = opened(
+        browser, LAB.replace("</div></div>", "</div><div class=cm-line>y.backward()</div></div>") + html("program")
+    )
+    part = seen.locator("[data-cell]", has_text="6").last
+    assert part.get_attribute("aria-label") == "rank 5 was the last in 6 of 6 calls of reduce_scatter\nat In[3] line 3"
+    part.click()
+    seen.get_by_role("button", name="Go to line 3 of In[3]").click()
+    assert seen.locator(".nbddp-found").inner_text() == "y.backward()"
+    waits = seen.locator("[data-cell][aria-label*='waits for a later rank']").first
+    assert waits.get_attribute("data-cell") == "3:3 3:2", "where it waits longest comes first"
+    waits.click()
+    assert seen.locator(".nbddp-card").first.locator("button", has_text="Go to").all_inner_texts() == [
+        "Go to line 3 of In[3]", "Go to line 2 of In[3]",
+    ]  # fmt: skip
+    seen.close()
+
+
 def test_a_line_in_the_table_leads_to_that_line_of_the_cell(browser: Any) -> None:
     seen = opened(browser, LAB + html("allocations"))
     seen.locator("summary").click()

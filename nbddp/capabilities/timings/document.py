@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from nbddp.analysis.quantities import duration, size
-from nbddp.analysis.steps import Recording, Span
+from nbddp.analysis.steps import Place, Recording, Span
 from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import RankView, StepView, analysed
 from nbddp.capabilities.timings.text import folded, heading, of_bucket, of_rank, of_step, sentences, table, when
@@ -129,7 +129,12 @@ def _computing(sheet: Sheet, mine: RankView, view: StepView, top: float, row: in
         place = _share(start, view), _share(end, view), top, top + LANE
         long, short = duration((end - start) / 1e9), SHORT.get(name, name)
         labels = tuple(dict.fromkeys((f"{name} {long}", f"{short} {long}", short)))
-        sheet.bar(Mark(*place, said, row, mine.step.line_of(name)), kind, labels, kind == "lost")
+        sheet.bar(Mark(*place, said, row, _lines(mine, name)), kind, labels, kind == "lost")
+
+
+def _lines(mine: RankView, phase: str) -> Sequence[Place]:
+    found = mine.step.line_of(phase)
+    return [found] if found else []
 
 
 def lost(mine: RankView, view: StepView) -> Iterator[tuple[str, Span]]:
@@ -156,7 +161,7 @@ def _buckets(sheet: Sheet, mine: RankView, view: StepView, top: float, row: int)
         sent, start, done = (_share(t, view) for t in (of.bucket.sent, of.start, of.bucket.done))
         words = of_bucket(mine.rank, of) + "\n" + when(of.bucket.sent - view.begin, of.bucket.done - view.begin)
         labels = (f"{of.bucket.index} · {size(of.bucket.bytes)}", str(of.bucket.index))
-        mark = Mark(sent, done, at, at + LANE, words, row, mine.step.line_of("backward"))
+        mark = Mark(sent, done, at, at + LANE, words, row, _lines(mine, "backward"))
         sheet.two(mark, start, ("waits", "moves"), labels)
 
 

@@ -47,9 +47,9 @@ MOST_TICKS = 240
 
 @dataclass(frozen=True)
 class Mark:
-    """A part with words. left, right: shares of the width; top, bottom: pixels. row: for the arrow keys; cell: the n of
-    an In[n] and a line that it belongs to. scene: of its document, which it shows; the last line of its words tells how
-    to see it without a script."""
+    """A part with words. left, right: shares of the width; top, bottom: pixels. row: for the arrow keys; cells: each
+    the n of an In[n] and a line that it belongs to. scene: of its document, which it shows; the last line of its words
+    tells how to see it without a script."""
 
     left: float
     right: float
@@ -57,7 +57,7 @@ class Mark:
     bottom: float
     words: str
     row: int = 0
-    cell: tuple[int, int] | None = None
+    cells: Sequence[tuple[int, int]] = ()
     scene: int | None = None
 
 
