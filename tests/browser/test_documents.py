@@ -417,6 +417,17 @@ LAB = """<div class="jp-CodeCell"><div class="jp-InputPrompt">[3]:</div><div cla
 <div class="cm-line">x = batch()</div><div class="cm-line">y = model(x)</div></div></div>"""
 
 
+WIDE = "found => found.map(e => e.getBoundingClientRect().width)"
+
+
+@pytest.mark.parametrize("name", ["timings", "topology", "bench"])
+def test_marks_of_axes_and_of_steps_are_drawn(browser: Any, name: str) -> None:
+    seen = opened(browser, html(name))
+    wide = [w for w in seen.locator(".nbddp-svg .tick").evaluate_all(WIDE) if w]
+    assert len(wide) >= {"timings": 2 + len(chosen(analysed(gallery(8, 8), STEP)))}.get(name, 2)
+    seen.close()
+
+
 def test_what_a_line_of_a_cell_holds_leads_to_that_line(browser: Any) -> None:
     seen = opened(browser, LAB + html("allocations"))
     part = seen.locator("[data-cell]").first

@@ -17,6 +17,7 @@ HEAD, LANE, GAP, BETWEEN = 17, 20, 2, 9  # pixels: of a rank's line, of a lane, 
 CURVES, CURVES_FROM = 96, 4  # pixels of the curves; steps from which on there are some
 MOST_COLUMNS = 200  # of the curves that say what they are
 MOST_BARS = 2000  # of all steps that a click draws: some 200 kB of a notebook
+MARK = 4  # pixels across, of the mark of a step that can be drawn
 LEAST = 0.001  # of the step: a shorter gap between phases is no lost time to be seen
 AFTER_FORWARD, EXPOSED = "between forward and backward", "exposed communication"
 BEFORE_OPTIMIZER = "before the optimizer"
@@ -199,5 +200,5 @@ def columns(plot: Plot, view: StepView, kept: Collection[int]) -> None:
         shapes = sheet.rect(left, right, plot.top, plot.height, "hit now" if here else "hit")
         scene = shown.number if shown.number in kept else None
         if scene is not None and len(kept) < len(view.curves):
-            shapes += sheet.rect((left + right) / 2, (left + right) / 2, bottom - 5, 5, "tick")
+            shapes += sheet.tick((left + right) / 2, bottom - 5, 5, MARK)
         sheet.mark(shapes, Mark(left, right, plot.top, bottom, of_step(shown), 0, scene=scene))
