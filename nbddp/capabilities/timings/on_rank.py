@@ -36,8 +36,16 @@ from weakref import WeakKeyDictionary, WeakSet
 from nbddp.analysis.steps import RankRecording
 from nbddp.capabilities.timings import on_rank_gpu_clock, on_rank_marks
 from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
-from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, Tally, before_gradient, passed
-from nbddp.capabilities.timings.on_rank_places import CallPlaces, Finder
+from nbddp.capabilities.timings.on_rank_marks import (
+    BucketMarks,
+    CallPlaces,
+    DdpModel,
+    Finder,
+    StepMarks,
+    Tally,
+    before_gradient,
+    passed,
+)
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import call_log
