@@ -35,6 +35,7 @@ from nbddp.capabilities.timings.text import of_bucket, table, when
 from nbddp.figures.document.page import css, live
 from nbddp.figures.document.sheet import INKS, KINDS, SERIES
 from nbddp.figures.figure import DescribedFigure
+from nbddp.figures.html import picture
 from tests.browser.test_browser import PATIENCE, converted, sync_api, until
 from tests.colours import contrast
 from tests.pool.test_timings import recording
@@ -410,6 +411,15 @@ def test_on_paper_a_figure_is_dark_on_light_in_a_dark_theme_too(browser: Any) ->
     text = seen.locator(".nbddp-svg text.bold").first
     assert text.evaluate("e => getComputedStyle(e).fill") == "rgb(26, 26, 26)"
     assert seen.locator(".nbddp-figure").evaluate("e => getComputedStyle(e).backgroundColor") == "rgb(255, 255, 255)"
+    seen.close()
+
+
+def test_on_paper_a_picture_is_as_wide_as_the_page(browser: Any) -> None:
+    seen = opened(browser, picture(draw_bench(benchmark()).png(), 900, "a plot"), width=500)
+    shown = seen.get_by_alt_text("a plot")
+    assert shown.bounding_box()["width"] == 720, "on a screen it scrolls"
+    seen.emulate_media(media="print")
+    assert shown.bounding_box()["width"] <= 500
     seen.close()
 
 
