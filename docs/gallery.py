@@ -80,7 +80,8 @@ def of_program(late: int = 5, steps: int = 6) -> DescribedFigure:
     def together(name: str, call: str, kernel: str, took: int) -> dict[int, int]:
         done = max(at.values()) + took
         for rank, made in enumerate(ranks):
-            made.called(call, f"nccl:{name}", at[rank] - 30, at[rank] - 20)
+            line = 2 if name == "all_gather" else 3
+            made.called(call, f"nccl:{name}", at[rank] - 30, at[rank] - 20, place=(3, line))
             made.kernel(kernel, at[rank], done, launched=at[rank] - 25, stream=NCCL_STREAM)
         return dict.fromkeys(at, done)
 

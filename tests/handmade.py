@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from nbddp.analysis.steps import Place
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 
 PID, MAIN, ENGINE, GLOO = 77, 1, 2, 9  # of the process; its main thread, autograd's, gloo's
@@ -40,11 +41,14 @@ class Made:
     def memcpy(self, name: str, start: float, end: float) -> None:
         self.span(name, start, end, STREAM, "gpu_memcpy", correlation=next(self._correlations), bytes=4096)
 
-    def called(self, call: str, op: str, at: float, end: float, group: str = "0", thread: int = MAIN) -> None:
-        """A call of a collective, in a profile and in the flight recorder."""
+    def called(
+        self, call: str, op: str, at: float, end: float, group: str = "0", thread: int = MAIN,
+        place: Place | None = None,
+    ) -> None:  # fmt: skip
+        """A call of a collective, in a profile and in the flight recorder. place: the line of the cell."""
         self.span(f"c10d::{call}", at, end, thread)
         number = 1 + sum(c.group == group for c in self.collectives)
-        self.collectives.append(Collective(op, group, (), number, int(at * 1000) + 500))
+        self.collectives.append(Collective(op, group, (), number, int(at * 1000) + 500, place=place))
 
     def all_reduce(self, at: float, done: float) -> None:
         """One on gloo that is waited for at once."""

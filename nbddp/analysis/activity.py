@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from nbddp.analysis.cause import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER
-from nbddp.analysis.steps import Span, common, minus, union
+from nbddp.analysis.steps import Place, Span, common, minus, union
 from nbddp.capabilities.trace.merge import CALL, PROCESSES, WAIT
 
 Event = Mapping[str, Any]
@@ -36,13 +36,15 @@ ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 @dataclass
 class CollectivePart:
     """One rank's part in a collective. arrived: when it was called; of a GPU's, when its kernel began. ended: its
-    transfer or kernel was through. members: the group's ranks, if known. `known`: whether `ended` is."""
+    transfer or kernel was through. members: the group's ranks, if known. `known`: whether `ended` is. place: the line
+    of a cell that called it, where that was noted."""
 
     op: str
     arrived: int
     ended: int
     members: tuple[int, ...] = ()
     known: bool = True
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ def _parts(own: Sequence[Event]) -> dict[Key, CollectivePart]:
         start, end = span(e)
         if e["name"].startswith(CALL):
             inits[name] = inits.get(name, -1) + 1
-            found[(*name, inits[name])] = CollectivePart(e["args"]["op"], start, end, tuple(e["args"]["ranks"]))
+            at = (e["args"]["cell"], e["args"]["line"]) if "cell" in e["args"] else None
+            members = tuple(e["args"]["ranks"])
+            found[(*name, inits[name])] = CollectivePart(e["args"]["op"], start, end, members, place=at)
         elif name in inits:
             part = found[(*name, inits[name])]
             part.arrived, part.ended = (start, end) if on_gpu(e) else (part.arrived, max(part.ended, end))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 Span = tuple[int, int]
+Place = tuple[int, int]  # the n of an In[n], and a line of it
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class Step:
             self.called,
         )
 
-    def line_of(self, phase: str) -> tuple[int, int] | None:
-        """The n of an In[n], and its line, that asked for `forward`, `backward` or `optimizer`; None if unknown."""
+    def line_of(self, phase: str) -> Place | None:
+        """The line that asked for `forward`, `backward` or `optimizer`; None if unknown."""
         return next(((cell, line) for name, cell, line in self.called if name == phase), None)
 
 

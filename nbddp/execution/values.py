@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from nbddp.errors import BadInput, WorkerFailed, in_own_frames
+from nbddp.execution.cell_sources import sources_of
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import pickling
 from nbddp.protocol.outcome import RankExit
@@ -138,13 +139,15 @@ def call(
     kwargs: Mapping[str, object] | None,
     ranks: Sequence[int],
     writes: str,
+    shell: Any = None,
     **limits: Any,
 ) -> Request:
-    """The request of a call on ranks. writes: the module that writes what comes back, else it is pickled. Raises
-    BadInput if something cannot be sent."""
+    """The request of a call on ranks. writes: the module that writes what comes back, else it is pickled; shell: of the
+    notebook whose cells the function may come from. Raises BadInput if something cannot be sent."""
     name = getattr(function, "__name__", "the function")
     data = packed((function, tuple(args), dict(kwargs or {})), name)
-    return Request(CALL, {"writes": writes, "argv": list(sys.argv)}, [data], f"running {name}", ranks=ranks, **limits)
+    fields = {"writes": writes, "argv": list(sys.argv), "sources": sources_of([function], shell)}
+    return Request(CALL, fields, [data], f"running {name}", ranks=ranks, **limits)
 
 
 def answered(ended: Mapping[int, RankExit], read: Callable[[bytes], Any] = pickling.unpack) -> RankValues[Any]:

@@ -28,6 +28,7 @@ GROUND = (
 RULES = ((PICTURE, RULE), (SHEET, GROUND))
 STYLE = "".join(f"{', '.join(f'{theme} .{name}' for theme in DARK)} {{{rule}}} " for name, rule in RULES)
 POINTED = f".{SPOT} {{position: absolute}} .{SPOT}:hover {{outline: 2px solid currentColor; outline-offset: -1px}} "
+ON_PAPER = f"@media print {{.{PICTURE} {{min-width: 0 !important}}}} "  # paper does not scroll
 LEAST = 0.8  # of a picture's width: on a narrower page it scrolls, for smaller text could not be read
 LOOK = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; line-height: 1.35; margin: 4px 0"
 WORDS = f'<pre style="{LOOK}">{{}}</pre>'  # JupyterLab breaks such lines within words
@@ -69,7 +70,7 @@ def picture(png: bytes, width: int, alt: str, more: str = "", spots: Sequence[Sp
         over = "".join(map(_over, spots))
         image = f'<div style="position: relative; max-width: {width}px; min-width: {least}px">{image}{over}</div>'
     style = STYLE + POINTED if spots else STYLE
-    return f'<style>{style}</style><div class="{SHEET}" style="overflow-x: auto">{image}</div>'
+    return f'<style>{style}{ON_PAPER}</style><div class="{SHEET}" style="overflow-x: auto">{image}</div>'
 
 
 def _over(spot: Spot) -> str:

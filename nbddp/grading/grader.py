@@ -302,10 +302,31 @@ _own: list[Grader] = []
 
 
 @contextlib.contextmanager
-def ranks(nproc: int = NPROC, **options: Any) -> Iterator[Grader]:
+def ranks(
+    nproc: int = NPROC,
+    *,
+    deadline: float = DEADLINE,
+    minutes: float = MINUTES,
+    memory: int = MEMORY,
+    sandbox: Sequence[str] = (),
+    names: Sequence[str] = (),
+    adopts: bool = False,
+) -> Iterator[Grader]:
     """Context manager: inside the block, answers are checked on `nproc` CPU ranks, with new processes for each learner.
-    Options are those of `Grader`."""
-    grader = Grader(nproc, **options)
+
+    - nproc: how many ranks.
+    - deadline: seconds of each run; minutes: of all runs of one learner together.
+    - memory: bytes that each process of a learner may have.
+    - sandbox: a command, as a list of words, in which learners' code runs.
+    - names: variables of the environment that learners' code may see.
+    - adopts: whether this process ends processes that learners' code leaves behind. Such a process has no other
+      children.
+
+    Raises BadInput if the process that runs submissions cannot be started.
+    """
+    grader = Grader(
+        nproc, deadline=deadline, minutes=minutes, memory=memory, sandbox=sandbox, names=names, adopts=adopts
+    )
     _active.append(grader)
     try:
         yield grader

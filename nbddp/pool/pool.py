@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from nbddp.agent.client import AgentClient
 from nbddp.errors import WorkerFailed, in_own_frames
 from nbddp.execution import report, values
+from nbddp.execution.cell_sources import sources_of
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import NO_VALUES, RankValues
 from nbddp.launch.machine import Node
@@ -281,7 +282,7 @@ class WorkerPool(PoolMethods):
         chosen = check_ranks(ranks, self.world_size, "ranks")
         limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
         said = given("call", "run", options)
-        request = values.call(function, args, kwargs, chosen, self.writes, **limits, **said)
+        request = values.call(function, args, kwargs, chosen, self.writes, shell(), **limits, **said)
         run = self.runs.run(request, screen)
         return values.answered(run.ended, load(self.writes).read if self.writes else pickling.unpack)
 
@@ -290,7 +291,7 @@ class WorkerPool(PoolMethods):
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         buffers = [values.packed(value, name) for name, value in names.items()]
-        self.answers("push", chosen, buffers, names=list(names))
+        self.answers("push", chosen, buffers, names=list(names), sources=sources_of(names.values(), shell()))
 
     def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues[Any]]:
         """Fetch one name or several from the ranks. Raises BadInput if a name is not defined on every rank."""

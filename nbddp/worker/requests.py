@@ -21,15 +21,18 @@ from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import exit_info
 from nbddp.worker.parts import RankWorker
-from nbddp.worker.program import WorkerInterrupts
+from nbddp.worker.program import CellSource, WorkerInterrupts
 
 
-def _call(worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], writes: str = "") -> list[bytes]:
+def _call(
+    worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], sources: Sequence[CellSource], writes: str = ""
+) -> list[bytes]:
     """Call a pickled function; its value, or the exception, goes back pickled. Where the client trusts no rank, the
     module `writes` writes the value, and no exception goes back."""
     import cloudpickle
 
     sys.argv = list(argv)
+    worker.files.take(sources)
     function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
     try:
         value = function(*arguments, **options)
@@ -40,9 +43,12 @@ def _call(worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], wr
     return [load(writes).write(value) if writes else pickling.pack_or_words(value)]
 
 
-def _push(worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
+def _push(
+    worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str], sources: Sequence[CellSource]
+) -> list[bytes]:
     import cloudpickle
 
+    worker.files.take(sources)
     found = {n: cloudpickle.loads(bytes(b)) for n, b in zip(names, buffers, strict=True)}
     worker.shell.user_ns.update(found)
     return []

@@ -35,6 +35,7 @@ from nbddp.capabilities.timings.text import of_bucket, table, when
 from nbddp.figures.document.page import css, live
 from nbddp.figures.document.sheet import INKS, KINDS, SERIES
 from nbddp.figures.figure import DescribedFigure
+from nbddp.figures.html import picture
 from tests.browser.test_browser import PATIENCE, converted, sync_api, until
 from tests.colours import contrast
 from tests.pool.test_timings import recording
@@ -413,8 +414,28 @@ def test_on_paper_a_figure_is_dark_on_light_in_a_dark_theme_too(browser: Any) ->
     seen.close()
 
 
+def test_on_paper_a_picture_is_as_wide_as_the_page(browser: Any) -> None:
+    seen = opened(browser, picture(draw_bench(benchmark()).png(), 900, "a plot"), width=500)
+    shown = seen.get_by_alt_text("a plot")
+    assert shown.bounding_box()["width"] == 720, "on a screen it scrolls"
+    seen.emulate_media(media="print")
+    assert shown.bounding_box()["width"] <= 500
+    seen.close()
+
+
 LAB = """<div class="jp-CodeCell"><div class="jp-InputPrompt">[3]:</div><div class="jp-InputArea">
 <div class="cm-line">x = batch()</div><div class="cm-line">y = model(x)</div></div></div>"""
+
+
+WIDE = "found => found.map(e => e.getBoundingClientRect().width)"
+
+
+@pytest.mark.parametrize("name", ["timings", "topology", "bench"])
+def test_marks_of_axes_and_of_steps_are_drawn(browser: Any, name: str) -> None:
+    seen = opened(browser, html(name))
+    wide = [w for w in seen.locator(".nbddp-svg .tick").evaluate_all(WIDE) if w]
+    assert len(wide) >= {"timings": 2 + len(chosen(analysed(gallery(8, 8), STEP)))}.get(name, 2)
+    seen.close()
 
 
 def test_what_a_line_of_a_cell_holds_leads_to_that_line(browser: Any) -> None:
@@ -429,6 +450,24 @@ def test_what_a_line_of_a_cell_holds_leads_to_that_line(browser: Any) -> None:
     alone.locator("[data-cell]").first.click()
     assert alone.locator(".nbddp-card button").count() == 1, "without the cell there is nowhere to go"
     alone.close()
+
+
+def test_a_collective_leads_to_the_line_that_calls_it(browser: Any) -> None:
+    seen = opened(
+        browser, LAB.replace("</div></div>", "</div><div class=cm-line>y.backward()</div></div>") + html("program")
+    )
+    part = seen.locator("[data-cell]", has_text="6").last
+    assert part.get_attribute("aria-label") == "rank 5 was the last in 6 of 6 calls of reduce_scatter\nat In[3] line 3"
+    part.click()
+    seen.get_by_role("button", name="Go to line 3 of In[3]").click()
+    assert seen.locator(".nbddp-found").inner_text() == "y.backward()"
+    waits = seen.locator("[data-cell][aria-label*='waits for a later rank']").first
+    assert waits.get_attribute("data-cell") == "3:3 3:2", "where it waits longest comes first"
+    waits.click()
+    assert seen.locator(".nbddp-card").first.locator("button", has_text="Go to").all_inner_texts() == [
+        "Go to line 3 of In[3]", "Go to line 2 of In[3]",
+    ]  # fmt: skip
+    seen.close()
 
 
 def test_a_line_in_the_table_leads_to_that_line_of_the_cell(browser: Any) -> None:

@@ -52,6 +52,9 @@ def test_figures_follow_the_theme_and_no_page_is_wider_than_a_phone(html: Path, 
     page.goto(f"file://{html}/lessons/05-averaging-gradients.html")
     shown = page.locator("img.nbddp-picture").first.evaluate("image => getComputedStyle(image).filter")
     assert ("invert" in shown) == (theme == "dark")
+    page.goto(f"file://{html}/lessons/08-buckets-and-overlap.html")
+    sizes = page.locator(".nbddp-keys img").evaluate_all("all => all.map(each => each.clientHeight)")
+    assert set(sizes) == {12}, "the theme puts no room around the pictures of a legend"
     page.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import CodeType
 from typing import Any
 
@@ -113,3 +114,32 @@ def test_code_keeps_the_name_of_its_file(without: bool, monkeypatch: pytest.Monk
         with pytest.raises(ZeroDivisionError) as raised:
             inner()
         assert (raised.traceback[-1].frame.code.raw.co_filename, raised.traceback[-1].lineno) == ("/cells/In[3].py", 2)
+
+
+SENT = "def halve(x):\n    return 1 / x\n\ndef train(x):\n    return halve(x - 2)"
+CALLS = {  # of a function of one cell in another: by Python, and by a cell on the ranks that has got it
+    "run": "get_ipython().magics_manager.registry['DDPMagics'].pool.run(train, 2)",
+    "push": "%ddp push train",
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
+def test_a_traceback_through_a_function_of_the_notebook_shows_the_cells_lines(four: Kernel, how: str) -> None:
+    sent = four.run(SENT)
+    shown = four.run(CALLS[how])
+    if how == "push":
+        shown = four.run("%%ddp\ntrain(2)")
+    assert "ZeroDivisionError" in shown.error
+    for place in (
+        r"5, in train\n(.*\n){2}---->    5     return halve\(x - 2\)",
+        r"2, in halve\n.*\n---->    2     return 1 / x",
+    ):
+        assert re.search(rf"Cell In\[{sent.number}\], line {place}\n", shown.error)
+
+
+def test_a_method_and_a_function_in_a_closure_bring_their_cells_along(four: Kernel) -> None:
+    four.run("def fail(): raise KeyError('lost')\nclass Trainer:\n    def fit(self): fail()")
+    four.run("trainer = Trainer()\ndef outer(f):\n    def inner(): f()\n    return inner")
+    shown = four.run("get_ipython().magics_manager.registry['DDPMagics'].pool.run(outer(trainer.fit))")
+    for line in ("def inner(): f()", "def fit(self): fail()", "def fail(): raise KeyError('lost')"):
+        assert line in shown.error

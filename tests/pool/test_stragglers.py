@@ -139,7 +139,7 @@ def test_what_makes_one_of_four_ranks_late_is_found(pool: WorkerPool, where: str
 def test_of_equal_ranks_none_is_named_anywhere(pool: WorkerPool) -> None:
     """Also not by a figure, a panel or the collectives: there is one verdict."""
     cell = TRAIN.format(where="nobody", burn=0.001, usual=0.001, each=0.0, steps=32)  # so many also if a part differs
-    pool.run_cell(cell, trace=True, screen=NullScreen())
+    pool.run_cell(cell, trace=True, cell=4, screen=NullScreen())
     found = pool.timings()
     number = typical(found)
     assert number is not None
@@ -155,6 +155,10 @@ def test_of_equal_ranks_none_is_named_anywhere(pool: WorkerPool) -> None:
     assert slowest({r: merged((), rows, 2000) for r, rows in paces.items()}) is None
     said = [*shown.words.splitlines(), *program(pool.trace().data["traceEvents"]).sentences()]
     said += pool.collectives().sentences()
+    asks = 1 + cell.split("\n").index(next(line for line in cell.split("\n") if ".backward()" in line))
+    for kinds in (program(pool.trace().data["traceEvents"]).kinds, pool.collectives().kinds):
+        [reduced] = [kind for kind in kinds if kind.op.endswith("reduce")]
+        assert list(reduced.places) == [(4, asks)], "the buckets are DDP's, and that line asks for them"
     assert [line for line in said if re.match(r"rank \d|over \d+ steps|cause", line)] == []
 
 
@@ -245,8 +249,10 @@ CALLS = {
 @needs_recorder
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
 def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: WorkerPool, call: str) -> None:
-    pool.run_cell(HAND.format(call=call), screen=NullScreen())
+    pool.run_cell(HAND.format(call=call), cell=4, screen=NullScreen())
     found = pool.collectives()
+    lines = [] if "functional" in call else [(4, 7)]  # C++ calls the functional ones
+    assert (list(found.kinds[0].places), found.waits_at[0]) == (lines, lines)
     assert found.late is not None
     assert found.late.rank == 1
     assert found.why is not None
@@ -258,7 +264,7 @@ def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: WorkerPool,
         assert found.ranks[rank].waiting > 6 * 0.03e9
     assert found.ranks[1].idle > found.ranks[0].idle, "it sleeps"
     pool.run_cell("1 + 1", screen=NullScreen())
-    assert "from an earlier cell: 4 ranks" in pool.collectives().sentences()[0]
+    assert "collectives from In[4]: 4 ranks" in pool.collectives().sentences()[0]
 
 
 def test_where_no_collective_was_called_that_is_said(pool: WorkerPool) -> None:

@@ -416,8 +416,8 @@ def test_a_phase_has_the_line_of_the_cell_that_asked_for_it_where_that_is_one(po
     assert noted[64] == (4, 10)
     for number, line in ((70, None), (3, (4, 8))):
         shown = timeline(analysed(pool.timings(), number))
-        cells = {mark.words.split("\n")[0]: mark.cell for mark in shown.marks}
-        assert (cells["rank 1 · forward"], cells["rank 1 · backward"]) == ((4, 6), line)
+        cells = {mark.words.split("\n")[0]: mark.cells for mark in shown.marks}
+        assert (cells["rank 1 · forward"], cells["rank 1 · backward"]) == ([(4, 6)], [line] if line else [])
 
 
 def test_memory_is_bounded() -> None:

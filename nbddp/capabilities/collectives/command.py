@@ -17,7 +17,15 @@ from nbddp.analysis.answers import ClockOffset, IdleRanks, clocks, unpacked
 from nbddp.analysis.cause import INPUT, OPTIMIZER, steady
 from nbddp.analysis.steps import Origin, Span, common, length, minus, none_since, origin, union, whence
 from nbddp.capabilities.collectives.breakdown import Split
-from nbddp.capabilities.collectives.instances import CollectiveInstance, kinds, latest, meetings, stretches, waits
+from nbddp.capabilities.collectives.instances import (
+    CollectiveInstance,
+    kinds,
+    latest,
+    meetings,
+    places,
+    stretches,
+    waits,
+)
 from nbddp.capabilities.collectives.program import Breakdown
 from nbddp.errors import BadInput
 from nbddp.launch.topology import rank_words
@@ -81,7 +89,7 @@ def cell_from(data: Mapping[str, Any], clock: ClockOffset) -> RankCell:
         arrived, ended = call["arrived"] + ahead, (call["ended"] or then) + ahead
         known = call["ended"] is not None
         parts[call["key"], call["sequence"], 0] = CollectivePart(
-            call["op"], arrived, ended, tuple(call["ranks"]), known
+            call["op"], arrived, ended, tuple(call["ranks"]), known, call["place"]
         )
     own = {name: [(a + ahead, b + ahead) for kind, a, b in data["own"] if kind == kept] for kept, name in NAMED.items()}
     return RankCell(data["begin"] + ahead, data["end"] + ahead, data["ran"], union(blocked), parts, own, data["gpu"])
@@ -103,7 +111,8 @@ def untraced_program(
     away = [f"The cell was not recorded on {rank_words(missing)}."] if missing else []
     notes = [HOW, *away, *([OF_GPUS] if any(c.gpu for c in cells.values()) else []), *([since] if since else [])]
     title = f"collectives{whence(origin)}: "
-    return Breakdown(splits, False, kinds(met), [], late, why, notes, title, "of the cell")
+    lines = {r: places(met, r) for r in cells}
+    return Breakdown(splits, False, kinds(met), [], late, why, notes, title, "of the cell", lines)
 
 
 def _unseen(met: Sequence[CollectiveInstance], rank: int) -> list[Span]:

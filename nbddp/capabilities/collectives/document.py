@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.analysis.quantities import duration, percent
+from nbddp.analysis.steps import Place
 from nbddp.capabilities.collectives.breakdown import Split
 from nbddp.capabilities.collectives.instances import Kind
-from nbddp.capabilities.collectives.program import MOST_KINDS, Breakdown
+from nbddp.capabilities.collectives.program import MOST_KINDS, Breakdown, called
 from nbddp.figures.document.page import Document
 from nbddp.figures.document.sheet import Mark, Sheet, axis, fitted, head
 from nbddp.figures.document.svg import swatch
@@ -43,7 +44,8 @@ def _bars(found: Breakdown) -> Sheet:
             share = part / s.whole
             if share > 0:
                 said = f"rank {rank} · {name}\n{percent(share)}, {duration(part / 1e9)} of {duration(s.whole / 1e9)}"
-                mark = Mark(left, left + share, top + HEAD, top + HEAD + LANE, said, 2 * i + 1)
+                lines = found.waits_at.get(rank, ()) if kind == "waits" else ()
+                mark = Mark(left, left + share, top + HEAD, top + HEAD + LANE, said + _at(lines), 2 * i + 1, lines)
                 sheet.bar(mark, kind, (f"{name} {percent(share)}", percent(share)), hatched)
             left += share
         top += HEAD + LANE + BETWEEN
@@ -61,7 +63,7 @@ def _last(found: Breakdown, kinds: Sequence[Kind]) -> Sheet:
     sheet, top, ranks = Sheet("How often each rank was the last to arrive"), 4.0, found.shown
     for i, kind in enumerate(kinds):
         words = f"{kind.op}: {kind.count} calls\nlast to arrive: waited for {duration(kind.late / 1e9)}"
-        head(sheet, f"{kind.op} × {kind.count}", "last to arrive, by rank", top, words, 2 * i)
+        head(sheet, f"{kind.op} × {kind.count}", "last to arrive, by rank", top, words + _at(kind.places), 2 * i)
         for column, rank in enumerate(ranks):
             if rank in kind.ranks:
                 _cell(sheet, kind, rank, (column / len(ranks), (column + 1) / len(ranks)), top + HEAD, 2 * i + 1)
@@ -76,5 +78,9 @@ def _last(found: Breakdown, kinds: Sequence[Kind]) -> Sheet:
 def _cell(sheet: Sheet, kind: Kind, rank: int, place: tuple[float, float], top: float, row: int) -> None:
     count = kind.last.get(rank, 0)
     fill = "brown" if count > kind.count / 2 else "tan" if count > kind.count / 4 else "none"
-    words = f"rank {rank} was the last in {count} of {kind.count} calls of {kind.op}"
-    sheet.bar(Mark(*place, top, top + CELL, words, row), fill, (str(count),))
+    words = f"rank {rank} was the last in {count} of {kind.count} calls of {kind.op}{_at(kind.places)}"
+    sheet.bar(Mark(*place, top, top + CELL, words, row, kind.places), fill, (str(count),))
+
+
+def _at(places: Sequence[Place]) -> str:
+    return f"\nat {called(places)}" if places else ""

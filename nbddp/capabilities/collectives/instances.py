@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from nbddp.analysis.activity import Activity, CollectivePart, Key
 from nbddp.analysis.significance import CHANCE, FEW, enough, mostly, slower
-from nbddp.analysis.steps import Span, common, length, minus, union
+from nbddp.analysis.steps import Place, Span, common, length, minus, union
 from nbddp.launch.topology import counted
 
 LATE, MOST = 0.03, 0.5  # of the time, and of all waiting: a rank that costs the others less is not named
@@ -19,6 +19,7 @@ BLOCKS, LONG = 16, 2.0  # parts of a program's collectives that are compared; se
 # times as long as the others: a rank that takes that much longer each time is late in any case; which of more than two
 # ranks comes last by chance changes more often
 MUCH, MUCH_OF_MORE = 5.0, 2.0
+PLACES = 3  # lines that are named
 AGAIN = 1.5  # times as long as any other: so much longer one of several ranks takes in most blocks
 
 
@@ -102,7 +103,8 @@ def stretches(found: Sequence[CollectiveInstance], start: int) -> list[Span]:
 @dataclass(frozen=True)
 class Kind:
     """The collectives of one operation in one group. last: rank → in how many it was the last. late: nanoseconds, the
-    median of the longest wait; moving: the median from the last arrival to the end."""
+    median of the longest wait; moving: the median from the last arrival to the end. places: of the noted calls the
+    lines, as `places` has them."""
 
     op: str
     ranks: tuple[int, ...]
@@ -110,6 +112,7 @@ class Kind:
     last: Mapping[int, int]
     late: int
     moving: int
+    places: Sequence[Place] = ()
 
 
 def kinds(found: Sequence[CollectiveInstance]) -> list[Kind]:
@@ -120,9 +123,21 @@ def kinds(found: Sequence[CollectiveInstance]) -> list[Kind]:
     order = sorted(by_kind.items(), key=lambda pair: (-sum(m.longest_wait for m in pair[1]), pair[0]))
     return [
         Kind(op, ranks, len(some), Counter(m.last for m in some), _median(m.longest_wait for m in some),
-             _median(m.moving for m in some))
+             _median(m.moving for m in some), places(some))
         for (op, _, ranks), some in order
     ]  # fmt: skip
+
+
+def places(found: Iterable[CollectiveInstance], rank: int | None = None) -> list[Place]:
+    """The lines that called these collectives, on any rank or on one, as far as they were noted: at most PLACES, those
+    with the longest waits in all first."""
+    waited: Counter[Place] = Counter()
+    for m in found:
+        for r, part in m.parts.items():
+            if part.place is not None and rank in (None, r):
+                start, end = m.wait(r)
+                waited[part.place] += end - start
+    return sorted(waited, key=lambda at: (-waited[at], at))[:PLACES]
 
 
 def _median(values: Iterable[int]) -> int:

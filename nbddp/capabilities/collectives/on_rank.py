@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from nbddp.capabilities.timings.on_rank import CallSpan, Recorder, RunRecord
+from nbddp.capabilities.timings.on_rank import Recorder, RunRecord
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import flight, position
-from nbddp.deadlock.on_rank.call_log import CALLS, STORE, UNKNOWN
+from nbddp.deadlock.on_rank.call_log import CALLS, STORE
 from nbddp.deadlock.on_rank.torch_debug_detail import GATHERS
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
@@ -39,6 +39,9 @@ def collect(recorder: Recorder) -> dict[str, Any] | None:
         known = by_run[run].get(s.note[1:3]) if s.note is not None and not s.note.is_peer else None
         if known is not None:
             known["ended"] = max(known["ended"] or 0, s.end) if s.waits else known["ended"]
+    find = recorder.finder()
+    for call in by_run[run].values():
+        call["place"] = find((call["key"], call["sequence"]), call["arrived"])
     mine = [s for s in spent if s.waits or s.note is not STORE]
     return {
         "run": run.run, "cell": run.cell, "begin": run.begin[0], "end": end[0],
@@ -80,15 +83,11 @@ def _by_run(recorder: Recorder, dumped: Sequence[flight.RecorderDump]) -> dict[R
             _add(own, key, e.sequence, e.op, members.get(key, []), e.created_ns - behind)
     for s in list(recorder.spent):
         own = of(s.begin)
-        if own is not None and _is_call(s):
+        if own is not None and s.is_collective:
             assert s.note is not None
             op, key, sequence = s.note
             _add(own, key, sequence, op, members.get(key, []), s.begin)
     return {run: own for run, own in found.items() if own}
-
-
-def _is_call(s: CallSpan) -> bool:
-    return not s.waits and s.note is not None and not s.note.is_peer and s.note[2] != UNKNOWN
 
 
 def _add(own: Calls, key: str, sequence: int, op: str, ranks: list[int], at: int) -> None:

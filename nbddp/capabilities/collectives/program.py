@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nbddp.analysis.activity import Activity, activities
 from nbddp.analysis.cause import SlowRankCause, steady
 from nbddp.analysis.quantities import drawn, duration, note, percent
-from nbddp.analysis.steps import common, length
+from nbddp.analysis.steps import Place, common, length
 from nbddp.capabilities.collectives.breakdown import Split, split, whole
 from nbddp.capabilities.collectives.instances import (
     LATE,
@@ -26,6 +26,7 @@ from nbddp.capabilities.collectives.instances import (
     kinds,
     latest,
     meetings,
+    places,
     stretches,
     waits,
 )
@@ -55,7 +56,8 @@ LETTERS = 60
 class Breakdown:
     """ranks: rank → its time. gpus: whether the times are of GPUs. late: the rank that the others wait for, `why` it is
     late; None where no rank is late enough, or the cause has no evidence. calls: the longest. notes: what else is to
-    be said. title: what it is of; window: of which time."""
+    be said. title: what it is of; window: of which time. waits_at: rank → the lines at which it
+    waits for others, the longest waits first."""
 
     ranks: Mapping[int, Split]
     gpus: bool
@@ -66,6 +68,7 @@ class Breakdown:
     notes: Sequence[str] = ()
     title: str = ""
     window: str = "from the first activity on any rank to the last"
+    waits_at: Mapping[int, Sequence[Place]] = field(default_factory=dict)
 
     def draw(self) -> DescribedFigure:
         """The figure of it, with matplotlib."""
@@ -108,9 +111,11 @@ class Breakdown:
 
     def tables(self) -> list[Table]:
         """Of ranks, collectives, kernels and calls; those that have rows."""
+        rows = [(*_kind_row(k), called(k.places)) for k in self.kinds[:MOST_KINDS]]
+        known = len(KINDS) + any(row[-1] for row in rows)  # without the last column where no line is known
         made = [
             Table(RANKS, [_rank_row(r, self.ranks[r]) for r in self.shown] if self.whole else []),
-            Table(KINDS, [_kind_row(k) for k in self.kinds[:MOST_KINDS]]),
+            Table((*KINDS, "called at")[:known], [row[:known] for row in rows]),
             Table(CALLS, [_call_row(c) for c in self.calls]),
         ]
         return [t for t in made if t.rows]
@@ -146,6 +151,11 @@ def _kind_row(k: Kind) -> tuple[object, ...]:
     return (k.op, rank_words(k.ranks), k.count, last, duration(k.late / 1e9), duration(k.moving / 1e9))
 
 
+def called(places: Sequence[Place]) -> str:
+    """Lines of cells, as figures link them."""
+    return ", ".join(f"In[{cell}] line {line}" for cell, line in places)
+
+
 def _call_row(c: Longest) -> tuple[object, ...]:
     return (c.name, c.kind, c.count, duration(c.total / 1e9), duration(c.longest / 1e9), f"rank {c.rank}")
 
@@ -163,7 +173,9 @@ def shown(ranks: Mapping[int, Activity], calls: Sequence[Longest], met: Sequence
     splits = {r: split(a, window, waits(met, r)) for r, a in ranks.items()}
     late = latest(ranks, met, window)
     why = steady(_times(ranks, met), late.rank) if late is not None else None
-    return Breakdown(splits, any(a.gpu for a in ranks.values()), kinds(met), calls, late, why, _notes(ranks, met))
+    lines = {r: places(met, r) for r in ranks}
+    gpus = any(a.gpu for a in ranks.values())
+    return Breakdown(splits, gpus, kinds(met), calls, late, why, _notes(ranks, met), waits_at=lines)
 
 
 def _times(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> list[dict[int, dict[str, int]]]:

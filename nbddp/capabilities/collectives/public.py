@@ -28,7 +28,8 @@ class CollectivesResult(Result[Breakdown]):
       ranks), `last`, `of` and `cause` (None if not known). The rank was the last at `last` of `of` collectives.
       None if no rank is known to be late.
     - `collectives`: a list of dicts of `collective`, `ranks`, `calls`, `last` (a list of dicts of `rank` and `calls`),
-      `longest_wait_s` and `transfer_s` (medians).
+      `longest_wait_s` and `transfer_s` (medians), and `lines` (a list of dicts of `cell` and `line`). The lines are
+      those that made the calls, as far as they were noted.
     - `ranks`: a list of rows, which `to_frame()` has too.
 
     The fields of a row:
@@ -85,6 +86,7 @@ def _kind_row(kind: Kind) -> Row:
         "collective": kind.op, "ranks": list(kind.ranks), "calls": kind.count,
         "last": [{"rank": rank, "calls": calls} for rank, calls in sorted(kind.last.items())],
         "longest_wait_s": kind.late / 1e9, "transfer_s": kind.moving / 1e9,
+        "lines": [{"cell": cell, "line": line} for cell, line in kind.places],
     }  # fmt: skip
 
 

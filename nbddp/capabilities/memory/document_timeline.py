@@ -97,7 +97,7 @@ def _columns(plot: Plot, rank: RankAllocations, row: int) -> None:
         left, right = plot.across(group[0][0] / 1e6), min(1.0, plot.across(end / 1e6))
         sheet = plot.sheet
         shapes = sheet.rect(left, right, plot.top, plot.height, "hit")
-        sheet.mark(shapes, Mark(left, right, plot.top, plot.top + plot.height, words, row, cell))
+        sheet.mark(shapes, Mark(left, right, plot.top, plot.top + plot.height, words, row, [cell] if cell else ()))
 
 
 def _holders(rank: RankAllocations) -> tuple[str, tuple[int, int] | None]:

@@ -99,8 +99,8 @@ ROWS = (
     ),
     MistakeKind(
         "no-exchange", GRADIENTS, 88,
-        "no backward through DDP's output came before a step, or it left no gradients, or another backward followed "
-        "it, or the step began within it; and gradients differed there",
+        "gradients differed at a step without an exchange: no backward through DDP's output came before it, or it "
+        "left no gradients. Or another backward followed it, or the step began within it",
         "run the forward through the DDP model, and its backward once before each step",
         "",
         ("gradients-differ", "replicas-differ"),
@@ -115,16 +115,16 @@ ROWS = (
     # -- replicas that drift
     MistakeKind(
         "hyperparameters-differ", DRIFT, 84,
-        "a number of the optimizer's groups differed between ranks at the same step, and parameters differed after it "
-        "(with FSDP2, where shards cannot be compared: a number such as lr)",
+        "a number of the optimizer's groups differed between ranks at the same step, and parameters differed after "
+        "it. With FSDP2, whose shards cannot be compared, a number such as `lr` is enough",
         "compute it from what all ranks know: all_reduce the metric before scheduler.step(metric)",
         "scheduler.step(local_loss)",
         ("replicas-differ",),
     ),
     MistakeKind(
         "steps-differ", DRIFT, 86,
-        "the program ended well, and ranks made different numbers of steps of the same optimizer; or made them after "
-        "different numbers of exchanges, and gradients differed there",
+        "the program ended well, and ranks made different numbers of steps of the same optimizer. Or they made them "
+        "after different numbers of exchanges, and gradients differed there",
         "call optimizer.step() on every rank, equally often",
         "if rank == 0: optimizer.step()",
         ("replicas-differ", "gradients-differ", "lost-result", "edited-gradients", "optimizer-state-differs"),
@@ -161,17 +161,17 @@ ROWS = (
     ),
     MistakeKind(
         "optimizer-differs", DRIFT, 83,
-        "the ranks' optimizers of one model had other parameters, or groups with other numbers; at a step such a "
-        "parameter became unequal, or stayed as it was on the ranks that lack it alone",
+        "the ranks' optimizers of one model had other parameters, or groups with other numbers. At a step such a "
+        "parameter became unequal, or only ranks that lack it kept its value",
         "give the optimizer the same parameters, in the same groups, on all ranks",
         "decay = set(names)  # whose order differs by process",
         ("optimizer-state-differs", "replicas-differ"),
     ),
     MistakeKind(
         "frozen-differs", DRIFT, 54,
-        "a module without gradients was called beside the model at half of its training forwards or more. Its values "
-        "differed between ranks and stayed so; or they were equal, and then changed on some ranks alone. Or it had the "
-        "model's first values on some ranks, and changed on others",
+        "a module that needs no gradient was called beside the model at half of its training forwards or more. Its "
+        "values differed between ranks and stayed as they were. Or they were equal, and then changed on some ranks "
+        "alone. Or it had the model's first values on some ranks, and changed on others",
         "load the same values on all ranks, or seed them equally: for t in module.state_dict().values(): "
         "dist.broadcast(t, 0)",
         "teacher = Net().requires_grad_(False)  # of each rank's own generator",
@@ -185,9 +185,9 @@ ROWS = (
     ),
     MistakeKind(
         "buffers-differ", DRIFT, 55,
-        "buffers that a checkpoint has differed between ranks, and DDP broadcasts none of them, by its setting or "
-        "because they are newer than DDP; or the program's own module moves a buffer at each forward. Then the loss "
-        "depends on it, and DDP overwrites each rank's by rank 0's",
+        "buffers that a checkpoint has differed between ranks, and DDP does not broadcast them: by its setting, or "
+        "because they are newer than DDP. Or the module moves a buffer a little at each forward, and the loss depends "
+        "on it. DDP then overwrites each rank's buffer by rank 0's",
         "use SyncBatchNorm, or DDP's broadcast_buffers=True",
         "DDP(model_with_batch_norm, broadcast_buffers=False)",
     ),
@@ -200,16 +200,16 @@ ROWS = (
     ),
     MistakeKind(
         "replicas-differ", DRIFT, 80,
-        "parameters differed between ranks when the program ended, and no rule about causes held; or they differed "
-        "when DDP was made, and before the first step; or without DDP they differed at each step, before which all "
+        "parameters differed between ranks when the program ended, and no rule about causes held. Or they differed "
+        "when DDP was made, and before the first step. Or, without DDP, they differed at each step, before which all "
         "their gradients were all-reduced",
         "compare them: %ddp compare model",
     ),
     # -- data
     MistakeKind(
         "sampler-world", DATA, 78,
-        "a DistributedSampler of a loader that trained the model was made for another number of replicas; or for all "
-        "ranks, while each rank's DDP has a group of its own",
+        "the DistributedSampler of a loader that trained the model was made for another number of replicas. Or it was "
+        "made for all ranks, while each rank's DDP has a group of its own",
         "make the sampler after init_process_group, or pass num_replicas=dist.get_world_size()",
         "DistributedSampler(data, num_replicas=1, rank=0)",
         ("same-batch", "sampler-rank", "overlap"),
@@ -237,8 +237,8 @@ ROWS = (
     ),
     MistakeKind(
         "overlap", DATA, 66,
-        "in one epoch samples were given to several ranks, more than equal samples of a data set explain, and each "
-        "rank's own were distinct; or each rank went through all of a data set whose lists are equal on all ranks",
+        "in one epoch several ranks got the same samples, more than equal samples of a data set explain, and each "
+        "rank's own were distinct. Or each rank went through all of a data set whose lists are equal on all ranks",
         "shuffle by a seed that all ranks share, and then take each rank's part",
         "random.shuffle(files); files[rank::world]",
     ),
@@ -265,7 +265,7 @@ ROWS = (
     ),
     MistakeKind(
         "same-order", DATA, 50,
-        "a shuffling sampler kept its epoch, and two epochs gave the same batches in the same order; or a data set's "
+        "a shuffling sampler kept its epoch, and two epochs gave the same batches in the same order. Or a data set's "
         "epoch was set, and kept workers did not see it",
         "call sampler.set_epoch(epoch) at the start of each epoch",
         "for epoch in range(n): for batch in loader: ...",
@@ -278,16 +278,17 @@ ROWS = (
     ),
     MistakeKind(
         "same-mask", DATA, 40,
-        "a model with dropout drew random numbers from generators of equal state on all ranks, for other inputs: at "
-        "all of the first 16 forwards, or from one of them on",
+        "a model with dropout drew random numbers from generators of equal state on all ranks, for other inputs. It "
+        "did so at all of the first 16 forwards, or from one of them on",
         "seed by rank once the model is made: torch.manual_seed(seed + rank)",
         "torch.manual_seed(0)  # then dropout on every rank",
         ("same-noise",),
     ),
     MistakeKind(
         "same-noise", DATA, 39,
-        "at each of at least 4 steps the ranks drew equal tensors by torch's own generator, while inputs differed; a "
-        "tensor counts if it has a row for each sample, unless a loader drew it or it has a parameter's shape",
+        "at each of at least 4 steps the ranks drew equal tensors by torch's generator before the backward, while "
+        "inputs differed. The tensors had a row for each sample. What loaders draw, and shapes of parameters, do not "
+        "count",
         "seed by rank once the model is made: torch.manual_seed(seed + rank)",
         "torch.manual_seed(0); noise = torch.randn_like(x)  # on every rank",
     ),
@@ -332,16 +333,15 @@ ROWS = (
     ),
     MistakeKind(
         "unequal-batches", MEANS, 58,
-        "ranks trained on batches of different sizes at the same forward, no count was exchanged, and samples "
-        "weighed differently in the graph; or ranks of equal weight accumulated over different numbers of "
-        "micro-batches",
+        "ranks trained on batches of different sizes at the same forward, no count was exchanged, and samples weighed "
+        "differently in the graph. Or ranks of equal weight accumulated over different numbers of micro-batches",
         "weight each rank's loss by its share: loss * n * world / n_of_all_ranks",
         "x = x[: 4 - 3 * rank]",
     ),
     MistakeKind(
         "unequal-tokens", MEANS, 57,
-        "at half of the steps (at least 4), target counts were 1.2 times apart between ranks; each rank's targets had "
-        "the same total weight",
+        "at half of the steps (at least 4), counts of targets were 1.2 times apart between ranks. Each rank's targets "
+        "had the same total weight. Targets that `ignore_index` or a mask of 0 and 1 excludes are not counted",
         "divide by the count of all ranks: dist.all_reduce(n); loss = cross_entropy(..., reduction='sum') * world / n",
         "cross_entropy(logits, labels)  # labels of -100 are not counted",
         ("unequal-batches",),
@@ -354,8 +354,9 @@ ROWS = (
     ),
     MistakeKind(
         "loss-settings-differ", MEANS, 56,
-        "at least 4 losses of a rank held the same numbers, and losses of the same form held others on other ranks; "
-        "batches were of one size. Such a number is a temperature, an exponent, or the weight of a further term",
+        "at least 4 losses of a rank had graphs of one form with the same numbers in them, and other ranks' had "
+        "others. Such a number is a temperature, an exponent, label smoothing or a term's weight. Batches were of one "
+        "size",
         "give the loss the same settings on all ranks",
         "CrossEntropyLoss(label_smoothing=0.1 if rank == 0 else 0.0)",
     ),
@@ -380,8 +381,9 @@ ROWS = (
     ),
     MistakeKind(
         "mode-differs", MODES, 66,
-        "a model or a frozen one beside it was in train mode on some ranks alone, at the same training forward; "
-        "or some ranks alone ran a model with BatchNorm in train mode without gradients, twice or more",
+        "the model, a module within it or a frozen one beside it was in train mode on some ranks only, at the same "
+        "training forward. Or some ranks alone ran a model with BatchNorm in train mode without gradients, twice or "
+        "more",
         "call ddp.train() on all ranks before training",
         "if rank == 0: ddp.eval(); evaluate(); ddp.train()",
         ("buffers-differ",),
@@ -421,14 +423,15 @@ ROWS = (
     ),
     MistakeKind(
         "host-sync", SPEED, 21,
-        "at 90 % of at least 30 optimizer steps, one line of the program waited for a GPU. It read the loss or a "
-        "number after backward, or synchronized in a function that does not read the clock",
+        "at 90 % of at least 30 optimizer steps, one line of the program waited for a GPU, real or simulated. It read "
+        "the loss, or a number after backward. Or it called `torch.cuda.synchronize` in a function that does not ask "
+        "for the time",
         "keep loss.detach() on the GPU, and read it at each k-th step, as in if step % 50 == 0: print(loss.item())",
         "optimizer.step(); total += loss.item()",
     ),
     MistakeKind(
         "starved-rank", SPEED, 24,
-        "three of four waits for a batch were longer than 5 ms on one rank; three of four on each other rank were "
+        "on one rank, three of four waits for a batch were longer than 5 ms. On each other rank, three of four were "
         "five times shorter",
         "give its loader more workers, or spread the slow samples over all ranks",
         "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from nbddp.analysis.quantities import duration, size
-from nbddp.analysis.steps import Recording, Span
+from nbddp.analysis.steps import Place, Recording, Span
 from nbddp.analysis.wait_time import CurvePoint
 from nbddp.capabilities.timings.analysis import RankView, StepView, analysed
 from nbddp.capabilities.timings.text import folded, heading, of_bucket, of_rank, of_step, sentences, table, when
@@ -17,6 +17,7 @@ HEAD, LANE, GAP, BETWEEN = 17, 20, 2, 9  # pixels: of a rank's line, of a lane, 
 CURVES, CURVES_FROM = 96, 4  # pixels of the curves; steps from which on there are some
 MOST_COLUMNS = 200  # of the curves that say what they are
 MOST_BARS = 2000  # of all steps that a click draws: some 200 kB of a notebook
+MARK = 4  # pixels across, of the mark of a step that can be drawn
 LEAST = 0.001  # of the step: a shorter gap between phases is no lost time to be seen
 AFTER_FORWARD, EXPOSED = "between forward and backward", "exposed communication"
 BEFORE_OPTIMIZER = "before the optimizer"
@@ -129,7 +130,12 @@ def _computing(sheet: Sheet, mine: RankView, view: StepView, top: float, row: in
         place = _share(start, view), _share(end, view), top, top + LANE
         long, short = duration((end - start) / 1e9), SHORT.get(name, name)
         labels = tuple(dict.fromkeys((f"{name} {long}", f"{short} {long}", short)))
-        sheet.bar(Mark(*place, said, row, mine.step.line_of(name)), kind, labels, kind == "lost")
+        sheet.bar(Mark(*place, said, row, _lines(mine, name)), kind, labels, kind == "lost")
+
+
+def _lines(mine: RankView, phase: str) -> Sequence[Place]:
+    found = mine.step.line_of(phase)
+    return [found] if found else []
 
 
 def lost(mine: RankView, view: StepView) -> Iterator[tuple[str, Span]]:
@@ -156,7 +162,7 @@ def _buckets(sheet: Sheet, mine: RankView, view: StepView, top: float, row: int)
         sent, start, done = (_share(t, view) for t in (of.bucket.sent, of.start, of.bucket.done))
         words = of_bucket(mine.rank, of) + "\n" + when(of.bucket.sent - view.begin, of.bucket.done - view.begin)
         labels = (f"{of.bucket.index} · {size(of.bucket.bytes)}", str(of.bucket.index))
-        mark = Mark(sent, done, at, at + LANE, words, row, mine.step.line_of("backward"))
+        mark = Mark(sent, done, at, at + LANE, words, row, _lines(mine, "backward"))
         sheet.two(mark, start, ("waits", "moves"), labels)
 
 
@@ -194,5 +200,5 @@ def columns(plot: Plot, view: StepView, kept: Collection[int]) -> None:
         shapes = sheet.rect(left, right, plot.top, plot.height, "hit now" if here else "hit")
         scene = shown.number if shown.number in kept else None
         if scene is not None and len(kept) < len(view.curves):
-            shapes += sheet.rect((left + right) / 2, (left + right) / 2, bottom - 5, 5, "tick")
+            shapes += sheet.tick((left + right) / 2, bottom - 5, 5, MARK)
         sheet.mark(shapes, Mark(left, right, plot.top, bottom, of_step(shown), 0, scene=scene))

@@ -36,11 +36,20 @@ from weakref import WeakKeyDictionary, WeakSet
 from nbddp.analysis.steps import RankRecording
 from nbddp.capabilities.timings import on_rank_gpu_clock, on_rank_marks
 from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
-from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, Tally, before_gradient, passed
+from nbddp.capabilities.timings.on_rank_marks import (
+    BucketMarks,
+    CallPlaces,
+    DdpModel,
+    Finder,
+    StepMarks,
+    Tally,
+    before_gradient,
+    passed,
+)
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import call_log
-from nbddp.deadlock.on_rank.call_log import RECV, SEND, CallRecord
+from nbddp.deadlock.on_rank.call_log import RECV, SEND, UNKNOWN, CallRecord
 from nbddp.protocol import pickling
 from nbddp.protocol.codec import Json, to_json
 from nbddp.protocol.outcome import Outcome
@@ -76,6 +85,11 @@ class CallSpan:
     def op(self) -> str:
         return {SEND: "send", RECV: "recv"}.get(self.note[0], str(self.note[0])) if self.note else ""
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is the call of one whose number is known."""
+        return not self.waits and self.note is not None and not self.note.is_peer and self.note[2] != UNKNOWN
+
 
 @dataclass(eq=False)
 class RunRecord:
@@ -96,6 +110,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.spent: deque[CallSpan] = deque(maxlen=SPENT)
+        self.places = CallPlaces()
         self.runs: deque[RunRecord] = deque(maxlen=call_log.EPOCHS)
         self.keeps = False  # whether what is spent now is remembered
         self.on = True
@@ -127,6 +142,7 @@ class Recorder:
         """Remember what is spent in this run, if it is one of a cell or a called function."""
         if spec.op in (CELL, CALL) and not self.keeps:
             self.keeps = True
+            self.places.begin()
             self.runs.append(RunRecord(spec.run, spec.cell, clock.time_ns(), _clocks()))
 
     def _spend(self, waits: bool, began: tuple[int, int], note: CallRecord | None) -> None:
@@ -134,7 +150,16 @@ class Recorder:
         if self.keeps:
             ended = _clocks()
             thread = threading.get_native_id()
-            self.spent.append(CallSpan(waits, began[0], ended[0], (began[1], ended[1]), thread, note))
+            spent = CallSpan(waits, began[0], ended[0], (began[1], ended[1]), thread, note)
+            self.spent.append(spent)
+            if note is not None and spent.is_collective:
+                self.places.note(note, self._names)
+
+    def finder(self) -> Finder:
+        """Of the lines that call collectives."""
+        spent = list(self.spent)
+        called = frozenset(s.note[1:3] for s in spent if s.note is not None and s.is_collective)
+        return self.places.finder(called, spent[0].begin if len(spent) == SPENT else 0, list(self.steps))
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
         if self.keeps:

@@ -38,8 +38,10 @@ def topology_document(placed: Topology) -> Document:
 
 
 def node_sheet(cell: Cell, height: float, nodes: Sequence[Node], network: str, joined: bool) -> Sheet:
-    """A node with its processes and GPUs, and the line that joins it to others."""
+    """A node with its processes and GPUs, and the line that joins it to others; a few words for nodes like it."""
     first, *inner = cell
+    if first.kind == "fold":
+        height, joined = first.height, False
     whole = round(first.width * INCH) + 2 * BESIDE
     sheet = Sheet(
         first.title.split("\n")[0] or f"node {nodes[0].index}", width=max(whole, _width(network) + 2 * BESIDE)
@@ -53,7 +55,7 @@ def node_sheet(cell: Cell, height: float, nodes: Sequence[Node], network: str, j
     bottom = height * INCH + 2
     if joined:
         middle = (BESIDE + first.width * INCH / 2) / sheet.width
-        sheet.body += [sheet.rect(middle, middle, bottom, 12, "tick"), sheet.rect(0, 1, bottom + 12, 1.5, "rule")]
+        sheet.body += [sheet.tick(middle, bottom, 12), sheet.rect(0, 1, bottom + 12, 1.5, "rule")]
         if network:
             sheet.text(middle, bottom + 27, network, "s c")
     sheet.height = bottom + (BUS if joined else 2)

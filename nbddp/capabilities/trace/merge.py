@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.analysis.answers import ClockOffset
+from nbddp.analysis.steps import Place
 
 Event = dict[str, Any]
 CALL = "c10d::"
@@ -27,7 +28,8 @@ PROCESSES = 1000  # process ids of a rank in the merged file: from rank * 1000
 
 @dataclass(frozen=True)
 class Collective:
-    """One call of a collective as torch's flight recorder has it. created: nanoseconds since 1970."""
+    """One call of a collective as torch's flight recorder has it. created: nanoseconds since 1970. place: the
+    line of a cell that called it."""
 
     op: str
     group: str
@@ -35,6 +37,7 @@ class Collective:
     sequence: int
     created: int
     what: str = ""
+    place: Place | None = None
 
     @property
     def key(self) -> tuple[str, tuple[int, ...], int]:
@@ -217,6 +220,8 @@ def _note(event: Event, collective: Collective) -> None:
         {"group": collective.group, "sequence": collective.sequence, "ranks": list(collective.ranks),
          "tensors": collective.what, "op": collective.op.rpartition(":")[2].lstrip("_")}
     )  # fmt: skip
+    if collective.place:
+        event["args"].update(zip(("cell", "line"), collective.place, strict=True))
 
 
 def _flow(number: int, found: Sequence[tuple[Event, Collective]]) -> list[Event]:

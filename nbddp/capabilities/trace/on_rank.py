@@ -130,7 +130,7 @@ class Tracer:
     def _kept(self, profile: Any) -> RankTrace:
         with self._as_ours():
             profile.stop()
-        collectives = [Collective(**call) for call in position.collectives(self._began)]
+        collectives = self._collectives()
         waits = [(s.begin, s.end, s.thread, f"wait for {s.op or 'a collective'}")
                  for s in list(self._recorder.spent) if s.waits and s.begin >= self._since]  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
@@ -144,6 +144,17 @@ class Tracer:
         shift = min(base + round(at * 1000) - mark for at, mark in zip(marks, self._marks, strict=True))
         events = [e for e in trace["traceEvents"] if e.get("name") != MARK]
         return RankTrace(events, base, shift, os.getpid(), collectives=collectives, waits=waits)
+
+    def _collectives(self) -> list[Collective]:
+        """Those that were called since the trace began, with their lines."""
+        find, behind = self._recorder.finder(), clock.time_ns() - on_rank.now()
+        return [
+            Collective(
+                c["op"], c["group"], c["ranks"], c["sequence"], c["created"], c["what"],
+                find((c["key"], c["sequence"]), c["created"] - behind),
+            )
+            for c in position.collectives(self._began)
+        ]  # fmt: skip
 
 
 def part(worker: RankWorker) -> Tracer:

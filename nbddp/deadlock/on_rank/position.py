@@ -487,7 +487,8 @@ def is_elsewhere() -> bool:
 
 
 class CalledCollective(TypedDict):
-    """One that this rank has called. ranks: global; created: nanoseconds since 1970."""
+    """One that this rank has called. ranks: global; created: nanoseconds since 1970. key: the group's, as
+    `CallLog.key` names it."""
 
     op: str
     group: str
@@ -495,13 +496,14 @@ class CalledCollective(TypedDict):
     what: str
     sequence: int
     created: int
+    key: str
 
 
 def collectives(since: int) -> list[CalledCollective]:
     """Collectives that were called since then (nanoseconds since 1970), oldest first, with their groups' ranks."""
     return [
         {"op": e.name, "group": e.group, "ranks": tuple(members_of(e.group)[0]), "what": e.what,
-         "sequence": e.sequence, "created": e.created_ns}
+         "sequence": e.sequence, "created": e.created_ns, "key": key_of(e)}
         for e in flight.entries(flight.dumps(active=False)) if e.created_ns >= since and e.sequence
     ]  # fmt: skip
 

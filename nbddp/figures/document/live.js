@@ -135,12 +135,13 @@
     }
 
     links(part) {
-      const [number, line] = (part.dataset.cell || "").split(":");
-      const cell = number && cellOf(number);
-      if (!cell) return [];
-      const go = make("button", "", `Go to line ${line} of In[${number}]`);
-      go.addEventListener("click", () => reveal(cell, line));
-      return [go];
+      return (part.dataset.cell || "").split(" ").flatMap((place) => {
+        const [number, line] = place.split(":"), cell = number && cellOf(number);
+        if (!cell) return [];
+        const go = make("button", "", `Go to line ${line} of In[${number}]`);
+        go.addEventListener("click", () => reveal(cell, line));
+        return [go];
+      });
     }
 
     key(e, i) {

@@ -160,7 +160,7 @@ def _spot(mark: Mark, sheet: Sheet) -> str:
 
 def _data(mark: Mark) -> dict[str, str]:
     """What `live.js` knows of a part besides its words."""
-    more = {"cell": f"{mark.cell[0]}:{mark.cell[1]}"} if mark.cell else {}
+    more = {"cell": " ".join(f"{cell}:{line}" for cell, line in mark.cells)} if mark.cells else {}
     more |= {"scene": str(mark.scene)} if mark.scene is not None else {}
     return {"row": str(mark.row), "at": f"{50 * (mark.left + mark.right):.2f}", **more}
 

@@ -47,9 +47,9 @@ MOST_TICKS = 240
 
 @dataclass(frozen=True)
 class Mark:
-    """A part with words. left, right: shares of the width; top, bottom: pixels. row: for the arrow keys; cell: the n of
-    an In[n] and a line that it belongs to. scene: of its document, which it shows; the last line of its words tells how
-    to see it without a script."""
+    """A part with words. left, right: shares of the width; top, bottom: pixels. row: for the arrow keys; cells: each
+    the n of an In[n] and a line that it belongs to. scene: of its document, which it shows; the last line of its words
+    tells how to see it without a script."""
 
     left: float
     right: float
@@ -57,7 +57,7 @@ class Mark:
     bottom: float
     words: str
     row: int = 0
-    cell: tuple[int, int] | None = None
+    cells: Sequence[tuple[int, int]] = ()
     scene: int | None = None
 
 
@@ -78,6 +78,11 @@ class Sheet:
         """A rectangle as SVG, which is not drawn by that."""
         place = f'x="{pct(left)}" y="{num(top)}" width="{pct(max(0.0, right - left))}" height="{num(height)}"'
         return f'<rect class="{look}" {place}/>'
+
+    def tick(self, at: float, top: float, height: float, width: float = 1, look: str = "") -> str:
+        """An upright mark of some pixels as SVG. A rectangle without a width would not be drawn."""
+        place = f'x="{pct(at)}" y="{num(top)}" width="{num(width)}" height="{num(height)}"'
+        return f'<rect class="{f"tick {look}".strip()}" {place} transform="translate({num(-width / 2)})"/>'
 
     def text(self, x: float, y: float, words: str, look: str = "", more: str = "") -> None:
         """A text whose baseline is at `y`."""
@@ -164,7 +169,7 @@ def axis(sheet: Sheet, top: float, low: float, high: float, unit: str) -> None:
     sheet.body.append(sheet.rect(0, 1, top, 1, "rule"))
     for value, least in ticks(low, high):
         share = (value - low) / (high - low)
-        sheet.body.append(sheet.rect(share, share, top, 5, f"tick w{least}"))
+        sheet.body.append(sheet.tick(share, top, 5, look=f"w{least}"))
         side = "b" if share < 0.01 else "e" if share > 0.99 else "c"
         sheet.body.append(text(share, top + 17, f"{value:g}", f"s muted {side} w{least}"))
     sheet.text(0, top + 32, unit, "s muted pin")
@@ -266,7 +271,8 @@ Point = tuple[float, float]
 @dataclass
 class Plot:
     """A plot of `height` pixels below `top`. x, y: the least and the largest value of each axis; log_x, log_y: whether
-    its values are drawn by their logarithms."""
+    its values are drawn by their logarithms. names: of its grid, each with its height; filled: whether areas lie behind
+    them."""
 
     sheet: Sheet
     top: float
@@ -276,7 +282,8 @@ class Plot:
     log_x: bool = False
     log_y: bool = False
     paths: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
+    names: list[tuple[float, str]] = field(default_factory=list)
+    filled: bool = False
 
     def across(self, value: float) -> float:
         """As a share of the width."""
@@ -291,6 +298,7 @@ class Plot:
 
     def area(self, lower: Sequence[Point], upper: Sequence[Point], look: str) -> None:
         """Between two lines."""
+        self.filled = True
         around = [*upper, *reversed(lower)]
         self.paths.append(f'<path class="{look}" d="{self._path(around)}Z"/>')
 
@@ -307,13 +315,14 @@ class Plot:
         for value in values:
             y = self.down(value)
             self.sheet.body.append(self.sheet.rect(0, 1, y, 1, "grid"))
-            self.names.append(text(0, y - 3, name(value), "s muted pin halo"))
+            self.names.append((y - 3, name(value)))
 
     def finish(self) -> None:
         """Put the paths into the sheet, and the names of the grid over them."""
         inner = f'<svg x="0" y="{num(self.top)}" width="100%" height="{num(self.height)}" overflow="visible" '
         inner += f'viewBox="0 0 {ACROSS} {num(self.height)}" preserveAspectRatio="none">{"".join(self.paths)}</svg>'
-        self.sheet.body += [inner, *self.names]
+        look = "s pin halo" if self.filled else "s muted pin halo"  # muted text is too faint on an area
+        self.sheet.body += [inner, *(text(0, y, name, look) for y, name in self.names)]
         self.sheet.height = max(self.sheet.height, self.top + self.height)
 
 
@@ -344,7 +353,7 @@ def named_axis(plot: Plot, values: Sequence[float], name: Callable[[float], str]
             if least:
                 look = f"s muted {side} w{least}"
                 sheet.body += [
-                    sheet.rect(share, share, top, 5, f"tick w{least}"),
+                    sheet.tick(share, top, 5, look=f"w{least}"),
                     text(share, top + 17, name(value), look),
                 ]
     sheet.text(0, top + 32, unit, "s muted pin")

@@ -38,7 +38,6 @@ def style() -> str:
         (".e", "text-anchor:end"),
         (".grid", GRID.css("fill")),
         (".rule,.tick", FRAME.css("fill")),
-        (".tick", f"{FRAME.css('stroke')};stroke-width:1"),
         (".halo", "paint-order:stroke;stroke:Canvas;stroke-width:3px;stroke-linejoin:round"),
         (".dashed", "stroke-dasharray:4 3"),
         (".hit", "fill:transparent"),
