@@ -185,9 +185,20 @@ NO_CLOCK = (
     "def bad(*_): raise RuntimeError('no clock')\n"
     "for name in ('time', 'time_ns', 'monotonic', 'monotonic_ns', 'perf_counter'): setattr(time, name, bad)\n"
 )
+NO_MEMORY = """\
+import resource
+size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 20), -1))
+held, piece = [], 1 << 26
+while piece > 16:
+    try: held.append(bytearray(piece))
+    except MemoryError: piece //= 2
+"""  # not a byte is left, also for the cells that follow
 SPOILS = {  # what a program does to the process in which the worker has to come to the end of its run
     "no descriptors": (EXHAUSTS, "rank 1 raised OSError: [Errno 24] Too many open files: '/dev/null' (cell line 4)"),
     "none, and caught": (f"try:\n    {EXHAUSTS.replace(chr(10), chr(10) + '    ')}\nexcept OSError: pass", ""),
+    "no memory": (f"{NO_MEMORY}raise MemoryError", "rank 1 raised MemoryError (cell line 10)"),
+    "no memory, and caught": (NO_MEMORY, ""),
     "a clock that raises": (f"{NO_CLOCK}1 / 0", "rank 1 raised ZeroDivisionError: division by zero (cell line 5)"),
     "a clock that raises, and an end": (NO_CLOCK, ""),
     "another user": ("os.setuid(65534)", ""),

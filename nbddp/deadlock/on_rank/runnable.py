@@ -35,6 +35,7 @@ from ipykernel import ipkernel
 
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.thread import OwnThread
 from nbddp.deadlock.on_rank import frames, threads
 from nbddp.deadlock.on_rank.frames import SeenFrame
 from nbddp.protocol.codec import name_of
@@ -118,7 +119,12 @@ def _python_threads(of_all: threads.Stacks, quiet: set[int | None], acts: thread
             any(map(acts, its)) or not (thread in _known or _serves(its) or _rests(thread, its))
         ):
             yield f'thread "{name_of(thread.name)}"' if thread is not None else "a thread"
-    yield from (f'thread "{name_of(t.name)}"' for t in there if t.native_id is None)  # it begins
+    yield from (f'thread "{name_of(t.name)}"' for t in there if _begins(t))
+
+
+def _begins(thread: threading.Thread) -> bool:
+    """Whether a thread has been started, and has not come to its function."""
+    return thread.native_id is None and not (isinstance(thread, OwnThread) and thread.has_died_early())
 
 
 def _serves(its: list[SeenFrame]) -> bool:
