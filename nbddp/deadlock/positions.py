@@ -28,6 +28,8 @@ GONE = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.ABSE
 APART = "apart"  # a call in which it waits for what the pool does not know: seen, and never part of a verdict
 NCCL, STORE = "nccl", "store"  # what a collective waits with
 SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
+SENDS = "send"  # a kind of call
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 DESTROY = "destroy_process_group"
 NOT_BEGUN = "not begun yet"
 LITTLE = 0.2  # of the time between two looks: a process that has used less CPU does not compute
@@ -70,7 +72,7 @@ class Call:
 
     def _words(self) -> str:
         if self.kind in ("send", "recv"):
-            return self.op if self.peer is None else f"{self.op} {_to(self.kind == 'send', self.peer)}"
+            return f"{self.op if self.peer is None else f'{self.op} {_to(self.kind == SENDS, self.peer)}'}{self.of}"
         number = f" #{self.sequence}{self.of}" if self.sequence else ""
         if self.kind == "backward":
             made_of = self.made_of or ("collective" if number else "")
@@ -86,8 +88,8 @@ class Call:
             return "wait() for a send or receive"
         side, _, source, to, _ = self.channel
         if side == SEND:
-            return f"wait() for a send {_to(True, to)}"
-        return "wait() for a recv" if source == ANY else f"wait() for a recv {_to(False, source)}"
+            return f"wait() for a send {_to(True, to)}{self.of}"
+        return f"wait() for a recv{'' if source == ANY else f' {_to(False, source)}'}{self.of}"
 
     def fits(self, made_of: str, what: str, root: int | None = None) -> bool:
         """Whether another rank's call can be the other end of this one; one that is not known can."""
@@ -262,7 +264,8 @@ def _call_of(facts: Whereabouts) -> Call | None:
         key, number, ranks = seen.made
         return replace(call, group=key, sequence=number, ranks=ranks, made_of=NEW_GROUP, what=str([*ranks]))
     if seen.channel is not None:
-        return replace(call, channel=seen.channel, nth=seen.nth, ranks=seen.members)
+        of = "" if pending is None else _of(pending)
+        return replace(call, channel=seen.channel, nth=seen.nth, ranks=seen.members, of=of)
     if pending is None or seen.kind not in ("collective", "wait", "backward", "pending", DESTROY):
         return call
     return replace(
@@ -272,11 +275,21 @@ def _call_of(facts: Whereabouts) -> Call | None:
 
 
 def _of(pending: PendingCollective) -> str:
-    """` of group {0, 1}`, with its description if the user gave one; nothing for the default group."""
+    """` of group {0, 1}`, with its description if the user gave one; ` of the second group {0, 1} (made at cell line
+    5)` if there are several; nothing for the default group."""
     if pending.default:
         return ""
-    named = f" ({pending.named})" if pending.named else ""
-    return f" of group {{{', '.join(map(str, sorted(pending.ranks)))}}}{named}"
+    made = f"made at {place(*pending.made_at)}" if pending.made_at else ""
+    more = ", ".join(filter(None, (pending.named, made)))
+    which = f"the {_ordinal(pending.nth)} " if pending.nth else ""
+    return f" of {which}group {{{', '.join(map(str, sorted(pending.ranks)))}}}{f' ({more})' if more else ''}"
+
+
+def _ordinal(n: int) -> str:
+    """`second`, `12th`, `22nd`."""
+    if n <= len(ORDINALS):
+        return ORDINALS[n - 1]
+    return f"{n}{'th' if n % 100 in (11, 12, 13) else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}"
 
 
 def _is_blocked(call: Call, facts: Whereabouts, still: bool) -> bool:

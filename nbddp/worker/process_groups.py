@@ -277,7 +277,8 @@ class Groups:
         def new_group(*args: Any, **kwargs: Any) -> Any:
             self._compared, self.touched = False, True
             given = {**dict(zip(HELPER, args, strict=False)), **kwargs}
-            making = call_log.CALLS.making_group(str(given["group_name"]), given["global_ranks_in_group"])
+            named = str(given.get("group_desc") or "")
+            making = call_log.CALLS.making_group(str(given["group_name"]), given["global_ranks_in_group"], named)
             with making, self.sockets.watch(), self._quiet.connecting():
                 made = original(*args, **kwargs)
             if self.inits in self._prefixes and hasattr(made[0], "group_name") and not self._compared:

@@ -296,7 +296,9 @@ def test_nobody_waits_for_a_thread_that_dies_before_it_begins(monkeypatch: pytes
     assert release.end()
     with Sockets().shutting(after=0):
         pass
-    assert not any(ident.startswith('thread "nbddp-') for ident in runnable.acts({}, 0, lambda f: False, lambda f: False))
+    assert not any(
+        ident.startswith('thread "nbddp-') for ident in runnable.acts({}, 0, lambda f: False, lambda f: False)
+    )
 
 
 def test_a_release_whose_thread_begins_late_ends_nothing_of_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,9 @@ def _position(
     claimed = (found for claim in claims if (found := claim(its)) is not None)
     claim = None if moves else next(claimed, None) or _met(call, inside)
     pending = claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns))
+    if pending is None and note is not None and peer:
+        pending = _unseen("", note[1], 0)
+    pending = None if pending is None else _told_apart(pending, names)
     if call is not None and pending is not None and call.op == RESULT and pending.op:
         call = replace(call, op=pending.op)  # whose result it is
     processes, ticks = threads.children()
@@ -214,7 +217,7 @@ def record(entries: list[flight.FlightEntry], own: Mapping[str, Sequence[PastCal
     latest |= torch_debug_detail.CHECKS.counted(called)
     if CALLS.made:
         made = list(CALLS.made.items())[-HISTORY:]
-        history[CALLS.subgroups] = tuple((n, NEW_GROUP, str(r), None) for n, r in made)
+        history[CALLS.subgroups] = tuple((n, NEW_GROUP, str([*it.ranks]), None) for n, it in made)
     by_key: dict[str, list[flight.FlightEntry]] = {}
     for e in entries:
         by_key.setdefault(key_of(e), []).append(e)
@@ -437,6 +440,16 @@ def _unseen(op: str, key: str, sequence: int) -> PendingCollective:
     group = next((g for g in call_log.groups().values() if CALLS.key(g) == key), None)
     name, description = (group.group_name, group.group_desc) if group is not None else ("", "")
     return _collective(key, name, description, sequence, op)
+
+
+def _told_apart(pending: PendingCollective, names: dict[str, str]) -> PendingCollective:
+    """With what tells its group from others of the same ranks."""
+    found = CALLS.twins(pending.group)
+    if found is None:
+        return pending
+    nth, made = found
+    at = None if made.where is None else (names.get(made.where[0], made.where[0])[:FILE], *made.where[1:])
+    return replace(pending, nth=nth, made_at=at)
 
 
 def _collective(key: str, name: str, description: str, sequence: int, op: str, seen: bool = False) -> PendingCollective:
