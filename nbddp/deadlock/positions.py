@@ -113,7 +113,8 @@ class Position:
     `bytes` (None), it has computed. `rests`: it is not known to be blocked, and waits for something while its
     process and its children do nothing; `also`: what it and its other threads seem to wait in then.
 
-    `stopped`: it waits in its debugger for the reader. `advice`: what would help the processes that it has started.
+    `stopped`: it waits in its debugger for the reader. `unanswered`: for how many seconds it has not answered.
+    `advice`: what would help the processes that it has started.
 
     `past`: (group, sequence) → what was called there, and with which root. `latest`: group → number of its last
     collective; `blind`: groups of which more was called than is known; `records`: that what is not in `past` was
@@ -145,6 +146,7 @@ class Position:
     informed: bool = True
     why: str = ""
     stopped: bool = False
+    unanswered: float = 0.0
     advice: str = ""
 
     @property
@@ -177,9 +179,10 @@ def facts_of(reply: Reply) -> Whereabouts | None:
 def position_of(rank: int, facts: Whereabouts | None, before: Position | None, elapsed: float) -> Position:
     """A rank's place from what its worker answered (None: it did not), and its place `elapsed` seconds earlier."""
     if facts is None:
-        return Position(rank, RankStatus.SILENT, where=before.where if before else "", informed=False)
+        return _unanswered(Position(rank, RankStatus.SILENT, informed=False), before, elapsed)
     if facts.failed:
         return Position(rank, RankStatus.UNKNOWN, informed=False, why=facts.failed)  # it may be elsewhere by now
+    elapsed += before.unanswered if before is not None else 0.0
     used = facts.cpu - before.cpu if before is not None else elapsed
     known = _known(rank, facts, before, computes=used >= LITTLE * elapsed)
     # what could act at the last look may be acting at this one, unseen: a handler that has just removed itself
@@ -195,6 +198,15 @@ def position_of(rank: int, facts: Whereabouts | None, before: Position | None, e
         return replace(known, where=at, line=line, sure=False, stopped=True)
     at_work = replace(known, where=where, line=line)
     return _at_work(at_work, facts, before, acts=bool(acts), still=used < LITTLE * elapsed and not known.moved)
+
+
+def _unanswered(silent: Position, before: Position | None, elapsed: float) -> Position:
+    """A rank that was late, with what the next answer is compared with."""
+    if before is None:
+        return silent
+    late = before.unanswered + elapsed
+    counts = replace(silent, cpu=before.cpu, bytes=before.bytes, children=before.children)
+    return replace(counts, children_cpu=before.children_cpu, where=before.where, unanswered=late)
 
 
 def _at_work(known: Position, facts: Whereabouts, before: Position | None, *, acts: bool, still: bool) -> Position:
