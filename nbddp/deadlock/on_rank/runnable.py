@@ -36,7 +36,7 @@ from ipykernel import ipkernel
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
 from nbddp.compat.thread import OwnThread
-from nbddp.deadlock.on_rank import frames, threads
+from nbddp.deadlock.on_rank import comms, frames, threads
 from nbddp.deadlock.on_rank.frames import SeenFrame
 from nbddp.protocol.codec import name_of
 
@@ -315,7 +315,7 @@ class Loop:
         known = all(_is_known(one, (*MACHINERY, ASYNCIO)) for call in held.calls for one in call if callable(one))
         more = [] if known else ["a callback of its event loop"]
         more += ["a connection of its event loop"] * bool(set(held.descriptors) - self._descriptors)
-        return ["a task of its event loop"] * bool(tasks) + more
+        return ["a task of its event loop"] * bool(tasks) + more + comms.acts()
 
 
 def _is_known_task(task: asyncio.Task[Any]) -> bool:
