@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -236,6 +237,20 @@ def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: Wo
     two.ensure(LaunchSpec())
     two.restart([1])
     check_after(two, (1,))
+
+
+def test_a_signal_that_a_program_waits_for_reaches_no_thread_of_the_workers(two: WorkerPool) -> None:
+    """As in a script that blocks it before it starts threads: a job's notice of its end, say."""
+    two.ensure(LaunchSpec(fresh=True))
+    code = (
+        "import os, signal, threading\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nheard = []\n"
+        "waits = threading.Thread(target=lambda: heard.append(signal.sigwait([signal.SIGUSR1]))); waits.start()\n"
+        "os.kill(os.getpid(), signal.SIGUSR1); waits.join()\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n"
+        "len(heard), signal.pthread_sigmask(signal.SIG_BLOCK, [])"
+    )
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert list(two.run_cell(code, want_value=True, screen=NullScreen())) == [(1, mask)] * 2
 
 
 def test_a_module_that_a_program_removes_is_imported_again_and_its_own_import_stays(two: WorkerPool) -> None:
