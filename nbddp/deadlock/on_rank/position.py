@@ -121,7 +121,7 @@ def _position(
     processes, ticks = threads.children()
     counts = _counts(groups)
     return Whereabouts(
-        user=_place(its[at], names) if at < len(its) else None,
+        user=_users(its, names) or _users(of_all.get(threading.main_thread().ident or 0, []), names),
         call=_on_channel(call, note) if call is not None and note is not None and peer else call,
         pending=pending,
         exact=claim is not None or note is not None,
@@ -134,6 +134,11 @@ def _position(
         acts=("its main thread",) if moves else _acts(of_all, ident, names, recorded, note, inside),
         inits=counts[0], groups=counts[1],
     )  # fmt: skip
+
+
+def _users(its: list[SeenFrame], names: dict[str, str]) -> Place | None:
+    """The user's innermost place among these frames. A thread that is waited for may be a library's alone."""
+    return next((_place(f, names) for f in its if frames.is_user(f.file, names)), None)
 
 
 def _also(
