@@ -23,7 +23,7 @@ from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.kernels import Kernel
-from tests.pool.faults import FREED_STATUS, check_after, numbered
+from tests.pool.faults import FREED_STATUS, check_after, needs_recorder, numbered
 from tests.screens import Hearing
 
 START = """
@@ -267,7 +267,9 @@ def test_a_module_that_a_program_removes_is_imported_again_and_its_own_import_st
     two.run_cell("builtins.__import__ = first", screen=NullScreen())
 
 
-@pytest.mark.parametrize("ends", [{"hang_after": 0.5}, {"hang_after": None, "timeout": 1.0}])
+@pytest.mark.parametrize(
+    "ends", [pytest.param({"hang_after": 0.5}, marks=needs_recorder), {"hang_after": None, "timeout": 1.0}]
+)
 def test_a_clock_that_stands_still_holds_up_neither_a_deadlocks_end_nor_a_timeouts(
     two: WorkerPool, ends: dict[str, float | None]
 ) -> None:
