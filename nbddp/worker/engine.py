@@ -35,8 +35,8 @@ from nbddp.worker.output import PrintedOutput
 
 CONNECT_SECONDS = 5
 _connections = itertools.count()
-# Signals that the engine's threads leave to the main thread, and so to the program's threads: one that a program has
-# blocked, to wait for it, would end the process in a thread that has not. The others end a start, or tell of a crash.
+# Signals that the engine's threads leave to the main thread, and so to the program's threads. A program may block one,
+# to wait for it; in a thread that has not, it would end the process. The others end a start, or tell of a crash.
 LEFT_TO_PROGRAMS = signal.valid_signals() - {
     signal.SIGINT, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT,
 }  # fmt: skip

@@ -48,7 +48,7 @@ QUEUES = (termios.FIONREAD, termios.TIOCOUTQ)  # bytes that came and are unread;
 
 
 class Reserve:
-    """Descriptors and memory kept for what a worker does at the end of a run, and to free it: a program may have used
+    """Descriptors and memory kept for what a worker does at the end of a run, and to free it. A program may have used
     up all. `begin` takes them, as far as there are any, and `free` gives them back; both may be called in any thread.
     Of the memory only the addresses are taken, which a limit (RLIMIT_AS) counts."""
 
