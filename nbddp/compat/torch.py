@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from types import BuiltinFunctionType
 from typing import Any
 
+from nbddp.compat.thread import OwnThread
+
 C10D, BINDINGS = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 COMPILER = "torch._dynamo"  # DDP's constructor imports it; the warm process does so once for all workers
 NCCL_RECORDER = "_dump_nccl_trace_json"  # in the bindings: what dumps the recorder of NCCL's collectives
@@ -429,13 +431,11 @@ def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> 
         if os.getpid() != pid or hurry():
             _shut_down(*asked)
             return
-        ending = threading.Thread(target=_shut_down, args=asked, name="nbddp-loader", daemon=True)
-        try:
-            ending.start()
-        except RuntimeError:  # the interpreter ends, or there is no room for a thread
-            _shut_down(*asked)
-        else:
+        ending = OwnThread("nbddp-loader", _shut_down, *asked)
+        if ending.begin():
             ending.join(seconds)
+        else:  # the interpreter ends, or there is no room for a thread
+            _shut_down(*asked)
 
     iterator._shutdown_workers, iterator.__del__ = _shutdown_workers, __del__
 
@@ -443,8 +443,7 @@ def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> 
 def _shut_down(iterator: Any, original: Callable[[Any], None], seconds: float, hurry: Callable[[], bool]) -> None:
     """As torch ends it, with a thread that ends its processes where that is to be soon."""
     done = threading.Event()
-    asked = (iterator, done, seconds, hurry)
-    threading.Thread(target=_hurry_loader, args=asked, name="nbddp-loader", daemon=True).start()
+    OwnThread("nbddp-loader", _hurry_loader, iterator, done, seconds, hurry).begin()
     try:
         original(iterator)
     finally:

@@ -28,6 +28,8 @@ GONE = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.ABSE
 APART = "apart"  # a call in which it waits for what the pool does not know: seen, and never part of a verdict
 NCCL, STORE = "nccl", "store"  # what a collective waits with
 SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
+SENDS = "send"  # a kind of call
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
 DESTROY = "destroy_process_group"
 NOT_BEGUN = "not begun yet"
 LITTLE = 0.2  # of the time between two looks: a process that has used less CPU does not compute
@@ -70,7 +72,7 @@ class Call:
 
     def _words(self) -> str:
         if self.kind in ("send", "recv"):
-            return self.op if self.peer is None else f"{self.op} {_to(self.kind == 'send', self.peer)}"
+            return f"{self.op if self.peer is None else f'{self.op} {_to(self.kind == SENDS, self.peer)}'}{self.of}"
         number = f" #{self.sequence}{self.of}" if self.sequence else ""
         if self.kind == "backward":
             made_of = self.made_of or ("collective" if number else "")
@@ -86,8 +88,8 @@ class Call:
             return "wait() for a send or receive"
         side, _, source, to, _ = self.channel
         if side == SEND:
-            return f"wait() for a send {_to(True, to)}"
-        return "wait() for a recv" if source == ANY else f"wait() for a recv {_to(False, source)}"
+            return f"wait() for a send {_to(True, to)}{self.of}"
+        return f"wait() for a recv{'' if source == ANY else f' {_to(False, source)}'}{self.of}"
 
     def fits(self, made_of: str, what: str, root: int | None = None) -> bool:
         """Whether another rank's call can be the other end of this one; one that is not known can."""
@@ -111,7 +113,8 @@ class Position:
     `bytes` (None), it has computed. `rests`: it is not known to be blocked, and waits for something while its
     process and its children do nothing; `also`: what it and its other threads seem to wait in then.
 
-    `stopped`: it waits in its debugger for the reader. `advice`: what would help the processes that it has started.
+    `stopped`: it waits in its debugger for the reader. `unanswered`: for how many seconds it has not answered.
+    `advice`: what would help the processes that it has started.
 
     `past`: (group, sequence) → what was called there, and with which root. `latest`: group → number of its last
     collective; `blind`: groups of which more was called than is known; `records`: that what is not in `past` was
@@ -143,6 +146,7 @@ class Position:
     informed: bool = True
     why: str = ""
     stopped: bool = False
+    unanswered: float = 0.0
     advice: str = ""
 
     @property
@@ -175,9 +179,10 @@ def facts_of(reply: Reply) -> Whereabouts | None:
 def position_of(rank: int, facts: Whereabouts | None, before: Position | None, elapsed: float) -> Position:
     """A rank's place from what its worker answered (None: it did not), and its place `elapsed` seconds earlier."""
     if facts is None:
-        return Position(rank, RankStatus.SILENT, where=before.where if before else "", informed=False)
+        return _unanswered(Position(rank, RankStatus.SILENT, informed=False), before, elapsed)
     if facts.failed:
         return Position(rank, RankStatus.UNKNOWN, informed=False, why=facts.failed)  # it may be elsewhere by now
+    elapsed += before.unanswered if before is not None else 0.0
     used = facts.cpu - before.cpu if before is not None else elapsed
     known = _known(rank, facts, before, computes=used >= LITTLE * elapsed)
     # what could act at the last look may be acting at this one, unseen: a handler that has just removed itself
@@ -193,6 +198,15 @@ def position_of(rank: int, facts: Whereabouts | None, before: Position | None, e
         return replace(known, where=at, line=line, sure=False, stopped=True)
     at_work = replace(known, where=where, line=line)
     return _at_work(at_work, facts, before, acts=bool(acts), still=used < LITTLE * elapsed and not known.moved)
+
+
+def _unanswered(silent: Position, before: Position | None, elapsed: float) -> Position:
+    """A rank that was late, with what the next answer is compared with."""
+    if before is None:
+        return silent
+    late = before.unanswered + elapsed
+    counts = replace(silent, cpu=before.cpu, bytes=before.bytes, children=before.children)
+    return replace(counts, children_cpu=before.children_cpu, where=before.where, unanswered=late)
 
 
 def _at_work(known: Position, facts: Whereabouts, before: Position | None, *, acts: bool, still: bool) -> Position:
@@ -262,7 +276,8 @@ def _call_of(facts: Whereabouts) -> Call | None:
         key, number, ranks = seen.made
         return replace(call, group=key, sequence=number, ranks=ranks, made_of=NEW_GROUP, what=str([*ranks]))
     if seen.channel is not None:
-        return replace(call, channel=seen.channel, nth=seen.nth, ranks=seen.members)
+        of = "" if pending is None else _of(pending)
+        return replace(call, channel=seen.channel, nth=seen.nth, ranks=seen.members, of=of)
     if pending is None or seen.kind not in ("collective", "wait", "backward", "pending", DESTROY):
         return call
     return replace(
@@ -272,11 +287,21 @@ def _call_of(facts: Whereabouts) -> Call | None:
 
 
 def _of(pending: PendingCollective) -> str:
-    """` of group {0, 1}`, with its description if the user gave one; nothing for the default group."""
+    """` of group {0, 1}`, with its description if the user gave one; ` of the second group {0, 1} (made at cell line
+    5)` if there are several; nothing for the default group."""
     if pending.default:
         return ""
-    named = f" ({pending.named})" if pending.named else ""
-    return f" of group {{{', '.join(map(str, sorted(pending.ranks)))}}}{named}"
+    made = f"made at {place(*pending.made_at)}" if pending.made_at else ""
+    more = ", ".join(filter(None, (pending.named, made)))
+    which = f"the {_ordinal(pending.nth)} " if pending.nth else ""
+    return f" of {which}group {{{', '.join(map(str, sorted(pending.ranks)))}}}{f' ({more})' if more else ''}"
+
+
+def _ordinal(n: int) -> str:
+    """`second`, `12th`, `22nd`."""
+    if n <= len(ORDINALS):
+        return ORDINALS[n - 1]
+    return f"{n}{'th' if n % 100 in (11, 12, 13) else {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th')}"
 
 
 def _is_blocked(call: Call, facts: Whereabouts, still: bool) -> bool:

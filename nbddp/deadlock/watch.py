@@ -28,6 +28,7 @@ LOOK_EVERY = 0.5  # seconds between two questions
 ENDING_EVERY = 0.25  # the same, once the run is being ended
 AGAIN = 0.05  # seconds until the second look after a failure
 QUIET_AFTER = 5.0  # seconds without a byte after which the live view reports it
+LATE = 2.0  # seconds for which a rank that does not answer is taken to be where it was
 FRESH = 0.2  # seconds for which an answer is recent enough for a report
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
 START_EACH = 0.0012  # seconds that each rank takes to begin, where they are many more than the cores
@@ -295,12 +296,14 @@ class StallTimer:
     since: float | None = None
 
     def note(self, positions: Mapping[int, Position], running: Sequence[int], now: float) -> None:
-        """After a round of looks."""
-        ranks = [positions[r] for r in running]
-        still = bool(ranks) and all(p.state == RankStatus.BLOCKED or p.rests for p in ranks)
-        if not still or any(p.moved for p in positions.values()):
+        """After a round of looks. On a busy machine a rank may be late to answer: that says nothing for a while."""
+        late = [r for r in running if positions[r].state == RankStatus.SILENT]
+        ranks = [positions[r] for r in running if r not in late]
+        still = bool(running) and all(p.state == RankStatus.BLOCKED or p.rests for p in ranks)
+        lost = any(positions[r].unanswered > LATE for r in late)
+        if not still or lost or any(p.moved for p in positions.values()):
             self.since = None
-        elif self.since is None:
+        elif self.since is None and not late:
             self.since = now
 
     def seconds(self, now: float) -> float:

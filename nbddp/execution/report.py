@@ -137,6 +137,8 @@ def opening(cause: Cause) -> list[str]:
         title = headline(cause) if _differs(lines[0]) else f"rank {cause.rank} {_verb(cause)} {raised.type}{where}:"
         return [title, *(f"    {line}" for line in (*lines, *notes))]
     said = lines if lines and _differs(lines[0]) else lines[1:]
+    if cause.kind == "exit":  # Python writes all of them to stderr
+        said = []
     return [headline(cause), *(f"    {line}" for line in (*said, *notes))]
 
 

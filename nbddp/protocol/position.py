@@ -46,8 +46,10 @@ class BlockingCall:
 
 @dataclass(frozen=True)
 class PendingCollective:
-    """The collective that is waited for. default, named: whether its group is the default one, and what its program
-    calls it. seen: that it is not done is evident. epoch: the run and the number of the init that its group is of."""
+    """The collective that is waited for; of a send or receive only its group. default, named: whether the group is the
+    default one, and what its program calls it. nth, made_at: which of the groups of these ranks and this name it is, in
+    the order in which they were made, and where; 0 if it is the only one. seen: that it is not done is evident. epoch:
+    the run and the number of the init that its group is of."""
 
     group: str
     ranks: tuple[int, ...]
@@ -60,6 +62,8 @@ class PendingCollective:
     named: str = ""
     seen: bool = False
     epoch: tuple[int, int] = (0, 0)
+    nth: int = 0
+    made_at: Place | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
+from nbddp.compat.thread import OwnThread
 from nbddp.worker import exit_info, failure
 from nbddp.worker.program import WorkerInterrupts
 
@@ -164,9 +165,7 @@ class Leftovers:
         self._times += 1
         held, self._held = self._held, []
         self._unlink(held)  # a loop here would keep its last one until this thread leaves
-        try:
-            threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
-        except RuntimeError:  # the program's limits allow no more threads, or no memory for one
+        if not OwnThread("nbddp-ending", self._let_go, held).begin():
             self._let_go(held)
 
     def _let_go(self, held: list[Any]) -> None:

@@ -16,7 +16,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -35,6 +35,11 @@ from nbddp.worker.output import PrintedOutput
 
 CONNECT_SECONDS = 5
 _connections = itertools.count()
+# Signals that the engine's threads leave to the main thread, and so to the program's threads. A program may block one,
+# to wait for it; in a thread that has not, it would end the process. The others end a start, or tell of a crash.
+LEFT_TO_PROGRAMS = signal.valid_signals() - {
+    signal.SIGINT, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT,
+}  # fmt: skip
 
 
 class EngineRequest(TypedDict):
@@ -51,6 +56,7 @@ class EngineRequest(TypedDict):
 
 def main(request: EngineRequest) -> int:
     """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
+    _Engine.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PROGRAMS)
     log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
     faulthandler.enable(file=log, all_threads=False)  # to word threads that run on would crash in its turn
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
@@ -73,13 +79,17 @@ def main(request: EngineRequest) -> int:
 
 
 class _Engine(engine_app.IPEngine):  # type: ignore[misc]
-    """An engine that, once registered, flushes its output quickly and hooks torch's rendezvous."""
+    """An engine that, once registered, flushes its output quickly and hooks torch's rendezvous.
+    blocked: the signals that its programs find blocked."""
+
+    blocked: Iterable[int] = ()
 
     async def complete_registration(self, message: Any, connect: Callable[..., Any], *args: Any) -> None:
         await super().complete_registration(message, functools.partial(connect_surely, connect), *args)
         # ipyparallel's handler lets the cell end as if nothing had been, and the engine with it; a program dies by it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         hook(self.kernel)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         child_waits.begin(os.path.dirname(self.kernel.log_path))
         gc.freeze()  # a program's garbage is collected without a look at what the engine is made of
         warning_filters.put_back()

@@ -16,10 +16,10 @@ import ctypes
 import os
 import re
 import sys
-import threading
 import traceback
 from typing import Any
 
+from nbddp.compat.thread import OwnThread
 from nbddp.worker import failure
 
 ALLOWS, ALLOW = (2, 30), "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -124,9 +124,9 @@ def broken_context(error: BaseException) -> str:
         except Exception as e:
             said.append(failure.message(e).partition("\n")[0])
 
-    asking = threading.Thread(target=ask, name="nbddp-context", daemon=True)
-    asking.start()
-    asking.join(ASKED)
+    asking = OwnThread("nbddp-context", ask)
+    if asking.begin():
+        asking.join(ASKED)
     return said[0] if said else ""
 
 

@@ -27,7 +27,6 @@ import functools
 import gc
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from typing import Any
 
 from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
+from nbddp.compat.thread import OwnThread
 from nbddp.deadlock.on_rank import call_log, flight, own_stores, store_client, torch_debug_detail
 from nbddp.deadlock.on_rank.store_client import Given
 from nbddp.protocol.outcome import GroupFacts
@@ -165,8 +165,8 @@ class Groups:
         then is held here too, and let go after that run."""
         held, destroyed = self._outlived, _living(self._destroyed)
         self._outlived, self._destroyed = destroyed, []
-        if held:
-            threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
+        if held and not OwnThread("nbddp-ending", self._let_go, held).begin():
+            self._outlived += held
 
     def _let_go(self, held: list[Any]) -> None:
         """Which a program still has is kept on."""
@@ -218,9 +218,9 @@ class Groups:
                 self._left.append({**held})
             torch.set_default_group(None)
             _forget()
-            ending = threading.Thread(target=_let_go, args=(held,), name="nbddp-ending", daemon=True)
-            ending.start()
-            ending.join(GRACE)
+            ending = OwnThread("nbddp-ending", _let_go, held)
+            if ending.begin():
+                ending.join(GRACE)
         finally:
             self.dropping = False
         self.tell("group_gone")
@@ -277,7 +277,8 @@ class Groups:
         def new_group(*args: Any, **kwargs: Any) -> Any:
             self._compared, self.touched = False, True
             given = {**dict(zip(HELPER, args, strict=False)), **kwargs}
-            making = call_log.CALLS.making_group(str(given["group_name"]), given["global_ranks_in_group"])
+            named = str(given.get("group_desc") or "")
+            making = call_log.CALLS.making_group(str(given["group_name"]), given["global_ranks_in_group"], named)
             with making, self.sockets.watch(), self._quiet.connecting():
                 made = original(*args, **kwargs)
             if self.inits in self._prefixes and hasattr(made[0], "group_name") and not self._compared:

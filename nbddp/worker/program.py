@@ -32,6 +32,7 @@ import IPython
 from IPython.core.inputtransformer2 import TransformerManager
 
 from nbddp.compat.clock import clock
+from nbddp.compat.thread import OwnThread
 from nbddp.protocol.codec import first_word, program_rows
 
 CellSource = tuple[str, str, str]  # as from `execution.cell_sources`: file, name, text
@@ -294,7 +295,7 @@ class WorkerInterrupts:
         """What Python cannot raise, since nobody has called what raised it."""
         ours = self.taken and self.is_on and os.getpid() == self._process
         if ours and unraisable.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
-            threading.Thread(target=self._send_again, args=(self._run,), name="nbddp-interrupt", daemon=True).start()
+            OwnThread("nbddp-interrupt", self._send_again, self._run).begin()
         else:
             self._unraisable(unraisable)
 

@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import gc
 import itertools
+import mmap
 import os
 import select
 import socket
@@ -30,10 +31,12 @@ from collections.abc import Iterable, Iterator
 
 from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
+from nbddp.compat.thread import OwnThread
 from nbddp.deadlock.on_rank import call_log, own_stores, store_client, threads
 from nbddp.protocol.run_spec import RunSpec
 
 KEPT = 8  # descriptors in reserve: two new pipes, and some files in /proc
+ROOM = 32 << 20  # bytes of addresses in reserve: a thread's stack, and what messages and reports take
 AGAIN = 0.05  # seconds between two shuts
 LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
 STALL = 1.0  # seconds of these in which its bytes may wait to be read: a peer may be short of memory, or stopped
@@ -45,13 +48,18 @@ QUEUES = (termios.FIONREAD, termios.TIOCOUTQ)  # bytes that came and are unread;
 
 
 class Reserve:
-    """Descriptors kept for what a worker does at the end of a run, and to free it: a program may have used up all.
-    `begin` takes them, as far as there are any, and `free` gives them back; both may be called in any thread."""
+    """Descriptors and memory kept for what a worker does at the end of a run, and to free it. A program may have used
+    up all. `begin` takes them, as far as there are any, and `free` gives them back; both may be called in any thread.
+    Of the memory only the addresses are taken, which a limit (RLIMIT_AS) counts."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
+        self._room: list[mmap.mmap] = []
 
     def begin(self) -> None:
+        with contextlib.suppress(OSError, MemoryError):  # a run before has left none
+            if not self._room:
+                self._room.append(mmap.mmap(-1, ROOM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0))
         while len(self._held) < KEPT:
             try:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -59,6 +67,8 @@ class Reserve:
                 return
 
     def free(self) -> None:
+        while self._room:
+            self._room.pop().close()
         while self._held:
             os.close(self._held.pop())
 
@@ -166,26 +176,28 @@ class Sockets:
     def shutting(self, after: float) -> Iterator[threading.Event]:
         """If the block has not ended after so many seconds, shut torch's sockets until it has; after=0: before it, too.
         The event is set once they have been shut."""
-        began, done = threading.Event(), threading.Event()
+        began, done, shuts = threading.Event(), threading.Event(), threading.Lock()
 
         def shut() -> None:
             pause = after or AGAIN
             while not done.wait(pause):
-                began.set()
-                self.shut()
+                with shuts:
+                    if not done.is_set():
+                        began.set()
+                        self.shut()
                 pause = AGAIN
 
         if not after:
             began.set()
             self.shut(first=True)  # here, since a quick block would leave the thread no time for it
 
-        thread = threading.Thread(target=shut, name="nbddp-shutting", daemon=True)
-        thread.start()
+        OwnThread("nbddp-shutting", shut).begin()
         try:
             yield began
         finally:
             done.set()
-            thread.join()  # sockets that are opened from here on are the next group's
+            with shuts:  # sockets that are opened from here on are the next group's
+                pass
 
 
 class Release:
@@ -202,7 +214,7 @@ class Release:
         self._reserve = reserve or Reserve()
         self.aborted = self.is_draining = False
         self.then: RunSpec | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
         self._log = log
         self._stderr: int | None = None
         self._lock = threading.Lock()
@@ -262,13 +274,14 @@ class Release:
                 if self._log is not None:
                     self._stderr = os.dup(2)
                     os.dup2(self._log, 2)
-                self._thread = threading.Thread(
-                    target=self._free, args=(self._epoch, self._over), name="nbddp-release", daemon=True
-                )
-                self._thread.start()
+                self._thread = OwnThread("nbddp-release", self._free, self._epoch, self._over)
+                self._thread.begin()
             return self._run_is_on
 
     def _free(self, epoch: int, over: threading.Event) -> None:
+        with self._lock:
+            if self._epoch != epoch:  # the run had ended before this thread began, and `end` has not waited for it
+                return
         self.aborted = abort_nccl()
         self._let_through(over)
         self._is_through = not over.is_set()

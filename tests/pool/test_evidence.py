@@ -229,6 +229,19 @@ SEEMS = {  # what cannot be proven: the words of the live view, after `hang_afte
         "import subprocess\nif rank: subprocess.run(['sleep', '30'])\nelse: dist.barrier()",
         r"rank 1 \(cell line \d+, its 1 child process does nothing\); no progress for \d s; .*press Stop to unblock",
     ),
+    "a pool of processes, in which one works on": (
+        "import concurrent.futures as cf\nif rank:\n"
+        "    with cf.ProcessPoolExecutor(1) as pool: asked = pool.submit(time.sleep, 10)\nelse: dist.barrier()",
+        r"rank 1 \(cell line \d+, its 1 child process does nothing\); no progress for \d s; .*press Stop to unblock",
+    ),
+    "a server to which nobody connects": (
+        "import socket\nif rank: socket.create_server(('127.0.0.1', 0)).accept()\nelse: dist.barrier()",
+        r"rank 1 \(cell line \d+\); no progress for \d s; press Stop to unblock",
+    ),
+    "a signal that nobody sends": (
+        "import signal\nif rank: signal.pause()\nelse: dist.barrier()",
+        r"rank 1 \(cell line \d+\); no progress for \d s; press Stop to unblock",
+    ),
     "a store of the program's own": (
         "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\nif rank: store.wait(['key'])",
         r"rank 1 \(cell line \d+, in store.wait\(\['key'\]\)\); no progress for \d s; "

@@ -128,6 +128,18 @@ HANGS = {
         "rank 0 waits in all_reduce #1 of group {0, 1} (line 25); "
         "rank 1 waits in all_reduce #1 of group {0, 1} (mine) (line 25)", "",
     ),
+    "groups of one name in different orders": (
+        "a, b = dist.new_group([0, 1]), dist.new_group([1, 0])\n"
+        "for group in ((a, b) if rank == 0 else (b, a)): dist.all_reduce(torch.ones(1), group=group)",
+        "rank 0 waits in all_reduce #1 of the first group {0, 1} (made at cell line 24) (line 25); "
+        "rank 1 waits in all_reduce #1 of the second group {0, 1} (made at cell line 24) (line 25)", "",
+    ),
+    "a send and a receive in two groups of one name": (
+        "def make(): return dist.new_group([0, 1])\na, b = make(), make()\n"
+        "if rank: dist.send(torch.ones(1), 0, group=a)\nelse: dist.recv(torch.ones(1), 1, group=b)",
+        "rank 0 waits in recv from rank 1 of the second group {0, 1} (made at cell line 24, in make) (line 27), "
+        "and rank 1 waits in send to rank 0 of the first group {0, 1} (made at cell line 24, in make) (line 26)", "",
+    ),
     "a second init on one rank": (
         "held = dist.group.WORLD\nif rank == 0:\n    dist.destroy_process_group()\n"
         "    dist.init_process_group('gloo')\nelse: dist.all_gather([torch.ones(1)] * 2, torch.ones(1))",

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -115,6 +116,49 @@ def test_a_rank_that_serves_rpc_is_left_alone(pool_for: Callable[[int], WorkerPo
     assert "RPC" not in stands(pool, 0)
 
 
+WIDGETS = "import functools, ipywidgets\nbutton, slider = ipywidgets.Button(), ipywidgets.IntSlider()\nkept = []\n"
+CALLED = {  # how a front end comes to call a program
+    "a click": "button.on_click(lambda b: kept.append(dist.barrier()))",
+    "a click on a function of torch's": "button.on_click(functools.partial(dist.barrier, None))",
+    "a change": "slider.observe(lambda change: 0, 'value')",
+    "a method that hears of a change": (
+        "class It:\n    def changed(self, change): pass\nkept.append(It()); slider.observe(kept[0].changed)"
+    ),
+    "a message": "slider.on_msg(lambda *it: 0)",
+    "interact": "kept.append(ipywidgets.interactive(lambda x: x, x=(0, 3)))",
+    "a class of widgets": (
+        "import traitlets\nclass Mine(ipywidgets.IntSlider):\n    @traitlets.observe('value')\n"
+        "    def changed(self, change): pass\nkept.append(Mine())"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_callback_of_a_widget_stands_until_the_widget_is_closed(
+    pool_for: Callable[[int], WorkerPool], name: str
+) -> None:
+    pool = pool_for(2)
+    pool.run_cell(PREPARE.format(seconds=SECONDS) + WIDGETS + CALLED[name], screen=NullScreen())
+    until(lambda: stands(pool, 0) == ["a callback of a widget"])
+    pool.run_cell("ipywidgets.Widget.close_all(); button = slider = None; kept.clear()", screen=NullScreen())
+    until(lambda: stands(pool, 0) == [])
+
+
+def test_a_rank_that_a_widget_may_call_is_left_alone(pool_for: Callable[[int], WorkerPool]) -> None:
+    """Its button is pressed when it has ended its cell, as in a run in the background."""
+    pool = pool_for(2)
+    code = f"{WIDGETS}button.on_click(lambda b: dist.barrier())\nbutton.model_id"
+    first, _ = pool.run_cell(PREPARE.format(seconds=SECONDS) + code, want_value=True, screen=NullScreen())
+    click = {"comm_id": first, "data": {"method": "custom", "content": {"event": "click"}}}
+    assert pool.group.wire is not None
+    pressed = threading.Timer(SECONDS, pool.group.wire.tell_kernel, (0, "comm_msg", click, [], lambda *said: None))
+    pressed.start()
+    waits = PREPARE.format(seconds=SECONDS) + "if rank: dist.barrier()"
+    pool.run_cell(waits, hang_after=HANG_AFTER, timeout=30, screen=NullScreen())
+    pressed.join()
+    pool.run_cell("ipywidgets.Widget.close_all(); button = slider = None", screen=NullScreen())
+
+
 LOADS = "loader = torch.utils.data.DataLoader(range(8), num_workers=1{keep})\n"
 LEFT = {  # what a program leaves behind that calls nobody
     "an executor without work": (
@@ -123,6 +167,11 @@ LEFT = {  # what a program leaves behind that calls nobody
     "the loop's own executor": "import asyncio\nawait asyncio.to_thread(int)\n",
     "OpenMP's threads": "torch.set_num_threads(3); torch.ones(1000, 1000) @ torch.ones(1000, 1000)\n",
     "a bar": "import tqdm\nbar = tqdm.tqdm(range(3), file=open(os.devnull, 'w'), mininterval=9)\nnext(iter(bar))\n",
+    "widgets that call nobody": (
+        "import ipywidgets, tqdm.notebook\nbar = tqdm.notebook.tqdm(range(3)); next(iter(bar))\n"
+        "both = [ipywidgets.IntSlider(), ipywidgets.Dropdown(options=[('a', abs), ('b', lambda: 0)])]\n"
+        "box = ipywidgets.Tab(both); link = ipywidgets.link((both[0], 'value'), (both[0], 'max'))\n"
+    ),
     "a feeder": "import multiprocessing\nq = multiprocessing.Queue(); q.put(1); q.get()\n",
     "a callback that has been called": (
         "dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda f: 1).wait()\n"

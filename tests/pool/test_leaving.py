@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.kernels import Kernel
-from tests.pool.faults import FREED_STATUS, check_after, numbered
+from tests.pool.faults import FREED_STATUS, check_after, needs_recorder, numbered
 from tests.screens import Hearing
 
 START = """
@@ -185,9 +186,20 @@ NO_CLOCK = (
     "def bad(*_): raise RuntimeError('no clock')\n"
     "for name in ('time', 'time_ns', 'monotonic', 'monotonic_ns', 'perf_counter'): setattr(time, name, bad)\n"
 )
+NO_MEMORY = """\
+import resource
+size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 20), -1))
+held, piece = [], 1 << 26
+while piece > 16:
+    try: held.append(bytearray(piece))
+    except MemoryError: piece //= 2
+"""  # not a byte is left, also for the cells that follow
 SPOILS = {  # what a program does to the process in which the worker has to come to the end of its run
     "no descriptors": (EXHAUSTS, "rank 1 raised OSError: [Errno 24] Too many open files: '/dev/null' (cell line 4)"),
     "none, and caught": (f"try:\n    {EXHAUSTS.replace(chr(10), chr(10) + '    ')}\nexcept OSError: pass", ""),
+    "no memory": (f"{NO_MEMORY}raise MemoryError", "rank 1 raised MemoryError (cell line 10)"),
+    "no memory, and caught": (NO_MEMORY, ""),
     "a clock that raises": (f"{NO_CLOCK}1 / 0", "rank 1 raised ZeroDivisionError: division by zero (cell line 5)"),
     "a clock that raises, and an end": (NO_CLOCK, ""),
     "another user": ("os.setuid(65534)", ""),
@@ -227,6 +239,20 @@ def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: Wo
     check_after(two, (1,))
 
 
+def test_a_signal_that_a_program_waits_for_reaches_no_thread_of_the_workers(two: WorkerPool) -> None:
+    """As in a script that blocks it before it starts threads: a job's notice of its end, say."""
+    two.ensure(LaunchSpec(fresh=True))
+    code = (
+        "import os, signal, threading\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nheard = []\n"
+        "waits = threading.Thread(target=lambda: heard.append(signal.sigwait([signal.SIGUSR1]))); waits.start()\n"
+        "os.kill(os.getpid(), signal.SIGUSR1); waits.join()\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\n"
+        "len(heard), signal.pthread_sigmask(signal.SIG_BLOCK, [])"
+    )
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert list(two.run_cell(code, want_value=True, screen=NullScreen())) == [(1, mask)] * 2
+
+
 def test_a_module_that_a_program_removes_is_imported_again_and_its_own_import_stays(two: WorkerPool) -> None:
     """As in a plain kernel. torch imports all of sympy, before any cell."""
     two.ensure(LaunchSpec(fresh=True))
@@ -241,7 +267,9 @@ def test_a_module_that_a_program_removes_is_imported_again_and_its_own_import_st
     two.run_cell("builtins.__import__ = first", screen=NullScreen())
 
 
-@pytest.mark.parametrize("ends", [{"hang_after": 0.5}, {"hang_after": None, "timeout": 1.0}])
+@pytest.mark.parametrize(
+    "ends", [pytest.param({"hang_after": 0.5}, marks=needs_recorder), {"hang_after": None, "timeout": 1.0}]
+)
 def test_a_clock_that_stands_still_holds_up_neither_a_deadlocks_end_nor_a_timeouts(
     two: WorkerPool, ends: dict[str, float | None]
 ) -> None:

@@ -15,9 +15,11 @@ import pytest
 
 from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
-from nbddp.deadlock.on_rank import flight, position, threads
+from nbddp.compat.thread import OwnThread
+from nbddp.deadlock.on_rank import flight, position, runnable, threads
 from nbddp.deadlock.on_rank.call_log import CallLog, CallRecord
 from nbddp.worker import gpus
+from nbddp.worker.cell_end import Leftovers
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.release import BorrowedSocket, Release, Sockets, abort_nccl, python_sockets
 
@@ -270,6 +272,46 @@ def test_release_ends_with_its_run_and_never_reaches_the_next() -> None:
     release.begin()
     assert not release.end(), "the next run was not"
     assert counting.shuts == before
+
+
+@pytest.fixture
+def stillborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads die before they begin, as where there is no memory; `Thread.start` would wait for them without end."""
+    monkeypatch.setattr(OwnThread, "_bootstrap", lambda self: None)
+
+
+@pytest.mark.usefixtures("stillborn")
+def test_nobody_waits_for_a_thread_that_dies_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbddp.compat.thread.BEGINS", 0.0)
+    thread = OwnThread("nbddp-test", int)
+    assert thread.begin()
+    thread.join()
+    assert thread.has_died_early()
+    left = Leftovers(())
+    left.hold(object())
+    left.let_go()
+    release = Release(Sockets())
+    release.begin()
+    assert release.start()
+    assert release.end()
+    with Sockets().shutting(after=0):
+        pass
+    assert not any(
+        ident.startswith('thread "nbddp-') for ident in runnable.acts({}, 0, lambda f: False, lambda f: False)
+    )
+
+
+def test_a_release_whose_thread_begins_late_ends_nothing_of_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, aborts = list[OwnThread](), list[str]()
+    monkeypatch.setattr(OwnThread, "begin", lambda self: bool(late.append(self)) or True)
+    monkeypatch.setattr("nbddp.worker.release.abort_nccl", lambda: bool(aborts.append("aborted")))
+    release = Release(Sockets())
+    release.begin()
+    release.start()
+    release.end()
+    release.begin()
+    late[0].run()
+    assert not aborts
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")

@@ -387,7 +387,7 @@ SLOW_START = """
 start = threading.Thread.start
 def slow(self):
     start(self)
-    if self.name == "nbddp-ending": threading.Thread.start = start; self.join()
+    if self.name == "nbddp-ending": threading.Thread.start = start; self.join(30)
 threading.Thread.start = slow
 """  # who starts the thread that lets go goes on when that one has ended
 

@@ -12,7 +12,7 @@ import pytest
 
 from nbddp.deadlock.positions import ANY, Call, Position, facts_of, position_of
 from nbddp.deadlock.proof import diagnose, held, waiting_words, waits_for
-from nbddp.deadlock.watch import START_EACH, RankWatcher
+from nbddp.deadlock.watch import START_EACH, RankWatcher, StallTimer
 from nbddp.errors import RankStatus, RunHung
 from nbddp.execution.execution import Execution
 from nbddp.output.screens import NullScreen
@@ -226,6 +226,34 @@ FACTS = Whereabouts(
     user=("Cell In[4]", 9, "train"), call=IN_REDUCE, pending=PENDING, exact=True, waits="futex", cpu=2.0, inits=1,
     groups=1, bytes=5, token=(1,), past=NOTHING,
 )  # fmt: skip
+
+
+RESTS = replace(FACTS, call=None, pending=None, exact=False, waits="futex", children=(1, 4), cpu=1.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "seconds"),
+    [
+        ([RESTS] * 8, 3.0),
+        ([RESTS, RESTS, None, RESTS, None, None, RESTS, RESTS], 3.0),
+        ([RESTS, RESTS, None, None, None, None, None, RESTS], 0.0),  # who does not answer for long may compute
+        ([RESTS, RESTS, None, replace(RESTS, cpu=1.9), *[replace(RESTS, cpu=1.9)] * 4], 1.5),
+        ([RESTS, RESTS, None, *[replace(RESTS, children=(1, 9))] * 5], 2.0 - 0.5),
+        ([RESTS, RESTS, None, *[replace(RESTS, bytes=9)] * 5], 2.0 - 0.5),
+        ([None] * 8, 0.0),
+    ],
+)
+def test_an_answer_that_is_late_does_not_end_the_time_without_progress(
+    answers: list[Whereabouts | None], seconds: float
+) -> None:
+    """On a busy machine a rank that waits for a process of its own does not always answer in time."""
+    timer, before = StallTimer(), None
+    for i, facts in enumerate(answers):
+        before = position_of(0, facts, before, 0.5 if i else float("inf"))
+        timer.note({0: before}, [0], 0.5 * i)
+    assert timer.seconds(0.5 * (len(answers) - 1)) == seconds
+
+
 NATIVE: dict[str, Any] = {"call": None, "exact": False}  # C++ waits for what it has called itself
 ON_GPU = {**NATIVE, "pending": replace(PENDING, backend="nccl")}
 
@@ -284,6 +312,11 @@ def test_what_could_act_at_the_last_look_may_be_acting_now(facts: Whereabouts) -
         ({}, "all_reduce #3"),
         ({"pending": replace(PENDING, default=False)}, "all_reduce #3 of group {0, 1}"),
         ({"pending": replace(PENDING, default=False, named="tp")}, "all_reduce #3 of group {0, 1} (tp)"),
+        ({"pending": replace(PENDING, default=False, nth=2)}, "all_reduce #3 of the second group {0, 1}"),
+        ({"pending": replace(PENDING, default=False, named="tp", nth=22, made_at=("Cell In[3]", 5, "<module>"))},
+         "all_reduce #3 of the 22nd group {0, 1} (tp, made at cell line 5)"),
+        ({"pending": replace(PENDING, default=False, nth=12, made_at=("/a/model.py", 7, "build"))},
+         "all_reduce #3 of the 12th group {0, 1} (made at model.py line 7, in build)"),
         ({"thread": True}, "all_reduce #3 in a thread"),
         ({"call": BlockingCall("init_process_group", "init"), "inits": 2}, "init_process_group #2"),
         ({"call": BlockingCall("wait", "wait")}, "wait() for all_reduce #3"),

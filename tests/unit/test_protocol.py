@@ -173,7 +173,7 @@ def test_an_answer_with_everything_in_it_comes_back() -> None:
     place, ranks = ("Cell In[3]", 5, "f"), (0, 1)
     made, channel = ("1.1/new_group", 2, ranks), ("r", "0", -1, 0, 0)
     call = BlockingCall("wait", "wait", 1, "a store", 4, (2, 3), made, channel, 2, ranks)
-    pending = PendingCollective("0", ranks, 3, "all_reduce", "float[4]", "gloo", 0, False, "tp", True, (1, 2))
+    pending = PendingCollective("0", ranks, 3, "all_reduce", "float[4]", "gloo", 0, False, "tp", True, (1, 2), 2, place)
     past = CallHistory({"0": ((1, "barrier", "", None),)}, {"0": 1}, ("1",), True, ((("s", "0", 0, 1, 7), 2),))
     here = Whereabouts(
         True, False, place, call, pending, True, "futex", 1.5, 7, (2, 90), (("is connecting", ""),),

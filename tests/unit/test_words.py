@@ -287,6 +287,14 @@ def test_equal_rows_of_a_table_are_one() -> None:
     assert report.positions_table(states[8:10])[0].split() == ["rank", "line", "state"]
 
 
+def test_the_lines_of_an_exit_are_not_repeated_in_part() -> None:
+    """Python writes them to stderr, and so they are in the output."""
+    cause = Cause(0, 0, "exit", (Raised("SystemExit", "bye\nnow", FRAMES),), code=1)
+    text = report.failure_text(cause, [], dropped=False)
+    assert text.splitlines()[0].startswith("rank 0 exited with code 1 (")
+    assert "now" not in text
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -14,12 +14,12 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-import threading
 from contextlib import suppress
 
 from nbddp.agent.keepalive import GIVEN_UP, keep_alive
 from nbddp.compat import system
 from nbddp.compat.clock import clock
+from nbddp.compat.thread import OwnThread
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker.parts import RankWorker
 from nbddp.worker.release import BorrowedSocket, shut
@@ -38,13 +38,13 @@ class Silence:
         self._groups = worker.groups
         self._looks: dict[int, int] = {}  # inode → in how many looks in a row nothing was answered
         self._looked = 0.0  # clock.monotonic()
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
 
     def begin(self, spec: RunSpec) -> None:
         """Look from here on, as long as this process lives."""
         if self._thread is None and system.has_proc():
-            self._thread = threading.Thread(target=self._go_on, name="nbddp-silence", daemon=True)
-            self._thread.start()
+            thread = OwnThread("nbddp-silence", self._go_on)
+            self._thread = thread if thread.begin() else None
 
     def _go_on(self) -> None:
         while True:

@@ -38,6 +38,7 @@ from nbddp.capabilities.timings.on_rank import Recorder, now
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.thread import OwnThread
 from nbddp.deadlock.on_rank import frames
 from nbddp.deadlock.on_rank.frames import SeenFrame
 from nbddp.protocol import pickling
@@ -68,7 +69,7 @@ class AllocationRecorder:
         self._began = self._shift = 0
         self._names: dict[str, str] = {}
         self._user: dict[str, bool] = {}
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
         self._ended = threading.Event()
         self._recorder: Recorder | None = None
 
@@ -94,8 +95,8 @@ class AllocationRecorder:
         if self._kind != CUDA:
             self._ended.clear()
             self._sample(frames.outwards(sys._getframe()))
-            self._thread = threading.Thread(target=self._go_on, name="nbddp-memory", daemon=True)
-            self._thread.start()
+            self._thread = OwnThread("nbddp-memory", self._go_on)
+            self._thread.begin()
 
     def stop(self) -> None:
         """The cell has ended, well or not. Its end is reported either way, so this does not raise."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -25,7 +26,7 @@ from typing import Any
 
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
-from nbddp.deadlock.on_rank import own_stores
+from nbddp.deadlock.on_rank import frames, own_stores
 
 SEND, RECV, ANY = "s", "r", -1  # the two sides of a channel; receives from any source
 UNKNOWN = -1  # the number of a collective
@@ -86,6 +87,16 @@ class CallRecord(tuple[Any, ...]):
         return self[0] in (SEND, RECV)
 
 
+@dataclass(frozen=True)
+class Subgroup:
+    """One that was made since the last init. named: what its program calls it, as torch has it; where: the user's file,
+    line and function."""
+
+    ranks: tuple[int, ...]
+    named: str
+    where: tuple[str, int, str] | None
+
+
 ProcessGroup = Any  # torch's, whose types are not known here
 STORE = CallRecord(("the store", "", UNKNOWN))
 
@@ -114,7 +125,7 @@ class CallLog:
         # hears of each call of a collective, and of each wait, when it has ended: whether it is a wait; its begin, as
         # `_clocks` has it; what it was for
         self.spends: Callable[[bool, tuple[int, int], CallRecord | None], None] = lambda waits, began, note: None
-        self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
+        self.made: dict[int, Subgroup] = {}  # by their numbers, in the order of calls
         self.making: dict[int, int] = {}  # thread → the number of the one that it makes
         self._works: dict[int, _Ref] = {}
         self._gone: collections.deque[_Ref] = collections.deque()
@@ -196,11 +207,13 @@ class CallLog:
         return found
 
     @contextmanager
-    def making_group(self, name: str, ranks: list[int]) -> Iterator[None]:
+    def making_group(self, name: str, ranks: list[int], named: str) -> Iterator[None]:
         """A subgroup is made, by the name that torch has given it: a number, where all ranks make it."""
         me, number = threading.get_ident(), int(name) if name.isdecimal() else 0
         if number:
-            self.made[number], self.making[me] = list(ranks), number
+            user = next((f for f in frames.outwards(sys._getframe()) if frames.is_user(f.file, {})), None)
+            where = (user.file, user.line, user.name) if user is not None else None
+            self.made[number], self.making[me] = Subgroup(tuple(ranks), named, where), number
         try:
             yield
         finally:
@@ -209,7 +222,16 @@ class CallLog:
     def makes(self, ident: int) -> tuple[str, int, tuple[int, ...]] | None:
         """The subgroup that a thread makes: a name for all subgroups of this init, its number, its ranks."""
         number = self.making.get(ident)
-        return None if number is None else (self.subgroups, number, tuple(self.made[number]))
+        return None if number is None else (self.subgroups, number, self.made[number].ranks)
+
+    def twins(self, key: str) -> tuple[int, Subgroup] | None:
+        """Which of the subgroups of the same ranks and the same name a group is, if there are several."""
+        name = key.removeprefix(self.epoch.prefix).rpartition("/")[0]
+        mine = self.made.get(int(name)) if name.isdecimal() else None
+        if mine is None:
+            return None
+        twins = [n for n, it in sorted(self.made.items()) if (set(it.ranks), it.named) == (set(mine.ranks), mine.named)]
+        return (twins.index(int(name)) + 1, mine) if len(twins) > 1 else None
 
     @property
     def subgroups(self) -> str:

@@ -113,12 +113,15 @@ def _position(
     claimed = (found for claim in claims if (found := claim(its)) is not None)
     claim = None if moves else next(claimed, None) or _met(call, inside)
     pending = claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns))
+    if pending is None and note is not None and peer:
+        pending = _unseen("", note[1], 0)
+    pending = None if pending is None else _told_apart(pending, names)
     if call is not None and pending is not None and call.op == RESULT and pending.op:
         call = replace(call, op=pending.op)  # whose result it is
     processes, ticks = threads.children()
     counts = _counts(groups)
     return Whereabouts(
-        user=_place(its[at], names) if at < len(its) else None,
+        user=_users(its, names) or _users(of_all.get(threading.main_thread().ident or 0, []), names),
         call=_on_channel(call, note) if call is not None and note is not None and peer else call,
         pending=pending,
         exact=claim is not None or note is not None,
@@ -131,6 +134,11 @@ def _position(
         acts=("its main thread",) if moves else _acts(of_all, ident, names, recorded, note, inside),
         inits=counts[0], groups=counts[1],
     )  # fmt: skip
+
+
+def _users(its: list[SeenFrame], names: dict[str, str]) -> Place | None:
+    """The user's innermost place among these frames. A thread that is waited for may be a library's alone."""
+    return next((_place(f, names) for f in its if frames.is_user(f.file, names)), None)
 
 
 def _also(
@@ -214,7 +222,7 @@ def record(entries: list[flight.FlightEntry], own: Mapping[str, Sequence[PastCal
     latest |= torch_debug_detail.CHECKS.counted(called)
     if CALLS.made:
         made = list(CALLS.made.items())[-HISTORY:]
-        history[CALLS.subgroups] = tuple((n, NEW_GROUP, str(r), None) for n, r in made)
+        history[CALLS.subgroups] = tuple((n, NEW_GROUP, str([*it.ranks]), None) for n, it in made)
     by_key: dict[str, list[flight.FlightEntry]] = {}
     for e in entries:
         by_key.setdefault(key_of(e), []).append(e)
@@ -437,6 +445,16 @@ def _unseen(op: str, key: str, sequence: int) -> PendingCollective:
     group = next((g for g in call_log.groups().values() if CALLS.key(g) == key), None)
     name, description = (group.group_name, group.group_desc) if group is not None else ("", "")
     return _collective(key, name, description, sequence, op)
+
+
+def _told_apart(pending: PendingCollective, names: dict[str, str]) -> PendingCollective:
+    """With what tells its group from others of the same ranks."""
+    found = CALLS.twins(pending.group)
+    if found is None:
+        return pending
+    nth, made = found
+    at = None if made.where is None else (names.get(made.where[0], made.where[0])[:FILE], *made.where[1:])
+    return replace(pending, nth=nth, made_at=at)
 
 
 def _collective(key: str, name: str, description: str, sequence: int, op: str, seen: bool = False) -> PendingCollective:

@@ -25,6 +25,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 import ipykernel
@@ -32,9 +33,11 @@ import ipyparallel
 import tornado
 import zmq
 from ipykernel import ipkernel
+from IPython import get_ipython
 
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.thread import OwnThread
 from nbddp.deadlock.on_rank import frames, threads
 from nbddp.deadlock.on_rank.frames import SeenFrame
 from nbddp.protocol.codec import name_of
@@ -68,6 +71,7 @@ PYTHON, EXTENSIONS = os.path.realpath(sys.executable), sysconfig.get_config_var(
 STACK = 1 << 16  # bytes of a thread's stack that are read
 POOLED = concurrent.futures.thread.__file__  # where a thread of an executor waits for work
 RESTS = 0.04  # seconds in which a thread that waits for the interpreter has tried several times to get it
+DISPATCHER = "CallbackDispatcher"  # ipywidgets' class for lists of callbacks
 NESTED = 8  # functions within functions, looked into so far
 ANSWER = 0.1  # seconds in which an idle main thread says what stands in its event loop
 
@@ -118,7 +122,12 @@ def _python_threads(of_all: threads.Stacks, quiet: set[int | None], acts: thread
             any(map(acts, its)) or not (thread in _known or _serves(its) or _rests(thread, its))
         ):
             yield f'thread "{name_of(thread.name)}"' if thread is not None else "a thread"
-    yield from (f'thread "{name_of(t.name)}"' for t in there if t.native_id is None)  # it begins
+    yield from (f'thread "{name_of(t.name)}"' for t in there if _begins(t))
+
+
+def _begins(thread: threading.Thread) -> bool:
+    """Whether a thread has been started, and has not come to its function."""
+    return thread.native_id is None and not (isinstance(thread, OwnThread) and thread.has_died_early())
 
 
 def _serves(its: list[SeenFrame]) -> bool:
@@ -256,6 +265,62 @@ def _rpc() -> list[str]:
         return []
 
 
+# -- widgets ----------------------------------------------------------------------------------------------
+
+
+def comms() -> list[str]:
+    """Whether a front end may call the program: callbacks of its widgets, and of other comms.
+
+    A rank that has ended its cell hears them. A comm alone says nothing: a progress bar has some too. So what holds it
+    is looked through for functions of the program's, or of torch's. To be asked in the main thread: whoever held a
+    widget elsewhere would let it die there.
+    """
+    manager = getattr(getattr(get_ipython(), "kernel", None), "comm_manager", None)
+    its = list(manager.comms.values()) if manager is not None else []
+    seen: set[int] = set()
+    return ["a callback of a widget"] * any(_may_call(one, seen) for comm in its for one in _holds(comm))
+
+
+def _may_call(function: Any, seen: set[int]) -> bool:
+    """Whether what is called here is the program's or torch's, or belongs to an object that holds such a function."""
+    if isinstance(function, functools.partial):
+        return any(_may_call(one, seen) for one in (function.func, *function.args) if callable(one))
+    call = function if isinstance(function, FunctionType | MethodType) else getattr(type(function), "__call__", None)  # noqa: B004
+    code = getattr(call, "__code__", None)
+    if isinstance(function, BuiltinMethodType) or (code is not None and _of_program(code.co_filename)):
+        return True
+    holder = function.__self__ if isinstance(function, MethodType) else function
+    if id(holder) in seen or isinstance(holder, FunctionType | type):
+        return False
+    seen.add(id(holder))
+    return any(_may_call(one, seen) for one in (*_holds(holder), *_observers(holder)))
+
+
+def _of_program(file: str) -> bool:
+    return frames.is_user(file, {}) or "/torch/" in file
+
+
+def _held(holder: Any) -> list[Any]:
+    return list(getattr(holder, "__dict__", {}).values())
+
+
+def _holds(holder: Any) -> Iterator[Any]:
+    """Functions that an object has, by themselves or in a list of callbacks, which may be a trait."""
+    for value in _held(holder):
+        if isinstance(value, FunctionType | MethodType | BuiltinMethodType | functools.partial):
+            yield value
+        for one in (value, *(value.values() if isinstance(value, dict) else ())):
+            if type(one).__name__ == DISPATCHER:
+                yield from one.callbacks
+
+
+def _observers(holder: Any) -> Iterator[Any]:
+    """What hears of the changes of traits: trait → kind of change → functions."""
+    for kinds in (kinds for value in _held(holder) if isinstance(value, dict) for kinds in value.values()):
+        for heard in kinds.values() if isinstance(kinds, dict) else ():
+            yield from (one for one in heard if callable(one)) if isinstance(heard, list) else ()
+
+
 # -- the event loop ---------------------------------------------------------------------------------------
 
 
@@ -309,7 +374,7 @@ class Loop:
         known = all(_is_known(one, (*MACHINERY, ASYNCIO)) for call in held.calls for one in call if callable(one))
         more = [] if known else ["a callback of its event loop"]
         more += ["a connection of its event loop"] * bool(set(held.descriptors) - self._descriptors)
-        return ["a task of its event loop"] * bool(tasks) + more
+        return ["a task of its event loop"] * bool(tasks) + more + comms()
 
 
 def _is_known_task(task: asyncio.Task[Any]) -> bool:

@@ -23,8 +23,10 @@ JOINS = 8  # threads that join threads, followed so far
 
 # system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
 FUTEX = ("202", "98", "221", "240", "422")
-# ... and one that sleeps, or waits for a descriptor or a child
+# ... and one that sleeps, or waits for a descriptor, a child, or a signal
 SLEEPS = ("7", "271", "23", "270", "61", "247", "73", "72", "260", "232", "281", "22", "95", "0", "63", "45", "207",
+          "43", "288", "242", "42", "203", "47", "212", "441",  # accept, connect, recvmsg, epoll_pwait2
+          "34", "130", "133", "137",  # pause, sigsuspend, sigtimedwait
           "219", "128")  # fmt: skip  # the last are of one that goes on after it was disturbed
 NAPS = ("230", "35", "115", "101")  # it goes on by itself
 
