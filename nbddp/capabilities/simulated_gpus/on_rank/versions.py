@@ -16,6 +16,7 @@ GIB, KIB = 1 << 30, 1 << 10
 ORDINAL = "invalid device ordinal", "cudaErrorInvalidDevice"
 ASSERTED = "device-side assert triggered", "cudaErrorAssert"
 CAPTURING = "operation not permitted when stream is capturing", "cudaErrorStreamCaptureUnsupported"
+NO_HANDLE = "invalid resource handle", "cudaErrorInvalidResourceHandle"
 NUMBER = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 ASYNCHRONOUS = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
