@@ -55,6 +55,7 @@ def install() -> None:
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
     if not hasattr(compiled.Backend, "supports_coalescing"):  # torch 2.6 coalesces for every CUDA tensor
         c10d.batch_isend_irecv = dist.batch_isend_irecv = _batch
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = nccl_calls.batched(c10d.batch_isend_irecv)
     nccl_calls.install(nccl_backend.is_nccl)
     library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
@@ -174,6 +175,7 @@ def _as_bytes(arg: Any) -> Any:
 def _without_gloo(name: str, shadow: Shadow, args: Sequence[Any]) -> Any:
     """What an operator that gloo lacks returns; None: gloo has it."""
     if name in nccl_calls.TO_ITSELF and args[2] == shadow.rank:
+        nccl_calls.check_batch()
         return nccl_calls.TO_ITSELF[name](shadow.own, args[0][0])
     return nccl_calls.carry_out(name, shadow.group, args)
 

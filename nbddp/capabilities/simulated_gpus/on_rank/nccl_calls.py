@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import machine
+from nbddp.capabilities.simulated_gpus.on_rank import machine, versions
 
 # -- sends of a rank to itself ----------------------------------------------------------------------
 
@@ -50,6 +50,28 @@ def _arrive(content: Any, tensor: Any, done: Any) -> None:
 
 def _work(done: Any) -> Any:
     return torch._C._distributed_c10d._create_work_from_future(done).boxed()
+
+
+_batches: list[Callable[..., Any]] = []  # calls of `batch_isend_irecv` that are under way
+
+
+def batched(batch: Callable[..., Any]) -> Callable[..., Any]:
+    """`batch_isend_irecv`, in which a rank may send to itself."""
+
+    def batching(ops: Any) -> Any:
+        _batches.append(batch)
+        try:
+            return batch(ops)
+        finally:
+            _batches.pop()
+
+    return batching
+
+
+def check_batch() -> None:
+    """A send of a rank to itself without its receive in the same batch, or the reverse: NCCL refuses that."""
+    if not _batches:
+        raise RuntimeError(versions.INVALID_USAGE)
 
 
 TO_ITSELF: Mapping[str, Callable[[Own, Any], Any]] = {"c10d::send": _send, "c10d::recv_": _receive}

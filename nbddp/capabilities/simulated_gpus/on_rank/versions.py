@@ -17,6 +17,7 @@ ORDINAL = "invalid device ordinal", "cudaErrorInvalidDevice"
 ASSERTED = "device-side assert triggered", "cudaErrorAssert"
 CAPTURING = "operation not permitted when stream is capturing", "cudaErrorStreamCaptureUnsupported"
 NO_HANDLE = "invalid resource handle", "cudaErrorInvalidResourceHandle"
+INVALID_USAGE = "NCCL Error 5: invalid usage (run with NCCL_DEBUG=WARN for details)"
 NUMBER = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 ASYNCHRONOUS = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
