@@ -22,6 +22,7 @@ from nbddp.capabilities.simulated_gpus.on_rank import (
     nccl_backend,
     nccl_calls,
     nccl_checks,
+    versions,
 )
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
 from nbddp.capabilities.simulated_gpus.on_rank.dtypes import EIGHT
@@ -143,7 +144,10 @@ def _shadow_of(boxed: Any) -> Shadow:
         raise RuntimeError("No backend type associated with device type cuda") from None
     if id(backend) not in shadows:
         shadows[id(backend)] = _shadow_for(backend)
-    return shadows[id(backend)]
+    shadow = shadows[id(backend)]
+    if shadow.ended:
+        raise dist.DistBackendError(versions.aborted(shadow.rank))
+    return shadow
 
 
 def _shadow_for(backend: Any) -> Shadow:

@@ -117,6 +117,11 @@ def one_gpu_twice(rank: int, other: int, bus: int) -> str:
     )
 
 
+def aborted(rank: int) -> str:
+    """torch's error for a collective on a group that has been destroyed or aborted."""
+    return f"NCCL communicator was aborted on rank {rank}. "
+
+
 def no_such_root(word: str, root: int, size: int) -> str:
     """NCCL's error for a root that is not a rank. word: Broadcast or Reduce."""
     return invalid_argument(f"{word} : invalid root {root} (root should be in the 0..{size} range)")
