@@ -38,7 +38,9 @@ def _kind(name: str, dtype: Any) -> Any:
         def __instancecheck__(cls, one: Any) -> bool:
             return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == dtype
 
-    return Kind(name, (), {"__module__": "torch.cuda", "dtype": dtype, "is_cuda": True})
+    Kind.__module__, Kind.__qualname__ = "torch", "tensortype"  # by which torch.compile knows such a class
+    module, _, short = name.rpartition(".")
+    return Kind(name, (), {"__module__": module, "__qualname__": short, "dtype": dtype, "is_cuda": True})
 
 
 def _found(kind: Any) -> Any:
