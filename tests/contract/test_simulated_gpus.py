@@ -75,7 +75,7 @@ def test_a_hundred_wrong_programs_get_hardwares_words() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", names("ranks.py", "program_"))
+@pytest.mark.parametrize("name", names("ranks.py", "program_") + names("idioms.py", "program_"))
 def test_two_ranks_return_what_they_return_on_the_cpu(name: str) -> None:
     on_cpu, on_gpus = returned("cpu"), returned("cuda")
     assert name in on_cpu[0]

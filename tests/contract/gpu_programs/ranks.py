@@ -9,7 +9,6 @@ import contextlib
 import datetime
 import json
 import os
-import sys
 from typing import Any
 
 import torch
@@ -19,18 +18,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-KIND = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-ON_GPUS = KIND == "cuda"
-
-
-def device() -> Any:
-    return torch.device(KIND, dist.get_rank()) if ON_GPUS else torch.device(KIND)
-
-
-def weights(module: Any) -> float:
-    """A number in which each digit of the parameters counts."""
-    full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in module.parameters()]
-    return float(sum(p.detach().double().sum().item() for p in full))
+from tests.contract.gpu_programs import idioms
+from tests.contract.gpu_programs.place import KIND, ON_GPUS, device, weights
 
 
 def program_ddp() -> Any:
@@ -360,7 +349,11 @@ def program_float8() -> Any:
     return [gathered.float().tolist(), low.float().tolist(), told]
 
 
-PROGRAMS = {name.removeprefix("program_"): one for name, one in globals().items() if name.startswith("program_")}
+PROGRAMS = {
+    name.removeprefix("program_"): one
+    for name, one in (globals() | vars(idioms)).items()
+    if name.startswith("program_")
+}
 
 
 def main() -> None:
