@@ -164,19 +164,22 @@ def program_collectives() -> Any:
 
 
 def program_sizes_that_differ() -> Any:
-    """All-to-all and all-gather of tensors that are not equally long. gloo has neither: there they are written out."""
+    """All-to-all and the like of tensors that are not equally long. gloo has none: there they are written out."""
     rank = dist.get_rank()
     given = [torch.full((rank + other + 1, 2), 10.0 * rank + other, device=device()) for other in range(2)]
     out = [torch.zeros(rank + other + 1, 2, device=device()) for other in range(2)]
     parts = [torch.zeros(other + 1, device=device()) for other in range(2)]
     own = torch.full((rank + 1,), rank + 0.5, device=device())
+    total = torch.zeros(rank + 1, device=device())
     if ON_GPUS:
         dist.all_to_all(out, given)
         dist.all_gather(parts, own)
+        dist.reduce_scatter(total, [torch.full((n + 1,), rank + n + 0.5, device=device()) for n in range(2)])
     else:
+        total += 2 * (1 + rank)
         out = [torch.full((rank + other + 1, 2), 10.0 * other + rank) for other in range(2)]
         parts = [torch.full((other + 1,), other + 0.5) for other in range(2)]
-    return [part.tolist() for part in (*out, *parts)]
+    return [part.tolist() for part in (*out, *parts, total)]
 
 
 def program_batch_with_a_send_to_oneself() -> Any:

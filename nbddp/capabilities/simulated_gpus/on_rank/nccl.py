@@ -194,10 +194,11 @@ def _place(name: str, shadow: Shadow, device: int | None, after: Sequence[Any]) 
 
 def _meet(shadow: Shadow, device: int | None, boxed: Any, device_ids: Any) -> None:
     """A barrier takes its `device_ids`, else the group's GPU, else number rank modulo the GPUs, not the current one."""
+    given = devices.known_to_driver(device_ids[0]) if device_ids else None
     if device is None or shadow.device is not None:
         return
-    if device_ids:
-        device = device_ids[0]
+    if given is not None:
+        device = given
     elif torch._C._distributed_c10d.ProcessGroup.unbox(boxed).bound_device_id is None:
         device = (dist.get_rank() if dist.is_initialized() else shadow.rank) % devices.count()
     bring(shadow, device, "simulated/barrier")
