@@ -619,6 +619,25 @@ def case_a_group_of_one_rank_misused() -> None:
         group.allreduce([x])
 
 
+def case_a_check_for_nan_before_a_collective() -> None:
+    """An assertion in a kernel, after which the process has lost the GPU; here it gets it back."""
+    import torch.distributed as dist
+
+    from nbddp.capabilities.simulated_gpus.on_rank import devices
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    backend, nan = dist.group.WORLD._get_backend(torch.device(CUDA)), torch.full((2,), float("nan"), device=CUDA)
+    backend._set_enable_nan_check(True)
+    dist.all_reduce(torch.ones(2, device=CUDA))
+    with pytest.raises(RuntimeError, match=r"^CUDA error: device-side assert triggered") as caught:
+        dist.all_reduce(nan)
+    devices.broken = False
+    assert "found NaN in what rank 0 sends in c10d::allreduce_" in str(caught.value.__cause__)
+    backend._set_enable_nan_check(False)
+    dist.all_reduce(nan)
+    dist.destroy_process_group()
+
+
 def case_a_wrong_value_of_a_switch_of_nccl() -> None:
     import torch.distributed as dist
 

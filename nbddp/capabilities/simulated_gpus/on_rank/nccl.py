@@ -110,7 +110,7 @@ def _collective(op: Any) -> Callable[..., Any]:
         if any(not tensor.is_cuda for tensor in flat(args)):
             raise ValueError("Tensors must be CUDA and dense")
         if shadow.device != SHARED:
-            nccl_checks.check(op, args, shadow.size)
+            nccl_checks.check(op, args, shadow)
         call = Relabelled(op, args, {})
         _place(name, shadow, call.device, args[at:])
         done = _without_gloo(name, shadow, args)

@@ -19,12 +19,19 @@ TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
 UNDEFINED = -(1 << 31)  # what NCCL has for a setting that is left to it
 SHARED = -1  # in place of a GPU that a rank has brought
 NO_EFFECT = (  # what torch calls on an nccl backend and gloo's lacks
-    "_group_start", "_group_end", "_set_enable_nan_check", "_verify_work_timeout", "_add_ephemeral_timeout",
+    "_group_start", "_group_end", "_verify_work_timeout", "_add_ephemeral_timeout",
 )  # fmt: skip
 
 
-SWITCHES = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_ENABLE_TIMING")
-YES_OR_NO = ("y", "yes", "1", "t", "true", "n", "no", "0", "f", "false")
+NAN_CHECK = "TORCH_NCCL_NAN_CHECK"
+SWITCHES = (
+    NAN_CHECK,
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_DESYNC_DEBUG",
+    "TORCH_NCCL_ENABLE_TIMING",
+)
+YES, NO = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
 CREATORS = (  # functions of torch 2.15 and later, which has NCCL's backends as plugins
     "_create_nccl_process_group", "_create_nccl_legacy_process_group", "_create_nccl2_process_group",
     "_create_nccl_lazy_process_group",
@@ -62,6 +69,7 @@ class Shadow:
     options: Any = None
     number: int = -1
     splits: int = 0
+    nan_check: bool = False
     ended: bool = False  # destroyed or aborted: a program may have kept it
 
 
@@ -135,6 +143,7 @@ def made(store: Any, rank: int, size: int, options: Any) -> Any:
     gloo = kind(dist.PrefixStore("nccl/", store), rank, size, timeout=wait)
     shadow = shadows[id(gloo)] = over(gloo, store)
     shadow.options, shadow.number = options, len(nccls)
+    shadow.nan_check = os.environ.get(NAN_CHECK, "0").lower() in YES
     nccls.add(id(gloo))
     parent = getattr(options, "split_from", None)
     if parent is not None:
@@ -144,7 +153,7 @@ def made(store: Any, rank: int, size: int, options: Any) -> Any:
 
 def _check_environment() -> None:
     for name in SWITCHES:
-        if os.environ.get(name, "0").lower() not in YES_OR_NO:
+        if os.environ.get(name, "0").lower() not in YES + NO:
             raise RuntimeError(f"Invalid value for environment variable: {name}")
 
 
@@ -235,6 +244,10 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
     return ending
 
 
+def _set_nan_check(shadow: Shadow, on: bool) -> None:
+    shadow.nan_check = on
+
+
 def _connect(shadow: Shadow, device: Any) -> None:
     bring(shadow, devices.index_for(torch.device(device)))
 
@@ -258,6 +271,7 @@ OF_NCCL: Mapping[str, Callable[..., Any]] = {
     "perform_nocolor_split": _no_color,
     "eager_connect_single_device": _connect,
     **dict.fromkeys(("_shutdown", "shutdown", "_abort", "abort"), _end),
+    "_set_enable_nan_check": _set_nan_check,
     "_is_initialized": lambda shadow: shadow.device is not None,
     "_set_default_timeout": _set_timeout,
 }
