@@ -121,6 +121,8 @@ CudaStream.__name__ = CudaStream.__qualname__ = "Stream"
 class Event(torch.Event):  # type: ignore[misc]
     """As `torch.cuda.Event`."""
 
+    _index: int | None  # the GPU of the first stream that has recorded it
+
     def __new__(
         cls,
         enable_timing: bool = False,
