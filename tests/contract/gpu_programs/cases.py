@@ -638,6 +638,16 @@ def case_a_check_for_nan_before_a_collective() -> None:
     dist.destroy_process_group()
 
 
+def case_a_second_group_on_a_store_has_keys_of_its_own() -> None:
+    """With those of the first, a rank may meet the address of a group that is gone."""
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+    for _ in range(2):
+        dist.ProcessGroupNCCL(store, 0, 1)
+    assert store.add("simulated/made/0", 0) == 2
+
+
 def case_a_wrong_value_of_a_switch_of_nccl() -> None:
     import torch.distributed as dist
 

@@ -113,8 +113,8 @@ def _all_gather(group: Any, out: Sequence[Tensors], given: Tensors) -> Any:
 
 
 def _reduce_scatter(group: Any, out: Tensors, given: Sequence[Tensors], operation: Any) -> Any:
-    """None where gloo takes it: it has it since some version, for equal sizes."""
-    if versions.at_least(2, 10) and len({tensor.numel() for tensor in given[0]}) < 2:
+    """None where gloo has it: not with torch 2.6."""
+    if versions.at_least(2, 10):
         return None
     flat = torch.cat([machine.twin(tensor).reshape(-1) for tensor in given[0]])
     works = torch.ops.c10d.allreduce_([flat], group.boxed(), operation, None, timeout=-1)
