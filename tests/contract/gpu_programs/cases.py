@@ -9,6 +9,7 @@ import copy
 import importlib.util
 import io
 import json
+import os
 import re
 import sys
 import tempfile
@@ -196,8 +197,10 @@ def case_old_types() -> None:
     assert x.type(kind).type() == "torch.cuda.FloatTensor"
     assert x.to("cuda:1").type("torch.cuda.HalfTensor").device == torch.device("cuda:1")
     assert (x.cuda().type(torch.FloatTensor).type(), x.type(torch.int64).dtype) == ("torch.FloatTensor", torch.int64)
-    compiled = torch.compile(lambda x: x.type(torch.float16), backend="aot_eager", fullgraph=True)
-    assert compiled(x.cuda()).dtype == torch.float16
+    for half in (torch.float16, torch.cuda.HalfTensor, "torch.cuda.HalfTensor"):
+        compiled = torch.compile(lambda x, half=half: x.type(half), backend="aot_eager", fullgraph=True)
+        assert compiled(x.cuda()).dtype == torch.float16
+    assert (kind(2, device=1).get_device(), kind([1.0], device="cuda:2").get_device()) == (1, 2)
     torch.set_default_tensor_type(kind)
     made = (torch.ones(1), torch.Tensor([1.0]), torch.Tensor(2, 3), nn.Linear(2, 2).weight, nn.Parameter(torch.ones(1)))
     torch.set_default_tensor_type(torch.FloatTensor)
@@ -259,6 +262,35 @@ def case_data_parallel() -> None:
     a.sum().backward()
     b.sum().backward()
     assert torch.allclose(on_cpu[0].weight.grad, on_gpu[0].weight.grad.cpu(), atol=1e-6)
+
+
+def case_parts_of_a_batch_on_several_gpus() -> None:
+    """What DataParallel is made of, as torch's own tests ask it."""
+    from torch.nn.parallel import comm
+
+    x, y = torch.randn(2, 5, device="cuda:0"), torch.randn(2, 5, device="cuda:1")
+    assert comm.gather((x, y), -1, destination="cpu").shape == (2, 10)
+    assert [part.get_device() for part in comm.scatter(torch.ones(4, 2), (1, 3), dim=-1)] == [1, 3]
+    wrong = {
+        "Expected at least one device to scatter to": lambda: comm.scatter(x, ()),
+        "Expected devices and chunk_sizes to be of same length, but got len(devices) = 2 and len(chunk_sizes) = 1":
+            lambda: comm.scatter(x, (0, 1), [2]),
+        "Expected at least one output tensor to scatter to": lambda: comm.scatter(x, out=[]),
+        "Output tensor at index 0 has incorrect shape: [1, 2, 5]. Expected same shape except for scatter dim 0 as the "
+        "source tensor: [2, 5]": lambda: comm.scatter(x, out=[y[None]]),
+        "Total size for output tensors along scatter dim 0 does not match the source tensor size at dim 0. Expected "
+        "2, but got total size 1": lambda: comm.scatter(x, out=[y[:1]]),
+        "Expected all output tensors to be CUDA tensors, but output tensor at index 1 has device 'cpu'":
+            lambda: comm.broadcast(x, out=[x, x.cpu()]),
+        "Expected all output tensors to have same shape as the source tensor [2, 5], but output tensor at index 0 has "
+        "shape [1, 2, 5]": lambda: comm.broadcast(x, out=[y[None]]),
+        "Expected at least one tensor to gather from": lambda: comm.gather(()),
+        "Input tensor at index 1 has invalid shape [2, 4], but expected [2, 5]": lambda: comm.gather((x, y[:, 1:])),
+        "Expected out tensor to have shape [4, 5], but got [2, 5]": lambda: comm.gather((x, y), out=x.clone()),
+    }  # fmt: skip
+    for words, program in wrong.items():
+        with pytest.raises(RuntimeError, match=re.escape(words)):
+            program()
 
 
 def case_graph() -> None:
@@ -480,6 +512,14 @@ def case_streams() -> None:
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
+def case_an_event_belongs_to_the_gpu_of_its_first_stream() -> None:
+    event = torch.cuda.Event()
+    assert event.device is None
+    event.record(torch.cuda.Stream(1))
+    assert event.device == torch.device("cuda:1")
+    event.record(torch.cuda.Stream("cuda:1"))
+
+
 def case_loaded_script() -> None:
     model = nn.Linear(3, 2).cuda()
     file = io.BytesIO()
@@ -531,6 +571,92 @@ def case_gradients_of_several_losses() -> None:
             loss.backward()
         grads.append([p.grad for p in model.parameters()])
     assert all(equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def case_a_group_of_one_rank_misused() -> None:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    cpu, x, low = torch.ones(2), torch.ones(2, device=CUDA), torch.ones(2, device=CUDA, dtype=torch.half)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    group, two = dist.group.WORLD, nn.Sequential(nn.Linear(2, 2).cuda(), nn.Linear(2, 2))
+    to_itself = "NCCL Error 5: invalid usage"
+    wrong: dict[str, Any] = {
+        "No backend type associated with device type cpu": [
+            lambda: dist.all_reduce(cpu), lambda: dist.broadcast(cpu, 0), lambda: DDP(nn.Linear(2, 2)),
+        ],
+        "but got device_ids [0], output_device None, and module parameters {device(type='cpu')}.": [
+            lambda: DDP(nn.Linear(2, 2), device_ids=[0])
+        ],
+        "input module must be on the same type of devices, but input module parameters locate in {": [
+            lambda: DDP(two, device_ids=[0])
+        ],
+        "device_ids can only be None or contain a single element.": [
+            lambda: DDP(nn.Linear(2, 2).cuda(), device_ids=[0, 1])
+        ],
+        "CUDA error: invalid device ordinal": [
+            lambda: DDP(nn.Linear(2, 2).cuda(), device_ids=[5])(cpu[None]), lambda: dist.barrier(device_ids=[9]),
+        ],
+        "Tensors must be CUDA and dense": [lambda: dist.all_gather([cpu], x), lambda: dist.gather(x, [cpu], 0)],
+        "Invalid usage of tensors with different dtypes": [
+            lambda: dist.all_gather([low], x), lambda: dist.all_to_all_single(low, x),
+            lambda: dist.reduce_scatter(x, [low]),
+        ],
+        "output tensor must have the same type as input tensor": [lambda: dist.all_gather_into_tensor(low, x)],
+        "Invalid destination rank: destination rank should not be the same as the rank of": [lambda: dist.send(x, 0)],
+        to_itself: [lambda: dist.isend(x, 0), lambda: dist.recv(x, 0)],
+        "trying to initialize the default process group twice!": [
+            lambda: dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        ],
+    }  # fmt: skip
+    for words, programs in wrong.items():
+        for program in programs:
+            with pytest.raises((RuntimeError, ValueError, TypeError), match=re.escape(words)):
+                program()
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    with pytest.raises(dist.DistBackendError, match=r"^NCCL communicator was aborted on rank 0\. $"):
+        group.allreduce([x])
+
+
+def case_a_check_for_nan_before_a_collective() -> None:
+    """An assertion in a kernel, after which the process has lost the GPU; here it gets it back."""
+    import torch.distributed as dist
+
+    from nbddp.capabilities.simulated_gpus.on_rank import devices
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    backend, nan = dist.group.WORLD._get_backend(torch.device(CUDA)), torch.full((2,), float("nan"), device=CUDA)
+    backend._set_enable_nan_check(True)
+    dist.all_reduce(torch.ones(2, device=CUDA))
+    with pytest.raises(RuntimeError, match=r"^CUDA error: device-side assert triggered") as caught:
+        dist.all_reduce(nan)
+    devices.broken = False
+    assert "found NaN in what rank 0 sends in c10d::allreduce_" in str(caught.value.__cause__)
+    backend._set_enable_nan_check(False)
+    dist.all_reduce(nan)
+    dist.destroy_process_group()
+
+
+def case_a_second_group_on_a_store_has_keys_of_its_own() -> None:
+    """With those of the first, a rank may meet the address of a group that is gone."""
+    import torch.distributed as dist
+
+    store = dist.HashStore()
+    for _ in range(2):
+        dist.ProcessGroupNCCL(store, 0, 1)
+    assert store.add("simulated/made/0", 0) == 2
+
+
+def case_a_wrong_value_of_a_switch_of_nccl() -> None:
+    import torch.distributed as dist
+
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "on"
+    try:
+        with pytest.raises(RuntimeError, match="Invalid value for environment variable: TORCH_NCCL_BLOCKING_WAIT"):
+            dist.ProcessGroupNCCL(dist.HashStore(), 0, 1)
+    finally:
+        del os.environ["TORCH_NCCL_BLOCKING_WAIT"]
 
 
 def case_transforms() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Callable
@@ -178,6 +179,165 @@ def programs() -> dict[str, Wrong]:
     }
 
 
+CANNOT_PIN = "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
+ABSENT = "Attempting to deserialize object on CUDA device {} but torch.cuda.device_count() is 4."
+
+
+def more() -> dict[str, Wrong]:
+    """Mistakes that learners make with the device of a state, a stream, a generator or a checkpoint."""
+    g, labels, zero, one = torch.ones(3, 4, device="cuda"), torch.tensor([0, 1, 2]), "cuda:0", "cuda:1"
+    image, time = torch.ones(2, 1, 5, 5, device="cuda"), torch.cuda.Event
+    sequences = torch.ones(2, 3, 4, device="cuda")
+    data = torch.utils.data
+    q = torch.ones(1, 2, 3, 4, device="cuda")
+    two, on_cpu = TWO.format(zero, "cpu"), "Expected a 'cpu' device type for generator but found 'cuda'"
+    return {
+        "labels on another GPU": Wrong(
+            lambda: F.cross_entropy(g, labels.cuda(1)), other("target", one, zero, "nll_loss_forward")
+        ),
+        "weights of a loss": Wrong(lambda: nn.BCEWithLogitsLoss(pos_weight=torch.ones(4))(g, g), two),
+        "SGD's state on the CPU": Wrong(lambda: moved_after_a_step(torch.optim.SGD, momentum=0.9), two),
+        "Adam's state on the CPU": Wrong(lambda: moved_after_a_step(torch.optim.Adam), two),
+        "the same, one by one": Wrong(lambda: moved_after_a_step(torch.optim.Adam, foreach=False), two),
+        "the same, fused": Wrong(
+            lambda: moved_after_a_step(torch.optim.AdamW, fused=True), other("exp_avgs", "cpu", zero, "__fused_adamw_")
+        ),
+        "checkpoint of a larger machine": Wrong(lambda: loaded(b"cuda:7"), ABSENT.format(7)),
+        "map_location": Wrong(lambda: loaded(b"cuda:3", "cuda:9"), ABSENT.format(9)),
+        "map_location as a number": Wrong(lambda: loaded(b"cuda:3", 0), "'int' object is not callable", TypeError),
+        ".cuda(8)": Wrong(lambda: nn.Linear(2, 2).cuda(8), ORDINAL),
+        ".cuda(-1)": Wrong(lambda: torch.ones(2).cuda(-1), "Device index must not be negative"),
+        "cuda:-1": Wrong(lambda: torch.ones(2).to("cuda:-1"), "Invalid device string: 'cuda:-1'"),
+        "cuda0": Wrong(lambda: torch.ones(2).to("cuda0"), "Invalid device string: 'cuda0'"),
+        "gpu": Wrong(lambda: torch.ones(2).to("gpu"), "device type at start of device string: gpu"),
+        "set_device(cuda)": Wrong(
+            lambda: torch.cuda.set_device("cuda"),
+            "Expected a torch.device with a specified index or an integer, but got:cuda",
+            ValueError,
+        ),
+        "set_device(cpu)": Wrong(
+            lambda: torch.cuda.set_device("cpu"), "Expected a cuda device, but got: cpu", ValueError
+        ),
+        "a loader that pins tensors of a GPU": Wrong(
+            lambda: next(iter(data.DataLoader(data.TensorDataset(g), pin_memory=True))), CANNOT_PIN
+        ),
+        "pinned on a GPU": Wrong(
+            lambda: torch.ones(2, pin_memory=True, device="cuda"), "Only dense CPU tensors can be pinned"
+        ),
+        "array of a list": Wrong(
+            lambda: __import__("numpy").array([g, g]), "can't convert cuda:0 device type tensor to numpy.", TypeError
+        ),
+        "convolution on another GPU": Wrong(
+            lambda: nn.Conv2d(1, 1, 3).cuda(1)(image), other("weight", one, zero, "_cudnn_convolution")
+        ),
+        "transposed convolution on another GPU": Wrong(
+            lambda: nn.ConvTranspose2d(1, 1, 3).cuda(1)(image),
+            other("weight", one, zero, "_cudnn_convolution_transpose"),
+        ),
+        "batch norm on another GPU": Wrong(
+            lambda: nn.BatchNorm2d(1).cuda(1)(image), other("weight", one, zero, "_cudnn_batch_norm")
+        ),
+        "GRU on another GPU": Wrong(
+            lambda: nn.GRU(4, 5).cuda(1)(g),
+            "Input and parameter tensors are not at the same device, found input tensor at cuda:0 and parameter tensor "
+            "at cuda:1",
+        ),
+        "generator of a GPU": Wrong(lambda: torch.randn(2, generator=torch.Generator("cuda")), on_cpu),
+        "a loader with a generator of a GPU": Wrong(
+            lambda: list(data.DataLoader(range(4), shuffle=True, generator=torch.Generator("cuda"))), on_cpu
+        ),
+        "random_split with a generator of a GPU": Wrong(
+            lambda: data.random_split(range(4), [2, 2], torch.Generator("cuda")),
+            "Expected a 'cpu' generator device but found 'cuda:0'",
+        ),
+        "state of the CPU's generator": Wrong(
+            lambda: torch.cuda.set_rng_state(torch.get_rng_state()), "RNG state is wrong size"
+        ),
+        "state that map_location moved": Wrong(
+            lambda: torch.cuda.set_rng_state(torch.cuda.get_rng_state().cuda()),
+            "RNG state must be a torch.ByteTensor",
+            TypeError,
+        ),
+        "state of cuda:9": Wrong(lambda: torch.cuda.get_rng_state(9), "tuple index out of range", IndexError),
+        "stream of the CPU": Wrong(
+            lambda: torch.cuda.Stream(device="cpu"), "Expected a cuda device, but got: cpu", ValueError
+        ),
+        "stream of cuda:9": Wrong(lambda: torch.cuda.Stream("cuda:9"), ORDINAL),
+        "an event on streams of two GPUs": Wrong(
+            lambda: [event.record(torch.cuda.Stream(n)) for event in [time()] for n in range(2)],
+            "Event device 0 does not match recording stream's device 1.",
+        ),
+        "time between two GPUs": Wrong(
+            lambda: recorded(time(enable_timing=True), 0).elapsed_time(recorded(time(enable_timing=True), 1)),
+            "CUDA error: invalid resource handle",
+        ),
+        "memory of cuda:9": Wrong(lambda: torch.cuda.memory_allocated(9), "did you call init?"),
+        "gradient on the CPU": Wrong(
+            lambda: (torch.ones(2, requires_grad=True, device="cuda") * 2).backward(torch.ones(2)),
+            "invalid gradient at index 0 - expected device cuda:0 but got cpu",
+        ),
+        "binary cross entropy under autocast": Wrong(
+            lambda: torch.autocast("cuda")(lambda: F.binary_cross_entropy(g.sigmoid(), g))(), "are unsafe to autocast."
+        ),
+        "a model in half under GradScaler": Wrong(scaled_half, "Attempting to unscale FP16 gradients.", ValueError),
+        "a step without scaling": Wrong(
+            lambda: torch.amp.GradScaler("cuda").step(torch.optim.SGD([nn.Parameter(g)], 0.1)),
+            "Attempted step but _scale is None.",
+            AssertionError,
+        ),
+        "lengths on the GPU": Wrong(
+            lambda: nn.utils.rnn.pack_padded_sequence(sequences, torch.tensor([3, 2]).cuda(), batch_first=True),
+            "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor",
+        ),
+        "mask of attention": Wrong(
+            lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(3, 3, dtype=torch.bool)),
+            other("attn_bias", "cpu", zero, "__scaled_dot_product_efficient_attention"),
+        ),
+        "einsum": Wrong(lambda: torch.einsum("ij,kj->ik", g, torch.ones(3, 4)), other("mat2", "cpu", zero, "bmm")),
+        "take_along_dim": Wrong(
+            lambda: torch.take_along_dim(g, labels[:, None], 1),
+            "Expected tensor to have cuda:0 Device, but got tensor with cpu Device",
+        ),
+        "layer norm of half": Wrong(
+            lambda: nn.LayerNorm(4).cuda()(g.half()), "expected scalar type Half but found Float"
+        ),
+        "linear layer of integers": Wrong(
+            lambda: nn.Linear(4, 2).cuda()(g.long()), "mat1 and mat2 must have the same dtype, but got Long and Float"
+        ),
+        "DataParallel on cuda:9": Wrong(
+            lambda: nn.DataParallel(nn.Linear(2, 2).cuda(), [0, 9]), "Invalid device id", AssertionError
+        ),
+    }
+
+
+def moved_after_a_step(kind: Any, **options: Any) -> None:
+    """`model.cuda()` after the optimizer has made its state."""
+    model = nn.Linear(4, 2)
+    optimizer = kind(model.parameters(), 0.1, **options)
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        optimizer.zero_grad()
+        model(torch.ones(3, 4, device=device)).sum().backward()
+        optimizer.step()
+
+
+def loaded(device: bytes, to: Any = None) -> Any:
+    file = io.BytesIO()
+    torch.save(torch.ones(2, device="cuda:3"), file)
+    return torch.load(io.BytesIO(file.getvalue().replace(b"cuda:3", device)), map_location=to)
+
+
+def recorded(event: Any, index: int) -> Any:
+    event.record(torch.cuda.Stream(index))
+    return event
+
+
+def scaled_half() -> None:
+    model, scaler = nn.Linear(2, 2).cuda().half(), torch.amp.GradScaler("cuda")
+    scaler.scale(model(torch.ones(1, 2, device="cuda").half()).sum()).backward()
+    scaler.step(torch.optim.SGD(model.parameters(), 0.1))
+
+
 def capture_item() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -188,7 +348,7 @@ def said() -> dict[str, str]:
     """What is wrong → "", or the error that came, and the words that were expected."""
     found = {}
     warnings.simplefilter("ignore")
-    for name, (program, words, kind) in programs().items():
+    for name, (program, words, kind) in (programs() | more()).items():
         try:
             program()
         except kind as error:

@@ -189,7 +189,7 @@ class _Default(tuple[Any, ...]):
         return self._made
 
     def __getitem__(self, index: Any) -> Any:
-        return self._all()[index]
+        return tuple(self._all())[index]
 
     def __len__(self) -> int:
         return devices.count()

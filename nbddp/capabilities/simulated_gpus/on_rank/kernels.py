@@ -274,8 +274,8 @@ def foreach(op: Any) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         lists = [arg for arg in args if isinstance(arg, list | tuple) and arg and isinstance(arg[0], Tensor)]
-        if not lists or len({tensor.device for one in lists for tensor in one}) < 2:
-            return run(op, *args, **kwargs)
+        if not lists or len(lists[0]) == 1 or len({tensor.device for one in lists for tensor in one}) < 2:
+            return run(op, *args, **kwargs)  # which finds that one element has two devices
         single = [
             op(*([arg[i]] if isinstance(arg, list | tuple) else arg for arg in args), **kwargs)
             for i in range(len(lists[0]))

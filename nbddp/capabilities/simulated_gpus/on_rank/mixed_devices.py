@@ -20,6 +20,7 @@ from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
 
 Values = Mapping[str, Any]  # name of an argument → its value
 
+MOST_OWN = 2  # dimensions of a batch norm that torch does not leave to cuDNN
 MIXED = {  # operators whose tensors may be on several devices → why
     "aten::copy_": "it copies between devices",
     "aten::_copy_from": "it copies between devices",
@@ -78,6 +79,8 @@ def check(op: Any, args: Sequence[Any], kwargs: Values) -> None:
 
 def _method(name: str, overload: str, native: Native, values: Values) -> str:
     """The C++ function that checks."""
+    if name == "native_batch_norm" and values["input"].is_cuda and values["input"].dim() > MOST_OWN:
+        return "wrapper_CUDA__cudnn_batch_norm"
     sparse = any(tensor.is_cuda and tensor.layout is not torch.strided for tensor in flat(values.values()))
     if sparse:
         return f"wrapper_SparseCUDA_{overload}_{name}"
@@ -148,6 +151,7 @@ OWN: Mapping[str, Callable[[Values], None]] = {  # kernels that check by themsel
 
 def convolution(x: Any, weight: Any, bias: Any, sizes: Sequence[Any]) -> None:
     """Types of input, weight and bias, as the backend that torch would take names them. sizes: stride and so on."""
+    transposed = sizes[3]
     for what, other in (("weight", weight), ("bias", bias)):
         if other is None or (x.is_cuda, x.dtype) == (other.is_cuda, other.dtype):
             continue
@@ -159,6 +163,11 @@ def convolution(x: Any, weight: Any, bias: Any, sizes: Sequence[Any]) -> None:
             raise RuntimeError(f"{same} or input should be a MKLDNN tensor and weight is a dense tensor")
         method = SLOW.get(backend)
         raise RuntimeError(same) if method is None else versions.other_device(what, other.device, x.device, method)
+    if weight.device != x.device:
+        method = f"wrapper_CUDA__cudnn_convolution{'_transpose' if transposed else ''}"
+        raise versions.other_device("weight", weight.device, x.device, method)
+    if bias is not None and bias.device != x.device:
+        raise versions.two_devices(x.device, bias.device)  # cuDNN takes none, so it is added
 
 
 SLOW = {  # torch's own kernels of a convolution → the function that checks devices

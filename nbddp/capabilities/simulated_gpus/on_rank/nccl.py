@@ -22,6 +22,7 @@ from nbddp.capabilities.simulated_gpus.on_rank import (
     nccl_backend,
     nccl_calls,
     nccl_checks,
+    versions,
 )
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import Relabelled, flat
 from nbddp.capabilities.simulated_gpus.on_rank.dtypes import EIGHT
@@ -55,6 +56,7 @@ def install() -> None:
             setattr(compiled.ProcessGroupGloo, name, _on_twins(getattr(compiled.ProcessGroupGloo, name)))
     if not hasattr(compiled.Backend, "supports_coalescing"):  # torch 2.6 coalesces for every CUDA tensor
         c10d.batch_isend_irecv = dist.batch_isend_irecv = _batch
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = nccl_calls.batched(c10d.batch_isend_irecv)
     nccl_calls.install(nccl_backend.is_nccl)
     library = kernels.library("c10d")
     for full in torch._C._dispatch_get_all_op_names():
@@ -108,7 +110,7 @@ def _collective(op: Any) -> Callable[..., Any]:
         if any(not tensor.is_cuda for tensor in flat(args)):
             raise ValueError("Tensors must be CUDA and dense")
         if shadow.device != SHARED:
-            nccl_checks.check(op, args, shadow.size)
+            nccl_checks.check(op, args, shadow)
         call = Relabelled(op, args, {})
         _place(name, shadow, call.device, args[at:])
         done = _without_gloo(name, shadow, args)
@@ -142,7 +144,10 @@ def _shadow_of(boxed: Any) -> Shadow:
         raise RuntimeError("No backend type associated with device type cuda") from None
     if id(backend) not in shadows:
         shadows[id(backend)] = _shadow_for(backend)
-    return shadows[id(backend)]
+    shadow = shadows[id(backend)]
+    if shadow.ended:
+        raise dist.DistBackendError(versions.aborted(shadow.rank))
+    return shadow
 
 
 def _shadow_for(backend: Any) -> Shadow:
@@ -174,6 +179,7 @@ def _as_bytes(arg: Any) -> Any:
 def _without_gloo(name: str, shadow: Shadow, args: Sequence[Any]) -> Any:
     """What an operator that gloo lacks returns; None: gloo has it."""
     if name in nccl_calls.TO_ITSELF and args[2] == shadow.rank:
+        nccl_calls.check_batch()
         return nccl_calls.TO_ITSELF[name](shadow.own, args[0][0])
     return nccl_calls.carry_out(name, shadow.group, args)
 
@@ -188,10 +194,11 @@ def _place(name: str, shadow: Shadow, device: int | None, after: Sequence[Any]) 
 
 def _meet(shadow: Shadow, device: int | None, boxed: Any, device_ids: Any) -> None:
     """A barrier takes its `device_ids`, else the group's GPU, else number rank modulo the GPUs, not the current one."""
+    given = devices.known_to_driver(device_ids[0]) if device_ids else None
     if device is None or shadow.device is not None:
         return
-    if device_ids:
-        device = device_ids[0]
+    if given is not None:
+        device = given
     elif torch._C._distributed_c10d.ProcessGroup.unbox(boxed).bound_device_id is None:
         device = (dist.get_rank() if dist.is_initialized() else shadow.rank) % devices.count()
     bring(shadow, device, "simulated/barrier")

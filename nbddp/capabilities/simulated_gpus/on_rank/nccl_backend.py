@@ -19,11 +19,19 @@ TEN_MINUTES = datetime.timedelta(minutes=10)  # NCCL's default timeout
 UNDEFINED = -(1 << 31)  # what NCCL has for a setting that is left to it
 SHARED = -1  # in place of a GPU that a rank has brought
 NO_EFFECT = (  # what torch calls on an nccl backend and gloo's lacks
-    "_shutdown", "shutdown", "abort", "_abort", "_group_start", "_group_end", "_set_enable_nan_check",
-    "_verify_work_timeout", "_add_ephemeral_timeout",
+    "_group_start", "_group_end", "_verify_work_timeout", "_add_ephemeral_timeout",
 )  # fmt: skip
 
 
+NAN_CHECK = "TORCH_NCCL_NAN_CHECK"
+SWITCHES = (
+    NAN_CHECK,
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_DESYNC_DEBUG",
+    "TORCH_NCCL_ENABLE_TIMING",
+)
+YES, NO = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
 CREATORS = (  # functions of torch 2.15 and later, which has NCCL's backends as plugins
     "_create_nccl_process_group", "_create_nccl_legacy_process_group", "_create_nccl2_process_group",
     "_create_nccl_lazy_process_group",
@@ -61,6 +69,8 @@ class Shadow:
     options: Any = None
     number: int = -1
     splits: int = 0
+    nan_check: bool = False
+    ended: bool = False  # destroyed or aborted: a program may have kept it
 
 
 shadows: dict[int, Shadow] = {}  # id of a gloo backend → its shadow
@@ -83,6 +93,9 @@ def install() -> None:
     for name in CREATORS:
         if hasattr(c10d, name):
             setattr(c10d, name, _create)
+    for name in ("shutdown", "abort"):
+        if hasattr(compiled.ProcessGroup, name):
+            setattr(compiled.ProcessGroup, name, _ending(getattr(compiled.ProcessGroup, name)))
     if hasattr(compiled.ProcessGroup, "split_group"):
         compiled.ProcessGroup.split_group = _splitting(compiled.ProcessGroup.split_group)
 
@@ -124,15 +137,24 @@ def made(store: Any, rank: int, size: int, options: Any) -> Any:
     """A gloo backend, known as nccl."""
     if devices.count() < 1:
         raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+    _check_environment()
+    store = dist.PrefixStore(f"simulated/{store.add(f'simulated/made/{rank}', 1)}/", store)  # it may have served before
     kind, wait = torch._C._distributed_c10d.ProcessGroupGloo, options._timeout
-    gloo = kind(dist.PrefixStore("simulated/nccl/", store), rank, size, timeout=wait)
+    gloo = kind(dist.PrefixStore("nccl/", store), rank, size, timeout=wait)
     shadow = shadows[id(gloo)] = over(gloo, store)
     shadow.options, shadow.number = options, len(nccls)
+    shadow.nan_check = os.environ.get(NAN_CHECK, "0").lower() in YES
     nccls.add(id(gloo))
     parent = getattr(options, "split_from", None)
     if parent is not None:
         _count_split(parent)
     return gloo
+
+
+def _check_environment() -> None:
+    for name in SWITCHES:
+        if os.environ.get(name, "0").lower() not in YES + NO:
+            raise RuntimeError(f"Invalid value for environment variable: {name}")
 
 
 def _create(opts: Any, backend_options: Any) -> Any:
@@ -207,6 +229,25 @@ def _no_color(shadow: Shadow, device: Any) -> None:
     shadow.splits += 1
 
 
+def _end(shadow: Shadow, *why: Any) -> None:
+    shadow.ended = True
+
+
+def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
+    """`ProcessGroup.shutdown` and `abort`, which end the backend in C++."""
+
+    def ending(self: Any) -> None:
+        if is_nccl(self):
+            _end(shadows[id(unwrapped(self._get_backend(torch.device("cuda"))))])
+        end(self)
+
+    return ending
+
+
+def _set_nan_check(shadow: Shadow, on: bool) -> None:
+    shadow.nan_check = on
+
+
 def _connect(shadow: Shadow, device: Any) -> None:
     bring(shadow, devices.index_for(torch.device(device)))
 
@@ -229,6 +270,8 @@ OF_NCCL: Mapping[str, Callable[..., Any]] = {
     "comm_split_count": lambda shadow: shadow.splits,
     "perform_nocolor_split": _no_color,
     "eager_connect_single_device": _connect,
+    **dict.fromkeys(("_shutdown", "shutdown", "_abort", "abort"), _end),
+    "_set_enable_nan_check": _set_nan_check,
     "_is_initialized": lambda shadow: shadow.device is not None,
     "_set_default_timeout": _set_timeout,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nbddp.capabilities.simulated_gpus.on_rank import machine
+from nbddp.capabilities.simulated_gpus.on_rank import machine, versions
 
 # -- sends of a rank to itself ----------------------------------------------------------------------
 
@@ -52,6 +52,28 @@ def _work(done: Any) -> Any:
     return torch._C._distributed_c10d._create_work_from_future(done).boxed()
 
 
+_batches: list[Callable[..., Any]] = []  # calls of `batch_isend_irecv` that are under way
+
+
+def batched(batch: Callable[..., Any]) -> Callable[..., Any]:
+    """`batch_isend_irecv`, in which a rank may send to itself."""
+
+    def batching(ops: Any) -> Any:
+        _batches.append(batch)
+        try:
+            return batch(ops)
+        finally:
+            _batches.pop()
+
+    return batching
+
+
+def check_batch() -> None:
+    """A send of a rank to itself without its receive in the same batch, or the reverse: NCCL refuses that."""
+    if not _batches:
+        raise RuntimeError(versions.INVALID_USAGE)
+
+
 TO_ITSELF: Mapping[str, Callable[[Own, Any], Any]] = {"c10d::send": _send, "c10d::recv_": _receive}
 
 
@@ -90,21 +112,34 @@ def _all_gather(group: Any, out: Sequence[Tensors], given: Tensors) -> Any:
     return _done(out[0])
 
 
+def _reduce_scatter(group: Any, out: Tensors, given: Sequence[Tensors], operation: Any) -> Any:
+    """None where gloo has it: not with torch 2.6."""
+    if versions.at_least(2, 10):
+        return None
+    flat = torch.cat([machine.twin(tensor).reshape(-1) for tensor in given[0]])
+    works = torch.ops.c10d.allreduce_([flat], group.boxed(), operation, None, timeout=-1)
+    torch._C._distributed_c10d.Work.unbox(works[1]).wait()
+    part = flat.split([tensor.numel() for tensor in given[0]])[group.rank()]
+    machine.twin(out[0]).view(-1).copy_(part)
+    return _done(out)
+
+
 def _done(out: Tensors) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(list(out))
     return _work(future)
 
 
-SIZES_DIFFER: Mapping[str, Callable[[Any, Any, Any], Any]] = {
-    "c10d::alltoall_": _all_to_all,
-    "c10d::allgather_": _all_gather,
+SIZES_DIFFER: Mapping[str, Callable[..., Any]] = {
+    "c10d::alltoall_": lambda group, args: _all_to_all(group, args[0], args[1]),
+    "c10d::allgather_": lambda group, args: _all_gather(group, args[0], args[1]),
+    "c10d::reduce_scatter_": lambda group, args: _reduce_scatter(group, args[0], args[1], args[3]),
 }
 
 
 def carry_out(name: str, group: Any, args: Sequence[Any]) -> Any:
     """What the operator returns; None: gloo carries it out. args: of the operator, with the program's tensors."""
-    work = SIZES_DIFFER[name](group, args[0], args[1]) if name in SIZES_DIFFER else None
+    work = SIZES_DIFFER[name](group, args) if name in SIZES_DIFFER else None
     return None if work is None else (args[0], work)
 
 

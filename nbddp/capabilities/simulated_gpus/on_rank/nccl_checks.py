@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbddp.capabilities.simulated_gpus.on_rank import devices, versions
+from nbddp.capabilities.simulated_gpus.on_rank import devices, machine, versions
 from nbddp.capabilities.simulated_gpus.on_rank.arguments import flat
 from nbddp.capabilities.simulated_gpus.on_rank.dtypes import EIGHT, WORDS
 
@@ -21,12 +21,13 @@ REDUCTIONS = frozenset((
     "allreduce_", "allreduce_coalesced_", "reduce_", "reduce_scatter_", "_reduce_scatter_base_",
     "reduce_scatter_tensor_coalesced_",
 ))  # fmt: skip
+SENT = ("tensors", "input_tensors", "input_tensor", "input", "inputs")
 HOPPER = (9, 0)
 BITWISE = ("BAND", "BOR", "BXOR")
 
 
-def check(op: Any, args: Sequence[Any], size: int) -> None:
-    """Raises what an nccl group of this size does for a c10d operator's arguments."""
+def check(op: Any, args: Sequence[Any], group: Any) -> None:
+    """Raises what an nccl group does for a c10d operator's arguments. group: its shadow."""
     name = op._schema.name.removeprefix("c10d::")
     named = {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)}
     for tensor in flat(args):
@@ -42,7 +43,21 @@ def check(op: Any, args: Sequence[Any], size: int) -> None:
         if not _dense(tensor):
             raise ValueError("Tensors must be contiguous")
     if name in OF:
-        OF[name](named, size)
+        OF[name](named, group.size)
+    if group.nan_check:
+        _check_for_nan(name, named, group.rank)
+
+
+def _check_for_nan(name: str, named: Arguments, rank: int) -> None:
+    """With TORCH_NCCL_NAN_CHECK, a kernel asserts that what this rank sends has no NaN."""
+    if name.startswith("recv") or (name == "broadcast_" and named["root_rank"] != rank):
+        return
+    for tensor in flat([named.get(argument) for argument in SENT]):
+        values = machine.twin(tensor)
+        if (values.float() if tensor.dtype in EIGHT else values).isnan().any():
+            devices.broken = True
+            cause = FloatingPointError(f"TORCH_NCCL_NAN_CHECK found NaN in what rank {rank} sends in c10d::{name}")
+            raise versions.driver_error(versions.ASSERTED) from cause
 
 
 def _refuse_float8(capability: tuple[int, int]) -> None:

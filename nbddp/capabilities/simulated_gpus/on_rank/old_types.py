@@ -26,12 +26,11 @@ def install() -> None:
 
 def _kind(name: str, dtype: Any) -> Any:
     class Kind(type):
-        def __call__(cls, *args: Any) -> Any:
+        def __call__(cls, *args: Any, device: Any = None) -> Any:
+            where = torch.device("cuda" if device is None else device)
             if args and (isinstance(args[0], torch.Size) or all(isinstance(arg, int) for arg in args)):
-                return torch.empty(*args, dtype=dtype, device="cuda")
-            return (
-                torch.tensor(*args, dtype=dtype, device="cuda") if args else torch.empty(0, dtype=dtype, device="cuda")
-            )
+                return torch.empty(*args, dtype=dtype, device=where)
+            return torch.tensor(*args, dtype=dtype, device=where) if args else torch.empty(0, dtype=dtype, device=where)
 
         def __repr__(cls) -> str:
             return f"<class '{name}'>"
@@ -39,7 +38,9 @@ def _kind(name: str, dtype: Any) -> Any:
         def __instancecheck__(cls, one: Any) -> bool:
             return isinstance(one, torch.Tensor) and one.is_cuda and one.dtype == dtype
 
-    return Kind(name, (), {"__module__": "torch.cuda", "dtype": dtype, "is_cuda": True})
+    Kind.__module__, Kind.__qualname__ = "torch", "tensortype"  # by which torch.compile knows such a class
+    module, _, short = name.rpartition(".")
+    return Kind(name, (), {"__module__": module, "__qualname__": short, "dtype": dtype, "is_cuda": True})
 
 
 def _found(kind: Any) -> Any:

@@ -40,8 +40,8 @@ class CudaStream(torch.Stream):  # type: ignore[misc]
     ) -> Any:
         if stream_id is None:
             stream_id = next(_numbers)
-            asked = torch.device("cuda", device) if isinstance(device, int) else device and torch.device(device)
-            device_index = devices.index_for(asked)
+            index = torch.cuda._utils._get_device_index(device, optional=True)
+            device_index = devices.index_for(torch.device("cuda", index))
         made = super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=CUDA)
         made.__dict__["_priority"] = max(LEAST, min(0, priority))
         return made
@@ -121,6 +121,8 @@ CudaStream.__name__ = CudaStream.__qualname__ = "Stream"
 class Event(torch.Event):  # type: ignore[misc]
     """As `torch.cuda.Event`."""
 
+    _index: int | None  # the GPU of the first stream that has recorded it
+
     def __new__(
         cls,
         enable_timing: bool = False,
@@ -130,7 +132,7 @@ class Event(torch.Event):  # type: ignore[misc]
         device: Any = None,
     ) -> Any:
         made = super().__new__(cls, device="cuda", enable_timing=enable_timing)
-        made.__dict__.update(_timing=enable_timing, _time=None)
+        made.__dict__.update(_timing=enable_timing, _time=None, _index=None)
         return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -138,6 +140,10 @@ class Event(torch.Event):  # type: ignore[misc]
 
     def record(self, stream: Any = None) -> None:
         _is_stream(stream)
+        index = devices.current() if stream is None else stream.device_index
+        if self._index not in (None, index):
+            raise RuntimeError(f"Event device {self._index} does not match recording stream's device {index}.")
+        self._index = index
         self._time = time.perf_counter()
 
     def elapsed_time(self, other: Any) -> float:
@@ -147,7 +153,14 @@ class Event(torch.Event):  # type: ignore[misc]
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._time is None or other._time is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if self._index != other._index:
+            raise versions.driver_error(versions.NO_HANDLE)
         return float((other._time - self._time) * 1e3)
+
+    @property
+    def device(self) -> Any:
+        """None before it is recorded: the stream decides."""
+        return None if self._index is None else torch.device("cuda", self._index)
 
     def query(self) -> bool:
         return True
@@ -156,7 +169,7 @@ class Event(torch.Event):  # type: ignore[misc]
         _is_stream(stream)
 
     def ipc_handle(self) -> bytes:
-        raise versions.driver_error(("invalid resource handle", "cudaErrorInvalidResourceHandle"))
+        raise versions.driver_error(versions.NO_HANDLE)
 
     def synchronize(self) -> None: ...
 

@@ -16,6 +16,8 @@ GIB, KIB = 1 << 30, 1 << 10
 ORDINAL = "invalid device ordinal", "cudaErrorInvalidDevice"
 ASSERTED = "device-side assert triggered", "cudaErrorAssert"
 CAPTURING = "operation not permitted when stream is capturing", "cudaErrorStreamCaptureUnsupported"
+NO_HANDLE = "invalid resource handle", "cudaErrorInvalidResourceHandle"
+INVALID_USAGE = "NCCL Error 5: invalid usage (run with NCCL_DEBUG=WARN for details)"
 NUMBER = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 ASYNCHRONOUS = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -113,6 +115,11 @@ def one_gpu_twice(rank: int, other: int, bus: int) -> str:
         f"NCCL version {'.'.join(map(str, number))}\n"
         f"ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n{last}"
     )
+
+
+def aborted(rank: int) -> str:
+    """torch's error for a collective on a group that has been destroyed or aborted."""
+    return f"NCCL communicator was aborted on rank {rank}. "
 
 
 def no_such_root(word: str, root: int, size: int) -> str:
