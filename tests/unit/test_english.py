@@ -33,7 +33,6 @@ WRONG = {re.compile(rf"\b(?:{wrong})\b", re.I): right for wrong, right in TERMS.
 KEPT = {  # (page, text of the finding) → why it stays
 }
 LONG = {  # page → why its sentences may be long; every other page has none
-    "docs/findings.md": "the evidence as the program's table has it",
 }
 WIDEST_CELL = 200  # characters: two lines of a table on the site
 WIDE = {  # page → why some cells of its tables are wider

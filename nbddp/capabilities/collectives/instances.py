@@ -129,8 +129,8 @@ def kinds(found: Sequence[CollectiveInstance]) -> list[Kind]:
 
 
 def places(found: Iterable[CollectiveInstance], rank: int | None = None) -> list[Place]:
-    """The lines that called these collectives, on any rank or on one, as far as they were noted: at most PLACES, those
-    with the longest waits in all first."""
+    """The lines that called these collectives, on any rank or on one, as far as they were noted. At most PLACES: those
+    with the longest waits in all, the longest first."""
     waited: Counter[Place] = Counter()
     for m in found:
         for r, part in m.parts.items():

@@ -27,9 +27,9 @@ class CollectivesResult(Result[Breakdown]):
     - `late_rank`: the rank that the others wait for, as a dict. Its keys are `rank`, `wait_s` (mean of the other
       ranks), `last`, `of` and `cause` (None if not known). The rank was the last at `last` of `of` collectives.
       None if no rank is known to be late.
-    - `collectives`: a list of dicts of `collective`, `ranks`, `calls`, `last` (a list of dicts of `rank` and `calls`),
-      `longest_wait_s` and `transfer_s` (medians), and `lines` (a list of dicts of `cell` and `line`). The lines are
-      those that made the calls, as far as they were noted.
+    - `collectives`: a list of dicts of `collective`, `ranks`, `calls`, `last`, `longest_wait_s` and `transfer_s`
+      (medians), and `lines`. `last` is a list of dicts of `rank` and `calls`. `lines` is one of `cell` and `line`:
+      the lines that made the calls, as far as they were noted.
     - `ranks`: a list of rows, which `to_frame()` has too.
 
     The fields of a row:

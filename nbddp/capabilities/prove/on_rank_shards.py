@@ -80,7 +80,7 @@ def _too_large(reached: Reached) -> str:
 
 
 def peers(modules: Iterable[Any]) -> tuple[int, ...]:
-    """Global ranks that hold other parts of the model which this rank computes with: those in each dimension of a
+    """Global ranks that hold other parts of the model which this rank computes with. They are in those dimensions of a
     DTensor's mesh that FSDP2 does not shard over."""
     import torch.distributed as dist
 
