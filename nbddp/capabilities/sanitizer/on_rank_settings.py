@@ -1,7 +1,7 @@
 """A rank's look at numbers that a program sets and all ranks share.
 
-Those of torch's modules, as a dropout's share, and those of a data set: the numbers of its classes, and the statistics
-by which it is scaled."""
+Those of torch's modules, as a dropout's share. Those of a data set: the numbers of its classes, and the statistics by
+which it is scaled."""
 
 from __future__ import annotations
 
