@@ -171,6 +171,8 @@ LEFT = {  # what a program leaves behind that calls nobody
         "import ipywidgets, tqdm.notebook\nbar = tqdm.notebook.tqdm(range(3)); next(iter(bar))\n"
         "both = [ipywidgets.IntSlider(), ipywidgets.Dropdown(options=[('a', abs), ('b', lambda: 0)])]\n"
         "box = ipywidgets.Tab(both); link = ipywidgets.link((both[0], 'value'), (both[0], 'max'))\n"
+        "import weakref\nclass Odd: __class__ = property(lambda self: 1 / 0)\n"
+        "both[0].odd, both[0].gone = Odd(), weakref.proxy(Odd())\n"
     ),
     "a feeder": "import multiprocessing\nq = multiprocessing.Queue(); q.put(1); q.get()\n",
     "a callback that has been called": (

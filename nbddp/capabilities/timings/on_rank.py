@@ -142,7 +142,6 @@ class Recorder:
         """Remember what is spent in this run, if it is one of a cell or a called function."""
         if spec.op in (CELL, CALL) and not self.keeps:
             self.keeps = True
-            self.places.begin()
             self.runs.append(RunRecord(spec.run, spec.cell, clock.time_ns(), _clocks()))
 
     def _spend(self, waits: bool, began: tuple[int, int], note: CallRecord | None) -> None:
@@ -153,7 +152,7 @@ class Recorder:
             spent = CallSpan(waits, began[0], ended[0], (began[1], ended[1]), thread, note)
             self.spent.append(spent)
             if note is not None and spent.is_collective:
-                self.places.note(note, self._names)
+                self.places.note(self.run, note, self._names)
 
     def finder(self) -> Finder:
         """Of the lines that call collectives."""

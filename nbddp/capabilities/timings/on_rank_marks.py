@@ -236,15 +236,14 @@ class CallPlaces:
 
     def __init__(self) -> None:
         self._noted: deque[tuple[Key, Place]] = deque(maxlen=KEPT)
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()  # of this run
+        self._run = 0
 
-    def begin(self) -> None:
-        """A run begins."""
-        self._counts.clear()
-
-    def note(self, call: CallRecord, names: Mapping[str, str]) -> None:
+    def note(self, run: int, call: CallRecord, names: Mapping[str, str]) -> None:
         """A collective has been called from outside of the caller of this. names: file → what its cell is called."""
         op, key, sequence = call
+        if run != self._run:
+            self._run, self._counts = run, Counter()
         done = self._counts[op, key]
         self._counts[op, key] = done + 1
         if done >= NOTED and done % NOTED_EACH:

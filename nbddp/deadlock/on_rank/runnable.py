@@ -283,14 +283,14 @@ def comms() -> list[str]:
 
 def _may_call(function: Any, seen: set[int]) -> bool:
     """Whether what is called here is the program's or torch's, or belongs to an object that holds such a function."""
-    if isinstance(function, functools.partial):
+    if _is(function, functools.partial):
         return any(_may_call(one, seen) for one in (function.func, *function.args) if callable(one))
-    call = function if isinstance(function, FunctionType | MethodType) else getattr(type(function), "__call__", None)  # noqa: B004
+    call = function if _is(function, FunctionType, MethodType) else getattr(type(function), "__call__", None)  # noqa: B004
     code = getattr(call, "__code__", None)
-    if isinstance(function, BuiltinMethodType) or (code is not None and _of_program(code.co_filename)):
+    if _is(function, BuiltinMethodType) or (code is not None and _of_program(code.co_filename)):
         return True
-    holder = function.__self__ if isinstance(function, MethodType) else function
-    if id(holder) in seen or isinstance(holder, FunctionType | type):
+    holder = function.__self__ if _is(function, MethodType) else function
+    if id(holder) in seen or _is(holder, FunctionType, type):
         return False
     seen.add(id(holder))
     return any(_may_call(one, seen) for one in (*_holds(holder), *_observers(holder)))
@@ -300,25 +300,33 @@ def _of_program(file: str) -> bool:
     return frames.is_user(file, {}) or "/torch/" in file
 
 
+def _is(one: Any, *kinds: type) -> bool:
+    """`isinstance` would ask the object too, which may be a proxy of one that is gone, or run code of the program's."""
+    return issubclass(type(one), kinds)
+
+
 def _held(holder: Any) -> list[Any]:
-    return list(getattr(holder, "__dict__", {}).values())
+    try:
+        return list(object.__getattribute__(holder, "__dict__").values())
+    except (AttributeError, TypeError):  # a class without one
+        return []
 
 
 def _holds(holder: Any) -> Iterator[Any]:
     """Functions that an object has, by themselves or in a list of callbacks, which may be a trait."""
     for value in _held(holder):
-        if isinstance(value, FunctionType | MethodType | BuiltinMethodType | functools.partial):
+        if _is(value, FunctionType, MethodType, BuiltinMethodType, functools.partial):
             yield value
-        for one in (value, *(value.values() if isinstance(value, dict) else ())):
+        for one in (value, *(dict.values(value) if _is(value, dict) else ())):
             if type(one).__name__ == DISPATCHER:
                 yield from one.callbacks
 
 
 def _observers(holder: Any) -> Iterator[Any]:
     """What hears of the changes of traits: trait → kind of change → functions."""
-    for kinds in (kinds for value in _held(holder) if isinstance(value, dict) for kinds in value.values()):
-        for heard in kinds.values() if isinstance(kinds, dict) else ():
-            yield from (one for one in heard if callable(one)) if isinstance(heard, list) else ()
+    for kinds in (kinds for value in _held(holder) if _is(value, dict) for kinds in dict.values(value)):
+        for heard in dict.values(kinds) if _is(kinds, dict) else ():
+            yield from (one for one in list.__iter__(heard) if callable(one)) if _is(heard, list) else ()
 
 
 # -- the event loop ---------------------------------------------------------------------------------------
