@@ -309,7 +309,9 @@ def test_fewer_ranks_than_the_selected_one_leave_the_panel_and_the_cell_as_they_
     done = panel.run("%%ddp --nproc 2\nprint('before')\nbreakpoint()\nprint('after')")
     assert done.ok, done.error
     assert "after" in done.text()
-    until(panel, "[o.lines[-1][1] for o in panel.state.outputs]", lambda found: found == ["after"] * 2)
+    until(
+        panel, "[line[1] for o in panel.state.outputs for line in o.lines[-1:]]", lambda found: found == ["after"] * 2
+    )
     until(panel, "[view.shown['rank'].value, panel.state.showing.rank]", lambda found: found == [ALL, ALL])
     until(panel, "str([w.value for w, _ in view._parts])", lambda shown: "ended on all ranks" in shown)
     assert asked(panel, "[t.name for t in threading.enumerate()].count('nbddp-panel')") == 1
