@@ -231,7 +231,8 @@ class PrintedOutput:
     def amid_print(self, now: float) -> bool:
         """Whether a line was begun that its print is about to end. `print` writes each of its parts by itself, and
         nothing is to come in between, also where its thread waits long for its turn. With the lock held."""
-        return self._open and (now - self._written < PRINT_SECONDS or self._writes_on())
+        since = now - self._written
+        return self._open and (since < PRINT_SECONDS or (since < PATIENCE and self._writes_on()))
 
     def _writes_on(self) -> bool:
         """Whether the thread that has written last is still where it wrote."""
