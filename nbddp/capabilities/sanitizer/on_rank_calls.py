@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +27,14 @@ NODES = 4000  # of a graph that are looked through
 SAVES = (  # module, function, which argument is the file, what is added to its name
     ("torch", "save", 1, ""), ("numpy", "save", 0, ".npy"), ("safetensors.torch", "save_file", 1, ""),
 )  # fmt: skip
+NAMES = ("f", "file", "filename", "fp")  # of such an argument
 DUMPS = ("json", "pickle")  # modules whose `dump` writes into an open file
 SUSPECTS = 8  # gathers whose results are looked for in a graph
+
+
+def _file_of(args: Sequence[object], kwargs: Mapping[str, object], at: int) -> Any:
+    """The file that a call writes: its argument number `at`, or by a name."""
+    return args[at] if len(args) > at else next((kwargs[name] for name in NAMES if name in kwargs), None)
 
 
 class CollectiveCalls:
@@ -170,7 +177,7 @@ class CollectiveCalls:
     def _save(self, original: Any, shown: str, at: int, ending: str) -> Any:
         def save(*args: Any, **kwargs: Any) -> Any:
             saved = original(*args, **kwargs)
-            file = args[at] if len(args) > at else kwargs.get("f", kwargs.get("file", kwargs.get("filename")))
+            file = _file_of(args, kwargs, at)
             if self.recorder.on and isinstance(file, (str, os.PathLike)):
                 self._saved(os.fspath(file), shown, ending)
             return saved
@@ -178,10 +185,10 @@ class CollectiveCalls:
         return save
 
     def _dump(self, original: Any, shown: str) -> Any:
-        def dump(value: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-            found = original(value, file, *args, **kwargs)
+        def dump(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
             if self.recorder.on:
-                self._dumped(file, shown)
+                self._dumped(_file_of(args, kwargs, 1), shown)
             return found
 
         return dump
