@@ -173,7 +173,7 @@ def test_an_error_in_recording_is_no_error_of_the_program(ready: WorkerPool) -> 
 
 
 def test_a_cell_that_fails_has_findings_until_then(ready: WorkerPool) -> None:
-    body = PROGRAMS["module_forward"].body + "\n    if r: raise ValueError('late')"
+    body = PROGRAMS["module_forward"].body + "\n    dist.barrier()  # rank 0 has trained\n    if r: raise ValueError('late')"
     define(ready, body, "fails")
     found = found_in(ready, "fails", bad=True)
     assert [each.kind for each in found] == ["past-ddp"]

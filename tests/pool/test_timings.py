@@ -254,7 +254,7 @@ del own, p
 
 
 def test_the_last_rank_of_a_step_is_known_and_waiting_told_from_moving(pool: WorkerPool) -> None:
-    code = program("plain").replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.05 * rank)", 1)
+    code = program("plain").replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.2 * rank)", 1)
     pool.run_cell(code, screen=NullScreen())
     found = pool.timings()
     number = typical(found)
