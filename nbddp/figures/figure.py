@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from matplotlib import get_data_path, rc_context
 from matplotlib.axes import Axes
@@ -227,6 +227,24 @@ def remade(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
         if named.get("axes") is None and not any(isinstance(a, Axes) for a in args):
             made._again = zlib.compress(pickle.dumps((drawn, args, named)), 1)
         return made
+
+    return drawn
+
+
+class Describable(Protocol):
+    def describe(self) -> str: ...
+
+
+Data = TypeVar("Data", bound=Describable)
+
+
+def described(draw: Callable[[Data], Figure]) -> Callable[[Data], DescribedFigure]:
+    """For a function that draws what describes itself: it draws under our settings, and the words are the data's."""
+
+    @functools.wraps(draw)
+    def drawn(some: Data) -> DescribedFigure:
+        with rc_context(RC):
+            return DescribedFigure(draw(some), some.describe())
 
     return drawn
 

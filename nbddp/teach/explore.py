@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from nbddp.lessons.framework import folders
 from nbddp.lessons.framework.explorer import Explorer
-from nbddp.lessons.l08_buckets_and_overlap.explorer import measured_buckets
+from nbddp.lessons.l08_buckets_and_overlap.figure import measured_buckets
 
-_all = folders.defined("explorer", Explorer)
+_all = folders.defined("figure", Explorer)
 globals().update(_all)
 __all__ = ["measured_buckets", *sorted(_all)]
 

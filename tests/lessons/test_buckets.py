@@ -11,7 +11,7 @@ from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.figures.palette import FILLS
 from nbddp.lessons.l08_buckets_and_overlap import figure as buckets_and_overlap_figure
 from nbddp.lessons.l08_buckets_and_overlap.exercise import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES
-from nbddp.lessons.l08_buckets_and_overlap.explorer import MOST
+from nbddp.lessons.l08_buckets_and_overlap.figure import MOST
 from nbddp.lessons.l08_buckets_and_overlap.simulation import (
     CAP,
     DEFAULT,

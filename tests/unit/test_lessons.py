@@ -20,7 +20,7 @@ TABLES = [
     value
     for folder in folders.lessons()
     for part in sorted(folder.glob("*.py"))
-    if part.stem not in ("__init__", "explorer", "figure", "figure_collectives", "on_rank")
+    if part.stem not in ("__init__", "figure", "on_rank")
     for value in vars(import_module(f"nbddp.lessons.{folder.name}.{part.stem}")).values()
     if isinstance(value, TableExercise)
 ]

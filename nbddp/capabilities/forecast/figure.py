@@ -1,4 +1,4 @@
-"""The figure of a forecast: the parts of a step on more and more ranks, and the efficiency.
+"""A forecast as a picture and as live drawings: the parts of a step on more and more ranks, and the efficiency.
 
 Up to the largest world size on which collectives were measured lines are solid; beyond it they are dashed, and
 called `extrapolated`.
@@ -7,6 +7,7 @@ called `extrapolated`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from matplotlib import rc_context
@@ -15,9 +16,11 @@ from matplotlib.lines import Line2D
 
 from nbddp.analysis.quantities import duration, percent, speed
 from nbddp.capabilities.forecast.cost import Link, LinkFit
-from nbddp.capabilities.forecast.document import forecast_document
 from nbddp.capabilities.forecast.scale import Forecast, Predicted
 from nbddp.figures.axes import WIDTH, key, powers_of_two
+from nbddp.figures.document.page import Document
+from nbddp.figures.document.sheet import Mark, Plot, Point, Sheet, named_axis, round_steps
+from nbddp.figures.document.svg import stroke, swatch
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MOVES, MUTED, PAPER, RC
 from nbddp.figures.table import Table
@@ -225,3 +228,93 @@ def knee(some: Forecast) -> str:
 
 def _beyond(some: Forecast) -> str:
     return f"everything beyond {counted(some.extrapolated_from, 'rank')} is extrapolated"
+
+
+# -- the live drawing ------------------------------------------------------------------------------
+
+TALL = 220  # pixels of a plot
+WEAK_LINE, STRONG_LINE = 0, 1  # numbers of lines
+
+
+def forecast_document(some: Forecast, said: Sequence[str]) -> Document:
+    """Step time at the left, efficiency at the right. said: what stands above them."""
+    keys = [
+        (swatch("mint"), "compute"), (swatch("moves"), "exposed communication"), (stroke(3, True), "measured"),
+        (stroke(WEAK_LINE, True, False), "weak scaling"), (stroke(STRONG_LINE, True, False), "strong scaling"),
+    ]  # fmt: skip
+    if some.told[-1].ranks > some.extrapolated_from:
+        keys.append((stroke(WEAK_LINE, False, True), f"extrapolated: beyond {counted(some.extrapolated_from, 'rank')}"))
+    return Document([_step_sheet(some), _efficiency_sheet(some)], keys, said)
+
+
+def _plot(some: Forecast, name: str, y: tuple[float, float]) -> Plot:
+    sheet = Sheet(f"{name[0].upper()}{name[1:]} by number of ranks", beside=380)
+    sheet.text(0, 13, name, "bold pin")
+    seen = [*(p.ranks for p in some.told), some.profile.ranks]
+    return Plot(sheet, 30, TALL, (min(seen) / 1.2, max(seen) * 1.2), y, log_x=True)
+
+
+def _step_sheet(some: Forecast) -> Sheet:
+    told, measured = some.told, some.profile.measured
+    most = max(measured, *(p.step for p in told))
+    plot = _plot(some, f"step time, {some.about} scaling", (0.0, 1.12 * most))
+    compute, step = [(p.ranks, p.compute) for p in told], [(p.ranks, p.step) for p in told]
+    plot.area([(x, 0.0) for x, _ in compute], compute, "k-mint")
+    plot.area(compute, step, "k-moves")
+    unit = 1.0 if most >= 1 else 1e3
+    plot.grid([v / unit for v in round_steps(most * unit, 5)], duration)
+    _plot_line(plot, some, step, WEAK_LINE)
+    plot.dots([(some.profile.ranks, measured)], "d3")
+    _finish_plot(plot, some)
+    _columns(plot, some)
+    here = plot.across(some.profile.ranks)
+    y = plot.down(measured)
+    words = f"measured on {counted(some.profile.ranks, 'rank')}: {duration(measured)}"
+    plot.sheet.mark(plot.sheet.rect(here - 0.012, here + 0.012, y - 8, 16, "hit"),
+                    Mark(here - 0.012, here + 0.012, y - 8, y + 8, words, 1))  # fmt: skip
+    return plot.sheet
+
+
+def _efficiency_sheet(some: Forecast) -> Sheet:
+    plot = _plot(some, "scaling efficiency, against one rank alone", (0.0, 1.12))
+    plot.grid([0.2, 0.4, 0.6, 0.8, 1.0], percent)
+    for number, told in ((WEAK_LINE, some.weak), (STRONG_LINE, some.strong)):
+        points = [(p.ranks, p.efficiency) for p in told]
+        _plot_line(plot, some, points, number)
+        plot.dots(points, f"d{number}")
+    _finish_plot(plot, some)
+    _columns(plot, some)
+    return plot.sheet
+
+
+def _plot_line(plot: Plot, some: Forecast, points: Sequence[Point], number: int) -> None:
+    """Solid up to the last measured world size, dashed beyond; both share the point between them."""
+    known = sum(x <= some.extrapolated_from for x, _ in points)
+    if known > 1:
+        plot.line(points[:known], f"l{number} x0")
+    if known < len(points):
+        plot.line(points[max(0, known - 1) :], f"l{number} x1")
+
+
+def _finish_plot(plot: Plot, some: Forecast) -> None:
+    plot.finish()
+    named_axis(plot, [p.ranks for p in some.told], "{:,.0f}".format, f"ranks ({some.ranks_per_node} per node)")
+    if some.told[-1].ranks > some.extrapolated_from:
+        at = plot.across(some.extrapolated_from)
+        plot.sheet.body.append(plot.sheet.rect(at, at, plot.top, plot.height, "tick"))
+
+
+def _columns(plot: Plot, some: Forecast) -> None:
+    """What is predicted for each number of ranks, from half way to the one before to half way to the next."""
+    about, other, others = ("weak", "strong", some.strong) if some.told is some.weak else ("strong", "weak", some.weak)
+    places = [plot.across(p.ranks) for p in some.told]
+    edges = [0.0, *((a + b) / 2 for a, b in pairwise(places)), 1.0]
+    for p, its, (left, right) in zip(some.told, others, pairwise(edges), strict=True):
+        beyond = "\nextrapolated" if p.ranks > some.extrapolated_from else ""
+        words = (
+            f"{counted(p.ranks, 'rank')} on {counted(p.nodes, 'node')}, {about} scaling: {duration(p.step)}\n"
+            f"compute {duration(p.compute)}, exposed communication {duration(p.exposed)}\nefficiency "
+            f"{percent(p.efficiency)} ({other}: {percent(its.efficiency)}){beyond}"
+        )
+        shapes = plot.sheet.rect(left, right, plot.top, plot.height, "hit")
+        plot.sheet.mark(shapes, Mark(left, right, plot.top, plot.top + plot.height, words, 0))

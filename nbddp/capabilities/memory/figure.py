@@ -1,4 +1,4 @@
-"""Where each rank's memory is: a stacked bar per rank, with sizes on it."""
+"""Where each rank's memory is: a stacked bar per rank, as a picture with sizes on it and as a live drawing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from matplotlib import rc_context
 from matplotlib.patches import Rectangle
 
 from nbddp.analysis.quantities import size
-from nbddp.capabilities.memory.document import memory_document
 from nbddp.capabilities.memory.parts import (
     RankMemory,
+    kept_in_all,
     sentences,
     shown_parts,
     shown_ranks,
@@ -21,6 +21,9 @@ from nbddp.capabilities.memory.parts import (
     unit,
 )
 from nbddp.figures.axes import EDGE, LINE, WIDTH, key, legend_above, place, rows, titled
+from nbddp.figures.document.page import Document
+from nbddp.figures.document.sheet import Mark, Sheet, axis, head
+from nbddp.figures.document.svg import swatch
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, INK, MOVES, MUTED, PAPER, RC
 
@@ -37,6 +40,7 @@ STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, 
 }
 SMALL, BETWEEN = 0.1, 0.95  # share of the bar below which the parts get axes of their own; inches between the two
 OTHER = (MOVES, "////", "#8a6a45", INK)
+Part = tuple[str, list[int]]  # its name, its bytes on each rank
 
 
 @remade
@@ -46,16 +50,14 @@ def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigur
     If the rest leaves no room for the parts (a small model in a process), parts and rest are drawn beside each other.
     Each then has a scale of its own.
     """
-    places = shown_ranks(ranks)
-    drawn = [ranks[i] for i in places]
-    parts = [(name, [some[i] for i in places]) for name, some in shown_parts(ranks)]
+    drawn, parts = _shown(ranks)
     document = memory_document(ranks) if axes is None else None
     with rc_context(RC):
         if axes is not None:
             _bars(axes, drawn, parts)
             _legend(axes, ranks)
         else:
-            apart = max(r.kept for r in drawn) < SMALL * max(r.total for r in drawn)
+            apart = _are_apart(drawn)
             groups = [parts[:-1], parts[-1:]] if apart else [parts]
             several = _axes(ranks, 0.55 if len(drawn) <= 4 else 0.36, [0.6, 0.4] if apart else [1.0])
             for axes, some in zip(several, groups, strict=True):
@@ -67,6 +69,17 @@ def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigur
                 several[1].set_yticks([])
             axes = several[0]
     return DescribedFigure(axes.figure, sentences(ranks), [table(ranks)], document=document)
+
+
+def _shown(ranks: Sequence[RankMemory]) -> tuple[list[RankMemory], list[Part]]:
+    """The ranks that are drawn, and their parts."""
+    places = shown_ranks(ranks)
+    return [ranks[i] for i in places], [(name, [some[i] for i in places]) for name, some in shown_parts(ranks)]
+
+
+def _are_apart(drawn: Sequence[RankMemory]) -> bool:
+    """Whether the parts are so small against the rest that they are drawn beside it."""
+    return max(r.kept for r in drawn) < SMALL * max(r.total for r in drawn)
 
 
 def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> list[Any]:
@@ -83,8 +96,8 @@ def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> l
     return found
 
 
-def _bars(axes: Any, drawn: Sequence[RankMemory], parts: Sequence[tuple[str, list[int]]]) -> None:
-    """A bar per rank, with its total behind it. parts: (name, bytes per rank)."""
+def _bars(axes: Any, drawn: Sequence[RankMemory], parts: Sequence[Part]) -> None:
+    """A bar per rank, with its total behind it."""
     totals = [sum(some[i] for _, some in parts) for i in range(len(drawn))]
     name_of_unit, scale = unit(max(totals))
     most = max(max(totals) / scale, 1e-9)
@@ -123,3 +136,46 @@ def _legend(axes: Any, ranks: Sequence[RankMemory]) -> None:
     left = (EDGE - LEFT) / (axes.get_position().width * axes.figure.get_figwidth())
     spacing = {"borderpad": 0, "borderaxespad": 0.4, "columnspacing": 1.3, "handlelength": 1.8, "handleheight": 1.4}
     legend_above(axes, keys, left, len(keys), **spacing)
+
+
+# -- the live drawing ------------------------------------------------------------------------------
+
+HEAD, LANE, GAP = 17, 22, 8  # pixels: a rank's line, its bar, between ranks
+KINDS = {
+    "parameters": "blue", "module buffers": "tint", "gradients": "green", "optimizer state": "purple",
+    "DDP buckets": "brown",
+}  # fmt: skip
+REST = "moves"
+
+
+def memory_document(ranks: Sequence[RankMemory]) -> Document:
+    """One drawing, or two beside each other where the parts are small against the rest."""
+    some, parts = _shown(ranks)
+    sheets = (
+        [_sheet("Memory kept between steps", some, parts[:-1], 360),
+         _sheet("Memory on top at the peak", some, parts[-1:], 360)]
+        if _are_apart(some) else [_sheet("Memory of each rank", some, parts, 0)]
+    )  # fmt: skip
+    keys = [(swatch(KINDS.get(name, REST)), f"{name} {span(sizes)}") for name, sizes in shown_parts(ranks)]
+    return Document(sheets, keys, sentences(ranks)[1:], kept_in_all(ranks))
+
+
+def _sheet(name: str, ranks: Sequence[RankMemory], parts: Sequence[Part], beside: int) -> Sheet:
+    sheet, top = Sheet(name, beside=beside), 4.0
+    totals = [sum(sizes[i] for _, sizes in parts) for i in range(len(ranks))]
+    scale_name, scale = unit(max(totals))
+    most = max(*totals, 1)
+    for i, rank in enumerate(ranks):
+        head(sheet, f"rank {rank.rank}", size(totals[i]), top, f"rank {rank.rank}: {size(totals[i])}", 2 * i)
+        left = 0.0
+        for part, sizes in parts:
+            share = sizes[i] / most
+            if share > 0:
+                words = f"rank {rank.rank} · {part}\n{size(sizes[i])} of {size(totals[i])}"
+                mark = Mark(left, left + share, top + HEAD, top + HEAD + LANE, words, 2 * i + 1)
+                kind = KINDS.get(part, REST)
+                sheet.bar(mark, kind, (f"{part} {size(sizes[i])}", size(sizes[i])), kind == REST)
+            left += share
+        top += HEAD + LANE + GAP
+    axis(sheet, top, 0.0, most / scale, f"{scale_name}: {name[0].lower()}{name[1:]}")
+    return sheet

@@ -1,23 +1,27 @@
 """The process-to-device figure: node ⊃ process ⊃ GPU, every rank as text, and the links between GPUs.
 
 `boxes.layout_boxes` has laid everything out in inches before anything is drawn; here each box becomes
-a patch and its words, in a figure of exactly that size or, smaller, in axes that are given.
+a patch and its words, in a figure of exactly that size or, smaller, in axes that are given. The live drawing has a
+sheet for each node and each matrix of links, which a page puts in rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from nbddp.analysis.placement import describe
-from nbddp.capabilities.topology.boxes import MARGIN, TITLE, Box, layout_boxes
-from nbddp.capabilities.topology.document import topology_document
+from nbddp.analysis.placement import code_words, describe
+from nbddp.capabilities.topology.boxes import MARGIN, TITLE, Box, Cell, apart, distinct_links, joints, layout_boxes
+from nbddp.figures.document.page import Document
+from nbddp.figures.document.sheet import LETTER, Mark, Sheet, text
 from nbddp.figures.figure import DescribedFigure, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.launch.machine import Node
 from nbddp.launch.topology import Topology
 
 HEADING = 11.0  # points, as all sizes of text
@@ -25,8 +29,12 @@ HEADING = 11.0  # points, as all sizes of text
 
 @dataclass(frozen=True)
 class BoxStyle:
-    """One kind of box: fill, edge, the colours of its title and of the smaller text below, their sizes in points."""
+    """One kind of box: fill, edge, the colours of its title and of the smaller text below, their sizes in points.
 
+    kind: of its bar in the live drawing; empty for a box that is text alone.
+    """
+
+    kind: str = ""
     fill: str = "none"
     edge: str = "none"
     title: str = INK
@@ -40,31 +48,31 @@ class BoxStyle:
     left: bool = False  # title and text begin at the left edge, not about the middle
 
 
-def _cell(fill: str, ink: str = INK) -> BoxStyle:
-    return BoxStyle(fill, PAPER, title=ink, text=ink, large=7.5, corner=0.0, bold=False)
+def _cell(kind: str, fill: str, ink: str = INK) -> BoxStyle:
+    return BoxStyle(kind, fill, PAPER, title=ink, text=ink, large=7.5, corner=0.0, bold=False)
 
 
 LOOKS = {
-    "node": BoxStyle(FRAME, "#8a929a", large=10, small=7.5, corner=0.08, left=True),
-    "process": BoxStyle(FILLS[0], PAPER, title=PAPER, text=PAPER, large=9.2, small=7, corner=0.08),
-    "gpu": BoxStyle(PAPER, INK),
-    "simulated": BoxStyle(PAPER, INK, dashed=True),
-    "shared": BoxStyle(PAPER, FILLS[1], text=FILLS[1], line=1.8),
-    "idle": BoxStyle(FRAME, MUTED, title=MUTED, dashed=True),
-    "numa": BoxStyle(PAPER, "#8a929a", small=7),
-    "fold": BoxStyle(PAPER, "#8a929a", large=9, small=7.5, dashed=True, corner=0.08),
-    "matrix": BoxStyle(FRAME, "#8a929a", large=8.5, corner=0.08, left=True),
+    "node": BoxStyle("none", FRAME, "#8a929a", large=10, small=7.5, corner=0.08, left=True),
+    "process": BoxStyle("process", FILLS[0], PAPER, title=PAPER, text=PAPER, large=9.2, small=7, corner=0.08),
+    "gpu": BoxStyle("paper", PAPER, INK),
+    "simulated": BoxStyle("paper", PAPER, INK, dashed=True),
+    "shared": BoxStyle("paper", PAPER, FILLS[1], text=FILLS[1], line=1.8),
+    "idle": BoxStyle("none", FRAME, MUTED, title=MUTED, dashed=True),
+    "numa": BoxStyle("paper", PAPER, "#8a929a", small=7),
+    "fold": BoxStyle("none", PAPER, "#8a929a", large=9, small=7.5, dashed=True, corner=0.08),
+    "matrix": BoxStyle("none", FRAME, "#8a929a", large=8.5, corner=0.08, left=True),
     "head": BoxStyle(large=7.0, bold=False),
     "note": BoxStyle(text=INK, small=7.2, left=True),
     "network": BoxStyle(title=INK, large=7.5, bold=False, left=True),
-    "NV": _cell(FILLS[0], PAPER),
-    "PIX": _cell("#8fb4d8"),
-    "PXB": _cell("#aac7e2"),
-    "PHB": _cell("#c4d8eb"),
-    "NODE": _cell("#dbe7f3"),
-    "SYS": _cell("#eaf1f8"),
-    "X": _cell(PAPER),
-    "?": _cell(PAPER, MUTED),
+    "NV": _cell("blue", FILLS[0], PAPER),
+    "PIX": _cell("tint", "#8fb4d8"),
+    "PXB": _cell("tint", "#aac7e2"),
+    "PHB": _cell("tint", "#c4d8eb"),
+    "NODE": _cell("none", "#dbe7f3"),
+    "SYS": _cell("none", "#eaf1f8"),
+    "X": _cell("none", PAPER),
+    "?": _cell("none", PAPER, MUTED),
 }
 
 
@@ -142,3 +150,107 @@ def _write(axes: Any, box: Box, its: BoxStyle, scale: float) -> None:
     weight = "bold" if its.bold else "normal"
     axes.text(x, y, box.title, ha=side, va="center", size=its.large * scale, weight=weight, color=its.title)
     axes.text(x, below, box.text, ha=side, va="top", size=its.small * scale, color=its.text, linespacing=1.15)
+
+
+# -- the live drawing ------------------------------------------------------------------------------
+
+INCH, INCH_OF_LINKS = 112, 82  # pixels across to an inch of the layout: of a node, of a matrix of links
+LINE = 15  # pixels from a line of small print to the next
+BESIDE, BUS = 9, 34  # pixels: at each side of a node; below it, with the network
+OF_NODE = ("blue", "brown", "green", "purple")  # kinds of processes, as FILLS
+
+
+def topology_document(placed: Topology) -> Document:
+    """Nodes first, joined by their network; then the links within them. Text of its own have only the notes."""
+    cells, matrices = apart(placed)
+    height = max(cell[0].height for cell in cells)
+    items = placed.folded()
+    names = joints(items) if placed.nnodes > 1 else [""] * len(items)
+    sheets = [node_sheet(cell, height, nodes, name, placed.nnodes > 1)
+              for cell, nodes, name in zip(cells, items, names, strict=True)]  # fmt: skip
+    sheets += [links_sheet(cell, node) for cell, (node, _) in zip(matrices, distinct_links(placed), strict=True)]
+    return Document(sheets, said=placed.untold())
+
+
+def node_sheet(cell: Cell, height: float, nodes: Sequence[Node], network: str, joined: bool) -> Sheet:
+    """A node with its processes and GPUs, and the line that joins it to others; a few words for nodes like it."""
+    first, *inner = cell
+    if first.kind == "fold":
+        height, joined = first.height, False
+    whole = round(first.width * INCH) + 2 * BESIDE
+    sheet = Sheet(
+        first.title.split("\n")[0] or f"node {nodes[0].index}", width=max(whole, _width(network) + 2 * BESIDE)
+    )
+    boxes = [replace(first, height=height), *inner]
+    for box in boxes:
+        around = next((b for b in reversed(boxes) if b.kind == "process" and b is not box and b.holds(box)), None)
+        where = [] if box is first or box.kind == "node" else [f"node {nodes[0].index}"]
+        said = [box.title, box.text, *([around.title] if around else []), *where]
+        _add(sheet, box, "\n".join(filter(None, said)), INCH, BESIDE)
+    bottom = height * INCH + 2
+    if joined:
+        middle = (BESIDE + first.width * INCH / 2) / sheet.width
+        sheet.body += [sheet.tick(middle, bottom, 12), sheet.rect(0, 1, bottom + 12, 1.5, "rule")]
+        if network:
+            sheet.text(middle, bottom + 27, network, "s c")
+    sheet.height = bottom + (BUS if joined else 2)
+    return sheet
+
+
+def links_sheet(cell: Cell, node: Node) -> Sheet:
+    """The matrix of links; each cell says between which GPUs it is."""
+    first, *inner = cell
+    widest = max(_width(line) for box in inner for line in box.text.split("\n"))
+    sheet = Sheet(first.title, width=max(round(first.width * INCH_OF_LINKS) + 4, widest + 20, _width(first.title) + 30))
+    _add(sheet, first, first.title, INCH_OF_LINKS, row=-1)
+    pairs = [(a.index, b.index, code) for a, row in zip(node.devices, node.links, strict=True)
+             for b, code in zip(node.devices, row, strict=True)]  # fmt: skip
+    at = iter(pairs)
+    for box in inner:
+        if box.kind in ("head", "note"):
+            _add(sheet, box, "", INCH_OF_LINKS)
+            continue
+        one, other, code = next(at)
+        _add(sheet, box, _link(one, other, code), INCH_OF_LINKS, row=one)
+    sheet.height = first.height * INCH + 4
+    return sheet
+
+
+def _link(one: int, other: int, code: str) -> str:
+    if one == other:
+        return f"GPU {one}"
+    return f"GPU {one} and GPU {other}\n{code_words(code) if code else 'the link is unknown'}"
+
+
+def _add(sheet: Sheet, box: Box, words: str, inch: int, left: float = 2, row: int | None = None) -> None:
+    """A box with its texts as a part of the drawing; text alone is no part."""
+    its = LOOKS[box.kind]
+    if not its.kind:
+        sheet.body.append(_texts(sheet, box, "none", inch, left))
+        return
+    kind = OF_NODE[box.node % len(OF_NODE)] if box.kind == "process" else its.kind
+    x, y, end, bottom = left + box.x * inch, 2 + box.y * INCH, left + box.right * inch, 2 + box.bottom * INCH
+    look = f"k-{kind}" + " dashed" * its.dashed
+    shapes = sheet.rect(x / sheet.width, end / sheet.width, y, bottom - y, look) + _texts(sheet, box, kind, inch, left)
+    sheet.mark(shapes, Mark(x / sheet.width, end / sheet.width, y, bottom, words, int(y) if row is None else row))
+
+
+def _texts(sheet: Sheet, box: Box, kind: str, inch: int, left: float) -> str:
+    """Title above, text below it; a title alone is in the middle."""
+    beside = box.kind in ("node", "matrix", "note")
+    x = (left + box.x * inch + (8 if beside else box.width * inch / 2)) / sheet.width
+    side = "" if beside else " c"
+    top = 2 + box.y * INCH
+    alone = not box.text and box.kind not in ("node", "matrix")
+    y = top + box.height * INCH / 2 + 4 if alone else top + TITLE * INCH / 2 + 4
+    large = "s" if box.kind in ("head", "gpu", "simulated") or (len(box.kind) < 5 and box.kind.isupper()) else "bold"
+    found = text(x, y, box.title, f"t-{kind} {large}{side}") if box.title else ""
+    below = y if box.title else top - 2
+    for line in box.text.split("\n") if box.text else ():
+        below += LINE
+        found += text(x, below, line, f"t-{kind} s{side}")
+    return found
+
+
+def _width(words: str) -> int:
+    return round(len(words) * LETTER * 1.08)

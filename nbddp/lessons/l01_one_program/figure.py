@@ -4,41 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l01_one_program.simulation import AFTER, Printing
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
+from nbddp.lessons.l01_one_program.simulation import AFTER, NOBODY, Printing, printing
 
 LANE, HEAD, FOOT = 0.46, 0.6, 0.3  # inches
 LEFT, UNIT, TERMINAL = 0.75, 1.35, 1.7  # of the lanes; of one unit of time; width of the terminal
 ROW = 0.185
 
 
-def prints(made: Printing) -> DescribedFigure:
+@described
+def prints(made: Printing) -> Figure:
     """The lanes and the terminal; the words are the printing's."""
     end = max(line.at for line in made.lines) + 0.45
     right = LEFT + end * UNIT
     width = right + 0.3 + TERMINAL
     height = HEAD + max(made.ranks * LANE + FOOT, len(made.lines) * ROW + 0.34)
-    with rc_context(RC):
-        figure, axes = sheet(width, height)
-        axes.text(0.03, 0.17, made.heading(), size=10.5, weight="bold", va="center", color=INK)
-        for rank in range(made.ranks):
-            _lane(axes, made, rank, HEAD + rank * LANE)
-        bottom = HEAD + made.ranks * LANE
-        if made.barrier:
-            x = LEFT + max(made.worked) * UNIT + 0.06
-            axes.plot([x, x], [HEAD - 0.1, bottom], color=INK, lw=1.4, linestyle=(0, (4, 2)))
-            axes.text(x, HEAD - 0.2, "barrier", size=7.5, ha="center", va="center", color=INK)
-        axes.annotate(
-            "", (right, bottom + 0.08), (LEFT, bottom + 0.08), arrowprops={"arrowstyle": "->", "color": MUTED}
-        )
-        axes.text(right, bottom + 0.2, "time", size=7.5, ha="right", va="center", color=MUTED)
-        _terminal(axes, made, right + 0.3)
-    return DescribedFigure(figure, made.describe())
+    figure, axes = sheet(width, height)
+    axes.text(0.03, 0.17, made.heading(), size=10.5, weight="bold", va="center", color=INK)
+    for rank in range(made.ranks):
+        _lane(axes, made, rank, HEAD + rank * LANE)
+    bottom = HEAD + made.ranks * LANE
+    if made.barrier:
+        x = LEFT + max(made.worked) * UNIT + 0.06
+        axes.plot([x, x], [HEAD - 0.1, bottom], color=INK, lw=1.4, linestyle=(0, (4, 2)))
+        axes.text(x, HEAD - 0.2, "barrier", size=7.5, ha="center", va="center", color=INK)
+    axes.annotate("", (right, bottom + 0.08), (LEFT, bottom + 0.08), arrowprops={"arrowstyle": "->", "color": MUTED})
+    axes.text(right, bottom + 0.2, "time", size=7.5, ha="right", va="center", color=MUTED)
+    _terminal(axes, made, right + 0.3)
+    return figure
 
 
 def _lane(axes: Any, made: Printing, rank: int, y: float) -> None:
@@ -68,3 +67,15 @@ def _terminal(axes: Any, made: Printing, x: float) -> None:
         axes.text(
             x + 0.3, y, f"rank {line.rank}: {line.text}", size=7.5, va="center", color=INK, family="DejaVu Sans Mono"
         )
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+order = Explorer(
+    "Lesson 01: two prints on every rank, and the order in which a terminal may show them.",
+    printing,
+    prints,
+    Slider("ranks", "ranks", 2, 4, at=(2, 4)),
+    Choice("slow", "slow rank", (("none", NOBODY), ("0", 0), ("1", 1), ("2", 2), ("3", 3)), at=(NOBODY, 1)),
+    Choice("barrier", "barrier after the work", (("no", False), ("yes", True)), at=(True, False)),
+)

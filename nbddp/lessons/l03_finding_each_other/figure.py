@@ -5,41 +5,52 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l03_finding_each_other.simulation import MEETS, REFUSED, SEEKS, ProcessPlace, RendezvousState
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.lessons.framework.explorer import Choice, Explorer, Steps
+from nbddp.lessons.l03_finding_each_other.simulation import (
+    FAULTS,
+    MEETS,
+    NOTHING,
+    OWN,
+    REFUSED,
+    SEEKS,
+    ProcessPlace,
+    RendezvousState,
+    arrival,
+)
 
 WIDE, ROW, HEAD = 7.6, 0.62, 0.42  # inches
 BOX, STORE, STORE_AT = 1.35, 2.5, 5.0  # widths of a process and a store, and where the stores begin
 PLACE, STORE_HEIGHT = 0.4, 1.0
 
 
-def arrivals(found: RendezvousState) -> DescribedFigure:
+@described
+def arrivals(found: RendezvousState) -> Figure:
     """Who has arrived, who waits, and which store each looks at; the words are the meeting's."""
     stores = found.stores()
     height = HEAD + max(found.expected * ROW, len(stores) * (STORE_HEIGHT + 0.15)) + 0.1
-    with rc_context(RC):
-        figure, axes = sheet(WIDE, height)
-        head = found.verdict().split(": ")[0]
-        axes.text(0.05, 0.17, head, size=10.5, weight="bold", va="center", color=INK)
-        middles = {}
-        free = height - HEAD - len(stores) * STORE_HEIGHT
-        for i, at in enumerate(stores):
-            top = HEAD + free / (len(stores) + 1) * (i + 1) + i * STORE_HEIGHT
-            middles[at] = top + STORE_HEIGHT / 2
-            _store(axes, at, top, [p for p in found.places if p.process.looks_at == at])
-        for i in range(found.expected):
-            y = HEAD + i * ROW
-            if i < len(found.places):
-                _process(axes, found.places[i], y, middles[found.places[i].process.looks_at])
-            else:
-                _box(axes, 0.05, y, BOX, ROW - 0.14, FRAME, MUTED, dashed=True)
-                axes.text(0.05 + BOX / 2, y + 0.24, "not started", size=7.5, ha="center", va="center", color=MUTED)
-    return DescribedFigure(figure, found.describe())
+    figure, axes = sheet(WIDE, height)
+    head = found.verdict().split(": ")[0]
+    axes.text(0.05, 0.17, head, size=10.5, weight="bold", va="center", color=INK)
+    middles = {}
+    free = height - HEAD - len(stores) * STORE_HEIGHT
+    for i, at in enumerate(stores):
+        top = HEAD + free / (len(stores) + 1) * (i + 1) + i * STORE_HEIGHT
+        middles[at] = top + STORE_HEIGHT / 2
+        _store(axes, at, top, [p for p in found.places if p.process.looks_at == at])
+    for i in range(found.expected):
+        y = HEAD + i * ROW
+        if i < len(found.places):
+            _process(axes, found.places[i], y, middles[found.places[i].process.looks_at])
+        else:
+            _box(axes, 0.05, y, BOX, ROW - 0.14, FRAME, MUTED, dashed=True)
+            axes.text(0.05 + BOX / 2, y + 0.24, "not started", size=7.5, ha="center", va="center", color=MUTED)
+    return figure
 
 
 def _box(
@@ -100,3 +111,15 @@ def _told(size: int, taken: dict[int, ProcessPlace], places: list[ProcessPlace])
     if all(p.state == MEETS for p in places):
         return f"all {size} ranks are here"
     return f"{len(taken)} of {size} ranks are here"
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+arrived = Explorer(
+    "Lesson 03: four processes on two nodes look for each other; who has arrived, and who waits for whom.",
+    arrival,
+    arrivals,
+    Steps("arrived", "processes started", 1, 4, at=(4, 4)),
+    Choice("last_first", "who starts first", (("node 0", False), ("the last node", True)), at=(False, False)),
+    Choice("fault", "mistake", FAULTS, at=(NOTHING, OWN)),
+)

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FAINT, FILLS, INK, MUTED, RC
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FAINT, FILLS, INK, MUTED
 from nbddp.launch.topology import counted, rank_words
-from nbddp.lessons.l05_averaging_gradients.simulation import Fit, shards
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
+from nbddp.lessons.l05_averaging_gradients.simulation import (
+    MEAN,
+    NOTHING,
+    OWN,
+    SAME,
+    SUM,
+    Fit,
+    shards,
+    simulate_averaging,
+)
 
 STYLES = ("-", (0, (6, 2)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.5)))
 MARKERS = ("o", "s", "^", "D")  # one per rank; the colour says it too
@@ -20,18 +29,18 @@ CLOSE = 0.075  # of an axis: labels are at least so far apart
 ROOM = 0.06  # of the height of points and lines, above and below them
 
 
-def draw_averaging(fit: Fit) -> DescribedFigure:
+@described
+def draw_averaging(fit: Fit) -> Figure:
     """The lines among the points, and two panels over the steps; the words are the fit's."""
-    with rc_context(RC):
-        figure = Figure(figsize=(8.2, 5.6))
-        top = figure.add_axes((0.07, 0.52, 0.72, 0.37))
-        left, right = figure.add_axes((0.07, 0.09, 0.36, 0.3)), figure.add_axes((0.62, 0.09, 0.36, 0.3))
-        head = f"{fit.ranks} ranks · start: {fit.start} · gradients {fit.exchange}"
-        figure.text(0.012, 0.975, head, size=9.5, weight="bold", va="center")
-        _losses(left, fit)
-        _distances(right, fit)
-        _fitted(top, fit)
-    return DescribedFigure(figure, fit.describe())
+    figure = Figure(figsize=(8.2, 5.6))
+    top = figure.add_axes((0.07, 0.52, 0.72, 0.37))
+    left, right = figure.add_axes((0.07, 0.09, 0.36, 0.3)), figure.add_axes((0.62, 0.09, 0.36, 0.3))
+    head = f"{fit.ranks} ranks · start: {fit.start} · gradients {fit.exchange}"
+    figure.text(0.012, 0.975, head, size=9.5, weight="bold", va="center")
+    _losses(left, fit)
+    _distances(right, fit)
+    _fitted(top, fit)
+    return figure
 
 
 def _fitted(axes: Any, fit: Fit) -> None:
@@ -109,3 +118,16 @@ def _label(axes: Any, last: float, ends: Sequence[tuple[float, str, str]]) -> No
     for y, words, colour in sorted((transform.transform((last, value))[1], w, c) for value, w, c in ends):
         at = max(y, at + CLOSE)
         axes.text(1.03, at, words, transform=axes.transAxes, size=7.8, va="center", color=colour)
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+averaging = Explorer(
+    "Lesson 05: the ranks' lines, loss and distance, by their start and their treatment of gradients.",
+    simulate_averaging,
+    draw_averaging,
+    Slider("ranks", "ranks", 2, 4, at=(4, 4)),
+    Slider("steps", "steps", 10, 200, 10, at=(30, 200)),
+    Choice("begin", "start", (SAME, OWN), at=(SAME, SAME)),
+    Choice("exchange", "gradients", (NOTHING, MEAN, SUM), at=(MEAN, NOTHING)),
+)

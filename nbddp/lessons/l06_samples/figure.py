@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l06_samples.simulation import Dealt
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
+from nbddp.lessons.l06_samples.simulation import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, Dealt, dealt
 
 LEFT, CELL, ROW, HEAD, TITLE, NOTE, FOOT = 0.72, 0.44, 0.36, 0.26, 0.34, 0.95, 0.3  # inches
 LEAST = 5.6  # inches of width, for the line below
 
 
-def draw_samples(chosen: Dealt) -> DescribedFigure:
+@described
+def draw_samples(chosen: Dealt) -> Figure:
     """The grid; the words are those of the data."""
     grid = chosen.samples * CELL
     width = max(LEFT + grid + NOTE, LEAST)
     height = TITLE + HEAD + len(chosen.epochs) * ROW + FOOT
-    with rc_context(RC):
-        figure, axes = sheet(width, height)
-        axes.text(0, TITLE / 2 - 0.04, chosen.summary(), size=8.5, weight="bold", va="center", color=INK)
-        axes.text(LEFT - 0.1, TITLE + HEAD / 2, "sample", size=7.5, ha="right", va="center", color=MUTED)
-        for s in range(chosen.samples):
-            middle = LEFT + (s + 0.5) * CELL
-            axes.text(middle, TITLE + HEAD / 2, str(s), size=7.5, ha="center", va="center", color=MUTED)
-        for epoch in range(len(chosen.epochs)):
-            _row(axes, chosen, epoch, TITLE + HEAD + epoch * ROW)
-        _legend(axes, chosen, height - FOOT / 2 + 0.04)
-    return DescribedFigure(figure, chosen.describe())
+    figure, axes = sheet(width, height)
+    axes.text(0, TITLE / 2 - 0.04, chosen.summary(), size=8.5, weight="bold", va="center", color=INK)
+    axes.text(LEFT - 0.1, TITLE + HEAD / 2, "sample", size=7.5, ha="right", va="center", color=MUTED)
+    for s in range(chosen.samples):
+        middle = LEFT + (s + 0.5) * CELL
+        axes.text(middle, TITLE + HEAD / 2, str(s), size=7.5, ha="center", va="center", color=MUTED)
+    for epoch in range(len(chosen.epochs)):
+        _row(axes, chosen, epoch, TITLE + HEAD + epoch * ROW)
+    _legend(axes, chosen, height - FOOT / 2 + 0.04)
+    return figure
 
 
 def _row(axes: Any, chosen: Dealt, epoch: int, y: float) -> None:
@@ -73,3 +74,16 @@ def _legend(axes: Any, chosen: Dealt, y: float) -> None:
     elif min(numbers) == 0:
         said += ", or none"
     axes.text(LEFT + 0.03, y, said, size=7.5, va="center", color=MUTED)
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+samples = Explorer(
+    "Lesson 06: which rank reads which sample in which epoch.",
+    dealt,
+    draw_samples,
+    Slider("samples", "samples", 1, 16, at=(8, 10)),
+    Slider("ranks", "ranks", 1, 4, at=(4, 4)),
+    Choice("order", "order", (TOLD, UNTOLD, STRAIGHT), at=(TOLD, UNTOLD)),
+    Choice("tail", "remainder", (PADDED, DROPPED), at=(PADDED, DROPPED)),
+)

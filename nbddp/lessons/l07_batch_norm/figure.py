@@ -5,19 +5,21 @@ from __future__ import annotations
 from math import sqrt
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, RC
-from nbddp.lessons.l07_batch_norm.simulation import Sharded, two
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
+from nbddp.lessons.l07_batch_norm.simulation import EQUAL, UNEQUAL, Sharded, sharded, two
 
 LEFT, RIGHT, MIDDLE, ROW, TITLE, AXIS, FOOT = 1.35, 1.75, 4.1, 0.36, 0.34, 0.5, 0.19  # inches
 BAND = 0.24  # inches, height of the band of one standard deviation to each side
 
 
-def draw_moments(chosen: Sharded) -> DescribedFigure:
+@described
+def draw_moments(chosen: Sharded) -> Figure:
     """The rows; the words are those of the data."""
     rows, said = len(chosen.own) + 2, chosen.verdict().splitlines()
     width, height = LEFT + MIDDLE + RIGHT, TITLE + rows * ROW + AXIS + (len(said) + 0.6) * FOOT
@@ -26,17 +28,16 @@ def draw_moments(chosen: Sharded) -> DescribedFigure:
     def at(value: float) -> float:
         return LEFT + (value - low) / (high - low) * MIDDLE
 
-    with rc_context(RC):
-        figure, axes = sheet(width, height)
-        axes.text(0, TITLE / 2 - 0.04, chosen.head(), size=8.5, weight="bold", va="center", color=INK)
-        _rows(axes, at, chosen)
-        below = TITLE + len(chosen.own) * ROW
-        axes.plot([0, width], [below, below], color=MUTED, linewidth=0.6)
-        _axis(axes, at, below + 2 * ROW, low, high)
-        for i, line in enumerate(said):
-            y = height - (len(said) - i - 0.5) * FOOT
-            axes.text(0, y, line.replace("-", "−"), size=8, va="center", color=INK)
-    return DescribedFigure(figure, chosen.describe())
+    figure, axes = sheet(width, height)
+    axes.text(0, TITLE / 2 - 0.04, chosen.head(), size=8.5, weight="bold", va="center", color=INK)
+    _rows(axes, at, chosen)
+    below = TITLE + len(chosen.own) * ROW
+    axes.plot([0, width], [below, below], color=MUTED, linewidth=0.6)
+    _axis(axes, at, below + 2 * ROW, low, high)
+    for i, line in enumerate(said):
+        y = height - (len(said) - i - 0.5) * FOOT
+        axes.text(0, y, line.replace("-", "−"), size=8, va="center", color=INK)
+    return figure
 
 
 def _rows(axes: Any, at: Any, chosen: Sharded) -> None:
@@ -90,3 +91,17 @@ def _axis(axes: Any, at: Any, y: float, low: float, high: float) -> None:
         at(low), y + 0.34, "dots: samples · line: mean · band: one standard deviation to each side",
         size=7.5, va="center", color=MUTED,
     )  # fmt: skip
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+statistics = Explorer(
+    "Lesson 07: means and variances of shards against those of the whole batch.",
+    sharded,
+    draw_moments,
+    Slider("per_rank", "samples per rank", 2, 32, at=(8, 8)),
+    Slider("ranks", "ranks", 1, 4, at=(1, 2)),
+    Slider("shift", "shift from rank to rank, in tenths", 0, 40, 5, at=(0, 20)),
+    Choice("sizes", "shards", (EQUAL, UNEQUAL), at=(EQUAL, UNEQUAL)),
+    begins={"ranks": 2},
+)

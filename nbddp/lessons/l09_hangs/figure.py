@@ -5,14 +5,15 @@ from __future__ import annotations
 from math import cos, pi, sin
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from nbddp.figures.axes import part
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
 from nbddp.launch.topology import rank_words
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
+from nbddp.lessons.l09_hangs import simulation
 from nbddp.lessons.l09_hangs.simulation import AHEAD, DONE, RUNS, WAITS, CallHistory, LoggedCall
 
 NAME, CELL, ROW, HEAD = 0.62, 1.18, 0.46, 0.34  # inches
@@ -20,25 +21,25 @@ GRAPH, NODE = 2.3, 0.2  # inches: the side of the graph, the radius of a rank in
 MARKS = {DONE: "✓", RUNS: "still runs", AHEAD: ""}
 
 
-def draw_collectives(log: CallHistory) -> DescribedFigure:
+@described
+def draw_collectives(log: CallHistory) -> Figure:
     """The calls of every rank side by side, and beside them the graph of who waits for whom."""
     columns = 1 + max(len(some) for some in log.entries.values())
     table, rows = NAME + columns * CELL, len(log.entries) * ROW
     width, height = table + 0.3 + GRAPH, HEAD + max(rows, GRAPH)
-    with rc_context(RC):
-        figure = Figure(figsize=(width, height))
-        axes = part(figure, (0, 0, table / width, 1), table, height)
-        axes.text(0, 0.12, "what every rank has called", size=8.5, weight="bold", va="center")
-        for rank, some in log.entries.items():
-            y = HEAD + rank * ROW
-            axes.text(0, y + ROW / 2 - 0.03, f"rank {rank}", size=8.5, va="center")
-            for i, e in enumerate(some):
-                _entry(axes, e, NAME + i * CELL, y, log.waits.get(rank, ()))
-            if rank in log.ended:
-                axes.text(NAME + len(some) * CELL + 0.06, y + ROW / 2 - 0.03, "end", size=8, va="center", color=MUTED)
-        graph = part(figure, (1 - GRAPH / width, 0, GRAPH / width, 1), GRAPH, height)
-        _graph(graph, log)
-    return DescribedFigure(figure, log.describe())
+    figure = Figure(figsize=(width, height))
+    axes = part(figure, (0, 0, table / width, 1), table, height)
+    axes.text(0, 0.12, "what every rank has called", size=8.5, weight="bold", va="center")
+    for rank, some in log.entries.items():
+        y = HEAD + rank * ROW
+        axes.text(0, y + ROW / 2 - 0.03, f"rank {rank}", size=8.5, va="center")
+        for i, e in enumerate(some):
+            _entry(axes, e, NAME + i * CELL, y, log.waits.get(rank, ()))
+        if rank in log.ended:
+            axes.text(NAME + len(some) * CELL + 0.06, y + ROW / 2 - 0.03, "end", size=8, va="center", color=MUTED)
+    graph = part(figure, (1 - GRAPH / width, 0, GRAPH / width, 1), GRAPH, height)
+    _graph(graph, log)
+    return figure
 
 
 def _entry(axes: Any, e: LoggedCall, x: float, y: float, awaited: tuple[int, ...]) -> None:
@@ -87,3 +88,15 @@ def _rank(axes: Any, log: CallHistory, rank: int, place: tuple[float, float]) ->
               color=MUTED if ended else INK)  # fmt: skip
     if ended:
         axes.text(place[0], place[1] + NODE + 0.08, f"rank {rank}", size=6.8, ha="center", va="center", color=MUTED)
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+collectives = Explorer(
+    "Lesson 09: the calls of every rank of a small program after some moves, and who waits for whom.",
+    simulation.log,
+    draw_collectives,
+    Choice("program", "program", tuple(simulation.PROGRAMS), at=(simulation.ORDERED, simulation.UNEVEN)),
+    Slider("ranks", "ranks", 2, 6, at=(4, 4)),
+    Steps("moves", "moves", 0, simulation.MOST_MOVES, at=(2, 3), moves=lambda found: found.last),
+)

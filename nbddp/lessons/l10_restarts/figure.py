@@ -5,37 +5,46 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l10_restarts.simulation import FAILED, KEPT, LOST, Attempt, RestartedTraining
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.lessons.framework.explorer import Explorer, Slider
+from nbddp.lessons.l10_restarts.simulation import (
+    FAILED,
+    KEPT,
+    LOST,
+    STEPS,
+    Attempt,
+    RestartedTraining,
+    simulate_restarts,
+)
 
 CELL, ROW, LEFT, RIGHT, HEAD, FOOT = 0.3, 0.36, 0.85, 1.55, 0.78, 0.42  # inches
 
 
-def draw_restarts(made: RestartedTraining) -> DescribedFigure:
+@described
+def draw_restarts(made: RestartedTraining) -> Figure:
     """The grid; the words are the training's."""
     width = LEFT + made.steps * CELL + RIGHT
     height = HEAD + len(made.attempts) * ROW + FOOT
-    with rc_context(RC):
-        figure, axes = sheet(width, height)
-        axes.text(0, 0.14, made.verdict().partition(":")[0], size=10, weight="bold", va="center", color=INK)
-        axes.text(0, 0.36, made.verdict().partition(": ")[2], size=8, va="center", color=MUTED)
-        for step in range(made.steps):
-            x = LEFT + (step + 0.5) * CELL
-            axes.text(x, HEAD - 0.12, str(step), size=7, ha="center", va="center", color=MUTED)
-        axes.text(LEFT - 0.1, HEAD - 0.12, "step", size=7, ha="right", va="center", color=MUTED)
-        for k, attempt in enumerate(made.attempts):
-            _row(axes, made, k, attempt)
-        axes.legend(
-            handles=_key(), loc="lower left", bbox_to_anchor=(LEFT / width, 0), ncols=4, frameon=False, fontsize=7,
-            borderpad=0, handlelength=1.4, columnspacing=1.6,
-        )  # fmt: skip
-    return DescribedFigure(figure, made.describe())
+    figure, axes = sheet(width, height)
+    axes.text(0, 0.14, made.verdict().partition(":")[0], size=10, weight="bold", va="center", color=INK)
+    axes.text(0, 0.36, made.verdict().partition(": ")[2], size=8, va="center", color=MUTED)
+    for step in range(made.steps):
+        x = LEFT + (step + 0.5) * CELL
+        axes.text(x, HEAD - 0.12, str(step), size=7, ha="center", va="center", color=MUTED)
+    axes.text(LEFT - 0.1, HEAD - 0.12, "step", size=7, ha="right", va="center", color=MUTED)
+    for k, attempt in enumerate(made.attempts):
+        _row(axes, made, k, attempt)
+    axes.legend(
+        handles=_key(), loc="lower left", bbox_to_anchor=(LEFT / width, 0), ncols=4, frameon=False, fontsize=7,
+        borderpad=0, handlelength=1.4, columnspacing=1.6,
+    )  # fmt: skip
+    return figure
 
 
 def _row(axes: Any, made: RestartedTraining, k: int, attempt: Attempt) -> None:
@@ -81,3 +90,16 @@ def _key() -> list[Any]:
         Line2D([], [], linestyle="none", marker="x", markeredgewidth=2, color=INK, label="failure"),
         Line2D([], [], linestyle="none", marker="|", markersize=10, markeredgewidth=3, color=INK, label="checkpoint"),
     ]
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+restarts = Explorer(
+    "Lesson 10: a training that fails again and again, and the progress that its checkpoints keep.",
+    simulate_restarts,
+    draw_restarts,
+    Slider("every", "steps per checkpoint", 1, STEPS, at=(5, 8)),
+    Slider("life", "steps until a failure", 0, STEPS, at=(STEPS, 7)),
+    Slider("max_restarts", "--max-restarts", 0, 7, at=(4, 4)),
+    begins={"every": 3, "life": 7},
+)

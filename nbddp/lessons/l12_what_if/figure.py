@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from nbddp.analysis.quantities import duration, percent
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l12_what_if.simulation import GPUS, WhatIf, micro_batches
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
+from nbddp.lessons.l12_what_if.simulation import (
+    DELAYS,
+    GPUS,
+    MODELS,
+    MOST_NODES,
+    SPEEDS,
+    WhatIf,
+    micro_batches,
+    simulate_what_if,
+)
 
 WIDTH, HEIGHT = 9.2, 2.8
 FORWARD, BACKWARD, EXPOSED = "#c9dccd", FILLS[2], "#f0c9a0"
@@ -19,14 +28,14 @@ COMPUTES, NETWORK, TALL = 1.0, 0.0, 0.62  # rows and their height
 NAMED = 0.09  # share of the axis above which a pass has its name in it
 
 
-def draw_what_if(some: WhatIf) -> DescribedFigure:
+@described
+def draw_what_if(some: WhatIf) -> Figure:
     """The step at the left, efficiency over nodes at the right; the words are the model's own."""
-    with rc_context(RC):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=[1.45, 1])
-        _step(left, some)
-        _efficiency(right, some)
-    return DescribedFigure(figure, some.describe())
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.45, 1])
+    _step(left, some)
+    _efficiency(right, some)
+    return figure
 
 
 def _step(axes: Any, some: WhatIf) -> None:
@@ -92,3 +101,18 @@ def _efficiency(axes: Any, some: WhatIf) -> None:
 def _bare(axes: Any, *also: str) -> None:
     for side in ("top", "right", *also):
         axes.spines[side].set_visible(False)
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+what_if = Explorer(
+    "Lesson 12: a step on more nodes, with another network, model, and number of micro-batches per exchange.",
+    simulate_what_if,
+    draw_what_if,
+    Slider("nodes", "nodes", 1, MOST_NODES, at=(1, 8)),
+    Choice("link", "link of a node", SPEEDS, at=("400Gb/s", "100Gb/s")),
+    Choice("latency", "latency", DELAYS, at=("10us", "10us")),
+    Choice("model", "parameters", tuple(MODELS), at=("100 M", "1 B")),
+    Slider("micro_batches", "micro-batches", 1, 16, at=(1, 1)),
+    begins={"nodes": 16},
+)

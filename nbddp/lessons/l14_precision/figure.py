@@ -5,13 +5,14 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
-from nbddp.lessons.l14_precision.simulation import RANKS, STEPS, Scaled
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, TINTS
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
+from nbddp.lessons.l14_precision.simulation import ALONE, AVERAGED, RANKS, STEPS, WHERE, Scaled, scaled
 
 WIDTH, LEFT, CELL, ROW = 6.5, 0.72, 0.24, 0.24  # inches: of the sheet, where the first step begins, of a step
 TITLE, LINES, HEAD, LINE, FOOT = 0.3, 1.25, 0.24, 0.17, 0.1
@@ -20,25 +21,25 @@ LETTERS = 108  # of a line of text below
 KEY = "Coloured: step taken. inf: its own overflow. Dash: skipped because another rank found inf."
 
 
-def draw_loss_scale(chosen: Scaled) -> DescribedFigure:
+@described
+def draw_loss_scale(chosen: Scaled) -> Figure:
     """Lines and grid; the words are those of the data."""
     below = textwrap.wrap(f"{KEY} {_sentence(chosen.verdict())}", LETTERS)
     grid = TITLE + LINES + HEAD
     height = grid + RANKS * ROW + FOOT + LINE * len(below)
-    with rc_context(RC):
-        figure, axes = sheet(WIDTH, height)
-        axes.text(0, TITLE / 2, chosen.head(), size=8.5, weight="bold", va="center", color=INK)
-        _lines(axes, chosen)
-        for number in range(1, STEPS + 1):
-            x = LEFT + (number - 0.5) * CELL
-            if number == 1 or number % 4 == 0:
-                axes.text(x, grid - HEAD / 2, str(number), size=7.5, ha="center", va="center", color=MUTED)
-        axes.text(LEFT - 0.1, grid - HEAD / 2, "step", size=7.5, ha="right", va="center", color=MUTED)
-        for rank in range(RANKS):
-            _row(axes, chosen, rank, grid + rank * ROW)
-        for i, line in enumerate(below):
-            axes.text(0, height + (i - len(below) + 0.5) * LINE, line, size=7.5, va="center", color=MUTED)
-    return DescribedFigure(figure, chosen.describe())
+    figure, axes = sheet(WIDTH, height)
+    axes.text(0, TITLE / 2, chosen.head(), size=8.5, weight="bold", va="center", color=INK)
+    _lines(axes, chosen)
+    for number in range(1, STEPS + 1):
+        x = LEFT + (number - 0.5) * CELL
+        if number == 1 or number % 4 == 0:
+            axes.text(x, grid - HEAD / 2, str(number), size=7.5, ha="center", va="center", color=MUTED)
+    axes.text(LEFT - 0.1, grid - HEAD / 2, "step", size=7.5, ha="right", va="center", color=MUTED)
+    for rank in range(RANKS):
+        _row(axes, chosen, rank, grid + rank * ROW)
+    for i, line in enumerate(below):
+        axes.text(0, height + (i - len(below) + 0.5) * LINE, line, size=7.5, va="center", color=MUTED)
+    return figure
 
 
 def _lines(axes: Any, chosen: Scaled) -> None:
@@ -86,3 +87,17 @@ def _cell(axes: Any, x: float, y: float, rank: int, what: tuple[bool, bool] | No
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+loss_scale = Explorer(
+    "Lesson 14: the loss scale of each rank, and who skips which step, by where ranks look for inf.",
+    scaled,
+    draw_loss_scale,
+    Choice("where", "inf is looked for in", WHERE, at=(AVERAGED, ALONE)),
+    Slider("first", "first scale, power of 2", 10, 20, at=(16, 18)),
+    Slider("interval", "growth interval, steps", 2, 8, at=(4, 4)),
+    Steps("step", "steps", 0, STEPS, at=(3, STEPS)),
+    begins={"step": STEPS},
+)

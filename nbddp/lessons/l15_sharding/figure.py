@@ -5,17 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.analysis.quantities import amount
 from nbddp.capabilities.memory.figure import STYLES
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FAINT, FILLS, INK, MUTED, PAPER, RC, TINTS
-from nbddp.lessons.l15_sharding.schedule import COMPUTE, GATHER, ShardedStep, WorkSpan
-from nbddp.lessons.l15_sharding.simulation import MEMORY, NAMES, PARTS, MemoryShare, Stages
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FAINT, FILLS, INK, MUTED, PAPER, TINTS
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
+from nbddp.lessons.l15_sharding.schedule import COMPUTE, FREE, GATHER, KEEP, ShardedStep, WorkSpan, schedule_gathers
+from nbddp.lessons.l15_sharding.simulation import MEMORY, NAMES, PARTS, PRECISIONS, MemoryShare, Stages, stages
 
 WIDTH, HEIGHT = 9.2, 2.75
 BAR = 0.62  # of a row
@@ -23,29 +23,29 @@ NARROW = 0.008  # of the axis: a part below this gets no edge, which would cover
 LETTER = 0.0095  # of the axis that a letter of a label takes
 
 
-def draw_zero(some: Stages) -> DescribedFigure:
+@described
+def draw_zero(some: Stages) -> Figure:
     """The four bars; the words are the model's own."""
-    with rc_context(RC):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        axes = figure.subplots()
-        figure.suptitle(some.head(), x=0.012, ha="left", size=9.5)
-        most = max(of.total for of in some.shares)
-        unit, scale = ("GB", 1e9) if most >= 1e9 else ("MB", 1e6)
-        top = 1.16 * most / scale
-        for row, of in enumerate(some.shares):
-            _bar(axes, row, of, scale, top)
-        if MEMORY / scale < top:
-            axes.axvline(MEMORY / scale, color=INK, lw=1, ls=(0, (4, 2)), zorder=0)
-            axes.annotate(f"a GPU of {MEMORY / 1e9:.0f} GB", (MEMORY / scale, 0.5), (4, 0), size=7.5, va="center",
-                          textcoords="offset points")  # fmt: skip
-        axes.set(xlim=(0, top), ylim=(3.5, -0.5))
-        axes.set_yticks(range(len(some.shares)), list(NAMES.values()))
-        axes.tick_params(left=False)
-        axes.set_xlabel(f"{unit} per rank, without activations")
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        _legend(axes)
-    return DescribedFigure(figure, some.describe())
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    figure.suptitle(some.head(), x=0.012, ha="left", size=9.5)
+    most = max(of.total for of in some.shares)
+    unit, scale = ("GB", 1e9) if most >= 1e9 else ("MB", 1e6)
+    top = 1.16 * most / scale
+    for row, of in enumerate(some.shares):
+        _bar(axes, row, of, scale, top)
+    if MEMORY / scale < top:
+        axes.axvline(MEMORY / scale, color=INK, lw=1, ls=(0, (4, 2)), zorder=0)
+        axes.annotate(f"a GPU of {MEMORY / 1e9:.0f} GB", (MEMORY / scale, 0.5), (4, 0), size=7.5, va="center",
+                      textcoords="offset points")  # fmt: skip
+    axes.set(xlim=(0, top), ylim=(3.5, -0.5))
+    axes.set_yticks(range(len(some.shares)), list(NAMES.values()))
+    axes.tick_params(left=False)
+    axes.set_xlabel(f"{unit} per rank, without activations")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    _legend(axes)
+    return figure
 
 
 def _bar(axes: Any, row: int, of: MemoryShare, scale: float, top: float) -> None:
@@ -83,20 +83,20 @@ SCATTERED = (FILLS[1], PAPER)
 THIN = 0.13  # inches: a narrower bar has no number
 
 
-def draw_gathers(step: ShardedStep) -> DescribedFigure:
+@described
+def draw_gathers(step: ShardedStep) -> Figure:
     """Lanes per rank over a common axis of time; the words are the schedule's own."""
     most = max(step.peak(r) for r in range(len(step.spans)))
     each = 2 * LANE + 3 * GAP + most * STAIR + 0.28
     height = TOP + LEGEND + len(step.spans) * each - 0.05
-    with rc_context(RC):
-        figure, axes = sheet(WIDE, height)
-        axes.text(0.02, 0.12, step.head(), size=9, weight="bold", va="center")
-        axes.text(0.02, 0.34, f"the step takes {step.total:g}; forward of one layer takes 1", size=8, va="center",
-                  color=MUTED)  # fmt: skip
-        _key(axes, TOP - 0.06)
-        for rank in range(len(step.spans)):
-            _rank(axes, step, rank, TOP + LEGEND + rank * each, most)
-    return DescribedFigure(figure, step.describe())
+    figure, axes = sheet(WIDE, height)
+    axes.text(0.02, 0.12, step.head(), size=9, weight="bold", va="center")
+    axes.text(0.02, 0.34, f"the step takes {step.total:g}; forward of one layer takes 1", size=8, va="center",
+              color=MUTED)  # fmt: skip
+    _key(axes, TOP - 0.06)
+    for rank in range(len(step.spans)):
+        _rank(axes, step, rank, TOP + LEGEND + rank * each, most)
+    return figure
 
 
 def _rank(axes: Any, step: ShardedStep, rank: int, top: float, most: int) -> None:
@@ -140,3 +140,27 @@ def _key(axes: Any, y: float) -> None:
                                  lw=0.5 if fill == TINTS[2] else 0))  # fmt: skip
         axes.text(x + 0.25, y, words, size=7.5, va="center", color=INK)
         x += 0.25 + 0.068 * len(words) + 0.22
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+zero = Explorer(
+    "Lesson 15: what a rank holds of a model, by the stage of ZeRO.",
+    stages,
+    draw_zero,
+    Choice("billion", "parameters in 10⁹", (0.125, 1, 3, 7.5, 13, 70, 175), at=(7.5, 7.5)),
+    Choice("ranks", "ranks", (1, 2, 4, 8, 16, 64, 256, 1024), at=(1, 64)),
+    Choice("precision", "precision", tuple(PRECISIONS), at=("mixed", "mixed")),
+    begins={"ranks": 8},
+)
+
+gathers = Explorer(
+    "Lesson 15: one step of FSDP on two ranks, with all-gathers, computation, and the layers held in full.",
+    schedule_gathers,
+    draw_gathers,
+    Slider("layers", "layers", 2, 6, at=(4, 4)),
+    Choice("ahead", "gather ahead", (("none", 0), ("1 layer", 1), ("2 layers", 2)), at=(0, 1)),
+    Choice("link", "time of a collective", (0.25, 0.5, 1.0, 2.0), at=(1.0, 1.0)),
+    Choice("after", "after forward", (FREE, KEEP), at=(FREE, FREE)),
+    Choice("slow", "slow rank", (("none", False), ("rank 1", True)), at=(False, False)),
+)

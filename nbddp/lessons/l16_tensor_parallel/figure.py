@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l16_tensor_parallel.simulation import SHARDS, Mesh
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.lessons.framework.explorer import Choice, Explorer
+from nbddp.lessons.l16_tensor_parallel.simulation import DATA, SHARDS, TENSOR, Mesh, build_mesh
 
 COLOURS = (*FILLS, "#54478c", "#6b5b00", "#005f73", "#7a2e2e")  # one per shard; the letter says it too
 WIDTH, LEFT, TOP = 6.4, 0.75, 0.5  # inches
 BOX, HIGH, ROW = 0.63, 0.62, 0.86
 
 
-def draw_mesh(some: Mesh) -> DescribedFigure:
+@described
+def draw_mesh(some: Mesh) -> Figure:
     """A row of GPUs per node; the words are the mesh's own."""
     height = TOP + some.nodes * ROW + 0.42 * len(some.lines()) + 0.3
-    with rc_context(RC):
-        figure, axes = sheet(WIDTH, height)
-        axes.text(0.02, 0.13, some.head(), size=9, weight="bold", va="center")
-        axes.text(0.02, 0.33, "colour and letter: the shard of each layer; number: which samples", size=8, va="center",
-                  color=MUTED)  # fmt: skip
-        for node in range(some.nodes):
-            _node(axes, some, node, TOP + node * ROW)
-        y = TOP + some.nodes * ROW + 0.1
-        for line in some.lines():
-            name, _, rest = line.partition(": ")
-            axes.text(0.02, y, f"{name}:", size=8, va="center", color=INK)
-            axes.text(0.16, y + 0.2, rest, size=8, va="center", color=MUTED)
-            y += 0.42
-        axes.text(0.02, y, some.verdict(), size=8.5, weight="bold", va="center", color=INK)
-    return DescribedFigure(figure, some.describe())
+    figure, axes = sheet(WIDTH, height)
+    axes.text(0.02, 0.13, some.head(), size=9, weight="bold", va="center")
+    axes.text(0.02, 0.33, "colour and letter: the shard of each layer; number: which samples", size=8, va="center",
+              color=MUTED)  # fmt: skip
+    for node in range(some.nodes):
+        _node(axes, some, node, TOP + node * ROW)
+    y = TOP + some.nodes * ROW + 0.1
+    for line in some.lines():
+        name, _, rest = line.partition(": ")
+        axes.text(0.02, y, f"{name}:", size=8, va="center", color=INK)
+        axes.text(0.16, y + 0.2, rest, size=8, va="center", color=MUTED)
+        y += 0.42
+    axes.text(0.02, y, some.verdict(), size=8.5, weight="bold", va="center", color=INK)
+    return figure
 
 
 def _node(axes: Any, some: Mesh, node: int, y: float) -> None:
@@ -53,3 +54,17 @@ def _node(axes: Any, some: Mesh, node: int, y: float) -> None:
         ):
             axes.text(x + BOX / 2, y + 0.19 + 0.17 * line, text, size=7, ha="center", va="center", color=PAPER,
                       weight=weight)  # fmt: skip
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+mesh = Explorer(
+    "Lesson 16: ranks on a mesh of data × tensor, and over which links each side exchanges.",
+    build_mesh,
+    draw_mesh,
+    Choice("nodes", "nodes", (1, 2, 4), at=(2, 2)),
+    Choice("gpus", "GPUs per node", (2, 4, 8), at=(2, 2)),
+    Choice("tensor", "tensor ranks", (1, 2, 4, 8), at=(1, 2)),
+    Choice("inner", "side by side", (TENSOR, DATA), at=(TENSOR, TENSOR)),
+    begins={"gpus": 4, "tensor": 4},
+)

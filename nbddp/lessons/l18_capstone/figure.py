@@ -5,37 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from nbddp.figures.axes import sheet
-from nbddp.figures.figure import DescribedFigure
-from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l18_capstone.simulation import EVERY, PEAK, STEPS, CapstoneTraining, RubricLine, TrainedStep
+from nbddp.figures.figure import described
+from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
+from nbddp.lessons.l18_capstone.simulation import (
+    EVERY,
+    MISTAKES,
+    NO_OPTIMIZER,
+    NONE,
+    PEAK,
+    RANKS,
+    STEPS,
+    CapstoneTraining,
+    RubricLine,
+    TrainedStep,
+    simulate_training,
+)
 
 LEFT, PLOT, GAP, TABLE = 0.42, 3.5, 0.3, 2.4  # inches: the scale, the curves, between, the rubric
 HEAD, LOSSES, BETWEEN, RATES, FOOT = 0.66, 1.55, 0.26, 0.5, 0.56
 WIDTH = LEFT + PLOT + GAP + TABLE
 TOP = 3.0  # the loss at the upper edge: above all that is drawn
-ONE, RANKS, SAID, LOST = FAINT, FILLS[0], FILLS[1], FILLS[3]
-PROGRAM = {"color": RANKS, "lw": 1.2, "marker": ".", "ms": 3}
+ONE, OF_RANKS, SAID, LOST = FAINT, FILLS[0], FILLS[1], FILLS[3]
+PROGRAM = {"color": OF_RANKS, "lw": 1.2, "marker": ".", "ms": 3}
 GONE = {"color": LOST, "lw": 1.2, "ls": (0, (1, 1)), "marker": "o", "ms": 4, "mfc": PAPER}  # by more than the colour
 SIGNS = {True: "✓", False: "✕", None: "–"}
 INKS = {True: FILLS[2], False: FILLS[1], None: MUTED}
 
 
-def draw_training(chosen: CapstoneTraining) -> DescribedFigure:
+@described
+def draw_training(chosen: CapstoneTraining) -> Figure:
     """Curves at the left, the rubric at the right; the words are those of the data."""
     height = HEAD + LOSSES + BETWEEN + RATES + FOOT
-    with rc_context(RC):
-        figure, axes = sheet(WIDTH, height)
-        axes.text(0, 0.12, chosen.head(), size=9.5, weight="bold", va="center", color=INK)
-        axes.text(0, 0.33, chosen.story(), size=8, va="center", color=MUTED)
-        _frames(axes, chosen)
-        _losses(axes, chosen)
-        _rates(axes, chosen)
-        _rubric(axes, chosen.lines())
-        _key(axes, height)
-    return DescribedFigure(figure, chosen.describe())
+    figure, axes = sheet(WIDTH, height)
+    axes.text(0, 0.12, chosen.head(), size=9.5, weight="bold", va="center", color=INK)
+    axes.text(0, 0.33, chosen.story(), size=8, va="center", color=MUTED)
+    _frames(axes, chosen)
+    _losses(axes, chosen)
+    _rates(axes, chosen)
+    _rubric(axes, chosen.lines())
+    _key(axes, height)
+    return figure
 
 
 def _across(number: float) -> float:
@@ -92,7 +105,7 @@ def _losses(axes: Any, chosen: CapstoneTraining) -> None:
 
 def _rates(axes: Any, chosen: CapstoneTraining) -> None:
     for some in _runs(chosen):
-        axes.plot([_across(s.number + 1) for s in some], [_below(s.rate) for s in some], color=RANKS, lw=1.2)
+        axes.plot([_across(s.number + 1) for s in some], [_below(s.rate) for s in some], color=OF_RANKS, lw=1.2)
 
 
 def _rubric(axes: Any, lines: Sequence[RubricLine]) -> None:
@@ -119,3 +132,19 @@ def _key(axes: Any, height: float) -> None:
         axes.text(x + 0.27, y, text, size=7.5, va="center", color=MUTED)
         x += 0.42 + 0.073 * len(text)
     axes.text(WIDTH, y, "ticks: checkpoints", size=7.5, ha="right", va="center", color=MUTED)
+
+
+# -- the explorer ----------------------------------------------------------------------------------
+
+LONGEST = 2 * STEPS - 1  # steps taken, where all are taken again
+
+training = Explorer(
+    "Lesson 18: the effect of one mistake on a training, and which lines of the rubric find it.",
+    simulate_training,
+    draw_training,
+    Choice("mistake", "mistake", MISTAKES, at=(NONE, NO_OPTIMIZER)),
+    Slider("ranks", "ranks", 1, RANKS, at=(2, 4)),
+    Slider("fails", "failure in step (0: none)", 0, STEPS, at=(0, 25)),
+    Steps("time", "steps taken", 0, LONGEST, to_all=True, at=(8, LONGEST), moves=lambda found: found.total),
+    begins={"time": LONGEST},
+)
