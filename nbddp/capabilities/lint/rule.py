@@ -1,4 +1,4 @@
-"""A rule and its finding, as data. Pure."""
+"""A rule and its finding, as data. Pure. A page such as `rules/data.md` has a section for each rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from nbddp.capabilities.lint.meaning import Meaning
 
-ERROR, WARNING, NOTE = "error", "warning", "note"
 MARK = "# <-"  # behind the line of an example that is flagged
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from nbddp.capabilities.lint.flow import keyword, open_ended
 from nbddp.capabilities.lint.meaning import DIST, LOADER, LOCAL, SAMPLER, WORLD, Meaning
-from nbddp.capabilities.lint.rule import ERROR, WARNING, Hit, Rule
-from nbddp.capabilities.lint.rules.examples import END, HEAD, LOAD, TRAIN
+from nbddp.capabilities.lint.rule import Hit
 from nbddp.capabilities.lint.taint import backward_calls, differentiated
 
 AROUND = {"enumerate", "tqdm", "iter", "zip", "tqdm.tqdm", "tqdm.auto.tqdm", "trange"}
@@ -203,84 +202,3 @@ def split_differs(p: Meaning) -> Iterator[Hit]:
     for call in p.named("torch.utils.data.random_split"):
         if keyword(call, "generator", 2) is None and not open_ended(call) and p.on_all_ranks(call):
             yield Hit(call)
-
-
-RULES = (
-    Rule(
-        name="no-set-epoch", level=WARNING, title="a sampler that shuffles, without set_epoch",
-        what="the epoch of {sampler} never changes, so every epoch has the same order",
-        why="A DistributedSampler shuffles by its seed and its epoch, and the epoch stays 0 until set_epoch is called.",
-        cure="sampler.set_epoch(epoch) at the top of the epoch loop", seen="issue threads of training libraries",
-        check=no_set_epoch,
-        wrong=f"{HEAD}{LOAD}for epoch in range(3):  # <-\n{TRAIN}{END}",
-        right=f"{HEAD}{LOAD}for epoch in range(3):\n    sampler.set_epoch(epoch)\n{TRAIN}{END}",
-    ),
-    Rule(
-        name="shuffle-beside-sampler", level=ERROR, title="shuffle=True beside a sampler",
-        what="a DataLoader takes either shuffle=True or a sampler, and raises ValueError for both",
-        why="The sampler decides the order. It shuffles by itself.",
-        cure="remove shuffle=True; DistributedSampler(dataset, shuffle=True) is the default",
-        seen="torch's documentation",
-        check=shuffle_beside_sampler,
-        wrong=f"{HEAD}sampler = DistributedSampler(dataset)\n"
-        f"loader = DataLoader(dataset, batch_size=4, shuffle=True, sampler=sampler)  # <-\n{END}",
-        right=f"{HEAD}sampler = DistributedSampler(dataset)\n"
-        f"loader = DataLoader(dataset, batch_size=4, sampler=sampler)\n{END}",
-    ),
-    Rule(
-        name="local-rank-as-rank", level=WARNING, title="LOCAL_RANK where the global rank belongs",
-        what="{call} gets LOCAL_RANK as the rank; with several nodes, ranks of different nodes get the same number",
-        why="LOCAL_RANK counts within a node. With two nodes, two samplers yield the same samples.",
-        cure='rank=int(os.environ["RANK"]), or remove rank: the default is dist.get_rank()',
-        seen="issue threads of training libraries", check=local_rank_as_rank,
-        wrong=f'{HEAD}local_rank = int(os.environ["LOCAL_RANK"])\n'
-        f"sampler = DistributedSampler(dataset, rank=local_rank)  # <-\n{END}",
-        right=f"{HEAD}sampler = DistributedSampler(dataset, rank=dist.get_rank())\n{END}",
-    ),
-    Rule(
-        name="sampler-of-one-rank", level=ERROR, title="a sampler whose rank is a number",
-        what="every rank makes the sampler of rank {rank}, so all ranks train on the same samples",
-        why="Each rank needs its own part of the data. Gradients of equal batches average to that of one.",
-        cure="remove rank: the default is dist.get_rank()", seen="pull requests of training libraries",
-        check=sampler_of_one_rank,
-        wrong=f"{HEAD}sampler = DistributedSampler(dataset, num_replicas=2, rank=0)  # <-\n"
-        f"loader = DataLoader(dataset, batch_size=4, sampler=sampler)\nif True:\n{TRAIN}{END}",
-        right=f"{HEAD}{LOAD}if True:\n{TRAIN}{END}",
-    ),
-    Rule(
-        name="loader-without-sampler", level=WARNING, title="a training loader without a sampler",
-        what="every rank goes through all of {dataset} in an epoch: the DataLoader has no sampler",
-        why="Without a sampler an epoch takes as many steps as on one process, and each sample is used once per rank.",
-        cure="DataLoader(dataset, sampler=DistributedSampler(dataset)), and set_epoch in each epoch",
-        seen="issue threads of training programs", check=loader_without_sampler,
-        wrong="from torchvision.datasets import FakeData\n" + HEAD.replace(
-            "torch.utils.data.TensorDataset(torch.arange(32.0).reshape(32, 1))", "FakeData()"
-        ) + f"loader = DataLoader(dataset, batch_size=4, shuffle=True)  # <-\nfor epoch in range(3):\n{TRAIN}{END}",
-        right="from torchvision.datasets import FakeData\n" + HEAD.replace(
-            "torch.utils.data.TensorDataset(torch.arange(32.0).reshape(32, 1))", "FakeData()"
-        ) + f"{LOAD}for epoch in range(3):\n    sampler.set_epoch(epoch)\n{TRAIN}{END}",
-    ),
-    Rule(
-        name="shuffle-then-slice", level=ERROR, title="a list shuffled in each rank's own order, then sliced by rank",
-        what="each rank shuffles {list} in another order and takes its slice of that, so slices overlap",
-        why="Slices by rank are disjoint only if all ranks slice the same list. Some samples come twice, others never.",
-        cure="random.Random(0).shuffle(files): the same seed on all ranks", seen="pull requests of training libraries",
-        check=shuffle_then_slice,
-        wrong="import random\n\nimport torch.distributed as dist\n\n"
-        'dist.init_process_group("gloo")\nrank, world = dist.get_rank(), dist.get_world_size()\n'
-        f'files = [f"{{i}}.pt" for i in range(32)]\nrandom.shuffle(files)  # <-\nmine = files[rank::world]\n{END}',
-        right="import random\n\nimport torch.distributed as dist\n\n"
-        'dist.init_process_group("gloo")\nrank, world = dist.get_rank(), dist.get_world_size()\n'
-        f'files = [f"{{i}}.pt" for i in range(32)]\nrandom.Random(0).shuffle(files)\nmine = files[rank::world]\n{END}',
-    ),
-    Rule(
-        name="split-differs", level=ERROR, title="an unseeded random_split",
-        what="nothing seeds random_split, so each rank splits in another way and validates on what another trains on",
-        why="Each process starts torch's generator at another number.",
-        cure="random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))",
-        seen="issue threads of training programs", check=split_differs,
-        wrong=f"{HEAD}train, val = torch.utils.data.random_split(dataset, [24, 8])  # <-\n{END}",
-        right=f"{HEAD}train, val = torch.utils.data.random_split(\n"
-        f"    dataset, [24, 8], generator=torch.Generator().manual_seed(0)\n)\n{END}",
-    ),
-)  # fmt: skip

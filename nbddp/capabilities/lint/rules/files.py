@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from nbddp.capabilities.lint.flow import keyword
 from nbddp.capabilities.lint.meaning import DDP, Meaning
-from nbddp.capabilities.lint.rule import NOTE, WARNING, Hit, Rule
-from nbddp.capabilities.lint.rules.examples import END, HEAD
+from nbddp.capabilities.lint.rule import Hit
 
 
 def save_on_all_ranks(p: Meaning) -> Iterator[Hit]:
@@ -45,34 +44,3 @@ def download_on_all_ranks(p: Meaning) -> Iterator[Hit]:
         known = p.name_of(call).startswith(("torchvision.datasets.", "torchaudio.datasets."))
         if known and isinstance(download, ast.Constant) and download.value is True and p.on_all_ranks(call):
             yield Hit(call, {"dataset": ast.unparse(call.func)})
-
-
-MNIST = "from torchvision import datasets\n\n"
-RULES = (
-    Rule(
-        name="save-on-all-ranks", level=WARNING, title="torch.save on every rank",
-        what="all ranks write {path} at the same time",
-        why="Writes of several processes to one file mix. A reader finds a file that is cut off or cannot be read.",
-        cure="if dist.get_rank() == 0: torch.save(…), then dist.barrier() where others read it",
-        seen="issue threads of training programs", check=save_on_all_ranks,
-        wrong=f'{HEAD}torch.save(model.module.state_dict(), "model.pt")  # <-\n{END}',
-        right=f'{HEAD}if dist.get_rank() == 0:\n    torch.save(model.module.state_dict(), "model.pt")\n{END}',
-    ),
-    Rule(
-        name="prefix-in-checkpoint", level=NOTE, title="a checkpoint of the DDP model",
-        what="the keys of {call} begin with module., which a model without DDP cannot load",
-        why="DDP holds the model as its attribute module.",
-        cure="model.module.state_dict()", seen="issue threads of training programs", check=prefix_in_checkpoint,
-        wrong=f'{HEAD}if dist.get_rank() == 0:\n    torch.save(model.state_dict(), "model.pt")  # <-\n{END}',
-        right=f'{HEAD}if dist.get_rank() == 0:\n    torch.save(model.module.state_dict(), "model.pt")\n{END}',
-    ),
-    Rule(
-        name="download-on-all-ranks", level=WARNING, title="a data set downloaded by every rank",
-        what="all ranks of a node download {dataset} into one folder at the same time, if it is not there yet",
-        why="Several processes write and unpack the same files, and some find them incomplete.",
-        cure="download where LOCAL_RANK is 0, then dist.barrier(), then open it with download=False",
-        seen="issue threads of torchvision", check=download_on_all_ranks,
-        wrong=f'{MNIST}{HEAD}train = datasets.MNIST("data", download=True)  # <-\n{END}',
-        right=f'{MNIST}{HEAD}train = datasets.MNIST("data", download=False)\n{END}',
-    ),
-)  # fmt: skip

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from nbddp.capabilities.lint.flow import LOOPS, SPAWN, keyword, own_nodes
 from nbddp.capabilities.lint.meaning import DIST, RANK, Meaning, condition_text, leaves
-from nbddp.capabilities.lint.rule import ERROR, NOTE, WARNING, Hit, Rule
-from nbddp.capabilities.lint.rules.examples import BATCHES, DATA, END
+from nbddp.capabilities.lint.rule import Hit
 from nbddp.capabilities.lint.taint import backward_calls
 
 COLLECTIVES = (
@@ -175,91 +174,3 @@ def print_on_all_ranks(p: Meaning) -> Iterator[Hit]:
         steps = [b for b in backward_calls(p, p.function_of(call) or p.tree) if any(p.inside(b, one) for one in loops)]
         if steps and not SHOWS_RANK.search(ast.unparse(call)) and p.on_all_ranks(call):
             yield Hit(call)
-
-
-IMPORT = "import torch.distributed as dist\n\n"
-MAIN = """\
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
-
-def main(rank, world_size):
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, init_method="tcp://localhost:29400")
-    dist.destroy_process_group()
-
-
-"""
-SMALL = 'import os\n\nimport torch.distributed as dist\n\ndist.init_process_group("gloo")\n'
-WRAP = """\
-import os
-
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("nccl")
-"""
-
-RULES = (
-    Rule(
-        name="collective-of-some-ranks", level=ERROR, title="a collective inside a condition by rank",
-        what="{call} is called only where {guard}; the other ranks never call it, so the program hangs or mismatches",
-        why="Collectives are matched by number: each rank's first with all others' first, and so on.",
-        cure="call it on every rank, outside of the condition", seen="torch's documentation; threads on hangs",
-        check=collective_of_some_ranks,
-        wrong=f"{SMALL}if dist.get_rank() == 0:\n    dist.barrier()  # <-\n{END}",
-        right=f"{SMALL}if dist.get_rank() == 0:\n    os.makedirs('data', exist_ok=True)\ndist.barrier()\n{END}",
-    ),
-    Rule(
-        name="before-init", level=ERROR, title="something that needs the process group, before there is one",
-        what="{call} needs the process group, which init_process_group makes only below",
-        why="torch raises ValueError: the default process group has not been initialized.",
-        cure="call dist.init_process_group() first", seen="torch's documentation", check=before_init,
-        wrong=f'{IMPORT}rank = dist.get_rank()  # <-\ndist.init_process_group("gloo")\n{END}',
-        right=f'{IMPORT}dist.init_process_group("gloo")\nrank = dist.get_rank()\n{END}',
-    ),
-    Rule(
-        name="device-of-global-rank", level=WARNING, title="a device numbered by the global rank",
-        what="{rank} is the global rank; on a second node it exceeds the number of GPUs",
-        why="Devices are numbered within a node, as LOCAL_RANK is.",
-        cure='local_rank = int(os.environ["LOCAL_RANK"])', seen="torch's documentation", check=device_of_global_rank,
-        wrong=f'{WRAP}rank = int(os.environ["RANK"])\nmodel = torch.nn.Linear(1, 1).cuda()\n'
-        f"model = DDP(model, device_ids=[rank])  # <-\n{END}",
-        right=f'{WRAP}local_rank = int(os.environ["LOCAL_RANK"])\nmodel = torch.nn.Linear(1, 1).cuda(local_rank)\n'
-        f"model = DDP(model, device_ids=[local_rank])\n{END}",
-    ),
-    Rule(
-        name="spawn-without-guard", level=ERROR, title="mp.spawn without a __main__ guard",
-        what="mp.spawn runs whenever this file is imported, and each process that it starts imports it",
-        why="Started processes import the main module. Python raises RuntimeError as they would start more.",
-        cure='put it under if __name__ == "__main__":', seen="Python's documentation", check=spawn_without_guard,
-        wrong=f"{MAIN}mp.spawn(main, args=(2,), nprocs=2)  # <-\n",
-        right=f'{MAIN}if __name__ == "__main__":\n    mp.spawn(main, args=(2,), nprocs=2)\n',
-    ),
-    Rule(
-        name="spawn-from-notebook", level=ERROR, title="mp.spawn of a function of a notebook", cells=True,
-        what="the processes that mp.spawn starts cannot import {function}, which a cell defines",
-        why="They import functions from a file. A notebook's __main__ is none.",
-        cure="run the body of the function in a %%ddp cell", seen="threads on notebooks", check=spawn_from_notebook,
-        wrong=f"{MAIN}mp.spawn(main, args=(2,), nprocs=2)  # <-\n",
-        right="import torch.distributed as dist\n\nprint(dist.is_available())\n",
-    ),
-    Rule(
-        name="init-without-destroy", level=NOTE, title="a process group that is not destroyed",
-        what="nothing in this program calls destroy_process_group",
-        why="With NCCL, torch 2.4 and later warn at exit that resources may leak. Exit can hang while work is pending.",
-        cure="dist.destroy_process_group() at the end", seen="torch's documentation", check=init_without_destroy,
-        wrong=f'{IMPORT}dist.init_process_group("gloo")  # <-\ndist.barrier()\n',
-        right=f'{IMPORT}dist.init_process_group("gloo")\ndist.barrier()\n{END}',
-    ),
-    Rule(
-        name="print-on-all-ranks", level=NOTE, title="a print in the training loop, on every rank",
-        what="every rank prints this line, and the lines do not say which rank is speaking",
-        why="With N ranks the log has each line N times, with N different losses.",
-        cure="if dist.get_rank() == 0:", seen="training programs", check=print_on_all_ranks,
-        wrong=f"{DATA}{BATCHES}    loss = model(x).sum()\n    loss.backward()\n    optimizer.step()\n"
-        f'    print("loss", loss.item())  # <-\n{END}',
-        right=f"{DATA}{BATCHES}    loss = model(x).sum()\n    loss.backward()\n    optimizer.step()\n"
-        f'    if dist.get_rank() == 0:\n        print("loss", loss.item())\n{END}',
-    ),
-)  # fmt: skip
