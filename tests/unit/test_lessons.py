@@ -56,6 +56,11 @@ def test_an_exercise_answers_in_one_printed_line(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.count("\n") == 4
 
 
+def test_every_exercise_has_hints_and_every_hint_is_for_an_exercise() -> None:
+    assert folders.hints().keys() == folders.defined("exercise", Exercise).keys()
+    assert all(len(some) >= 3 and all(some) for some in folders.hints().values())
+
+
 def test_hints_come_one_by_one_and_the_last_stays(capsys: pytest.CaptureFixture[str]) -> None:
     def judge(answer: object) -> str:
         raise Wrong("wrong")

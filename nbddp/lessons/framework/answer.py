@@ -1,7 +1,7 @@
 """An exercise and the answer to it: one line that says `ok`, or names the mistake and its cause.
 
 An exercise never raises for what a learner hands in. Whatever stops its judge (a function that raises, hangs or
-does not return) reaches it as `Wrong`, whose text is the line. Pure: imports only the standard library.
+does not return) reaches it as `Wrong`, whose text is the line. Pure: no torch, no IPython.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+
+from nbddp.lessons.framework.folders import hints
 
 OK = "ok"
 
@@ -69,17 +71,17 @@ class Exercise:
     """Something a learner writes, and the check of it.
 
     judge: what was handed in → the line, `ok` if it is right; it may raise Wrong.
-    hints: from the first nudge to nearly the solution.
+    hints: from the first nudge to nearly the solution; a lesson has them in its `hints.ini`.
     takes: what is handed in, in a word; `function` must be callable.
     verifies: what a right answer was compared with, in words that are the same in every run.
     """
 
     def __init__(
-        self, name: str, judge: Callable[[Any], str], hints: Sequence[str], takes: str = "function", verifies: str = ""
-    ):
-        self.name, self.judge, self.hints, self.takes = name, judge, tuple(hints), takes
-        self.verifies = verifies
-        self._given = 0
+        self, name: str, judge: Callable[[Any], str], hints: Sequence[str] = (), takes: str = "function",
+        verifies: str = "",
+    ):  # fmt: skip
+        self.name, self.judge, self.takes, self.verifies = name, judge, takes, verifies
+        self._hints, self._given = tuple(hints), 0
         self.__name__ = name
 
     def __call__(self, handed_in: Any = None, *, hint: bool = False) -> Answer:
@@ -103,6 +105,10 @@ class Exercise:
             return self.judge(handed_in)
         except Wrong as wrong:
             return str(wrong)
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return self._hints or hints()[self.name]
 
     def _next_hint(self) -> str:
         self._given = min(self._given + 1, len(self.hints))

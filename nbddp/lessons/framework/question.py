@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from configparser import ConfigParser, SectionProxy
+from configparser import SectionProxy
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
 from nbddp.errors import BadInput
+from nbddp.lessons.framework.folders import sections
 
 EXAMPLE = 8  # the answer to no question of the lessons
 
@@ -105,8 +106,7 @@ class Question:
 
 def questions(path: Path) -> list[Question]:
     """The questions in a file."""
-    parser = ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
-    parser.read_string(path.read_text(encoding="utf-8"), str(path))
+    parser = sections(path)
     return [_question(parser[name]) for name in parser.sections()]
 
 

@@ -56,11 +56,11 @@ class Rubric(Exercise):
     """An exercise whose `mark` gives the marks of what was handed in; it may raise Wrong, and then none is met."""
 
     def __init__(
-        self, name: str, mark: Callable[[Any], Sequence[RubricItem]], asks: Sequence[RubricItem], hints: Sequence[str],
+        self, name: str, mark: Callable[[Any], Sequence[RubricItem]], asks: Sequence[RubricItem],
         takes: str = "function", verifies: str = "",
     ):  # fmt: skip
         self.mark, self.asks = mark, tuple(asks)
-        super().__init__(name, self._marked, hints, takes, f"{summed(asks)}{f', {verifies}' * bool(verifies)}")
+        super().__init__(name, self._marked, (), takes, f"{summed(asks)}{f', {verifies}' * bool(verifies)}")
 
     def _marked(self, handed_in: Any) -> str:
         try:

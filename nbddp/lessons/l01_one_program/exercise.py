@@ -102,10 +102,5 @@ def _and(ranks: Sequence[int]) -> str:
 share_of = Exercise(
     NAME,
     tabulated(CASES, line),
-    (
-        "deal the items like cards: who gets the first, the second, and the one after the last rank's?",
-        "rank r takes the items at r, r + world_size, r + 2 × world_size and so on",
-        "a slice has a start and a step: items[start::step]",
-    ),
     verifies=f"{len(CASES)} calls on every rank: each item goes to one rank, and shares differ by one item at most",
 )

@@ -128,20 +128,10 @@ PLACES = TableExercise(
 gpus_of = Exercise(
     "gpus_of",
     judged_by(GPUS),
-    (
-        "device indices begin at 0 on every node, so the answer does not depend on the node",
-        "the local rank is rank % nproc_per_node; each local rank before this one owns gpus_per_proc GPUs",
-        "the first GPU is local_rank × gpus_per_proc, and gpus_per_proc follow in a row: list(range(first, ...))",
-    ),
     verifies=f"{len(GPU_CASES)} ranks of {len(LAYOUTS)} layouts on two nodes, on every rank of the pool",
 )
 place_of = Exercise(
     "place_of",
     judged_by(PLACES),
-    (
-        "torchrun fills node 0 with the first nproc_per_node ranks, node 1 with the next, and so on",
-        "how many full nodes come before this rank? How many ranks of its own node?",
-        "divmod(rank, nproc_per_node) gives both at once",
-    ),
     verifies=f"{len(PLACE_CASES)} ranks of 4 layouts on three nodes, on every rank of the pool",
 )

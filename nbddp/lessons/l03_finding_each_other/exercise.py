@@ -131,40 +131,8 @@ def judged(name: str) -> Callable[[Any], str]:
     return judge
 
 
-def exercise(name: str, hints: Sequence[str]) -> Exercise:
-    verifies = "four real processes met with your variables and added up their ranks"
-    return Exercise(name, judged(name), hints, verifies=verifies)
+def _exercise(name: str) -> Exercise:
+    return Exercise(name, judged(name), verifies="four real processes met with your variables and added up their ranks")
 
 
-by_address = exercise(
-    "by_address",
-    (
-        "which machine does localhost mean for a process on node1?",
-        "the store is on rank 0's node; all processes must use that node's name",
-        "MASTER_ADDR is node0 for every process",
-    ),
-)
-by_rank = exercise(
-    "by_rank",
-    (
-        "write down RANK of all four processes",
-        "local ranks begin at 0 on every node; each rank may occur only once",
-        "every node before this one has nproc_per_node ranks: RANK is node * nproc_per_node + local_rank",
-    ),
-)
-by_size = exercise(
-    "by_size",
-    (
-        "how many processes does each of the four wait for?",
-        "WORLD_SIZE is the number of processes that the whole job starts",
-        "two nodes with two processes each make 4",
-    ),
-)
-by_host = exercise(
-    "by_host",
-    (
-        "which process hosts the store?",
-        "the one with RANK 0; does any process have it?",
-        "ranks run from 0 to WORLD_SIZE - 1: remove the + 1",
-    ),
-)
+by_address, by_rank, by_size, by_host = map(_exercise, ("by_address", "by_rank", "by_size", "by_host"))

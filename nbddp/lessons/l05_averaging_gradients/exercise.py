@@ -255,20 +255,10 @@ def _circle(cause: BaseException | None) -> str:
 average_gradients = Exercise(
     "average_gradients",
     judged("average_gradients", hooks=False),
-    (
-        "after backward each parameter p of model.parameters() has this rank's own gradient in p.grad",
-        "dist.all_reduce(t) puts the sum of all ranks' t into t, on every rank; divide it by the number of ranks",
-        "for p in model.parameters(): dist.all_reduce(p.grad), then p.grad /= dist.get_world_size()",
-    ),
     verifies="two steps on real ranks equal one process with all shards, on all ranks and on one less",
 )
 attach_averaging = Exercise(
     "attach_averaging",
     judged("attach_averaging", hooks=True),
-    (
-        "which tensor does each line of the hook change? Which one should it change?",
-        "register_post_accumulate_grad_hook calls the hook with the parameter p when its gradient is ready in p.grad",
-        "replace p.data by p.grad in both lines",
-    ),
     verifies="two steps on real ranks equal one process with all shards, on all ranks and on one less",
 )

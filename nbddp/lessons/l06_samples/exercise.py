@@ -283,20 +283,10 @@ def _is(some: Sequence[int]) -> str:
 accuracy = Exercise(
     "accuracy",
     accuracy_line,
-    (
-        "which samples does DistributedSampler give to two ranks? Rank r can read every world_size-th sample itself",
-        "add up two numbers over the ranks: how many predictions were right, and how many samples were read",
-        "range(rank, len(dataset), world_size) has every sample once; one all_reduce after the loop, then divide",
-    ),
     verifies="every sample counts once on real ranks, on all of them and on one less",
 )
 epochs_of = Exercise(
     "epochs_of",
     epochs_line,
-    (
-        "make a DistributedSampler of the dataset, and a DataLoader with sampler=...",
-        "the sampler shuffles by seed + epoch; which call sets the epoch?",
-        "in the loop over epochs call sampler.set_epoch(epoch), then collect all samples of all batches",
-    ),
     verifies=f"{EPOCHS} epochs on real ranks: each has its own share, shuffled again in every epoch",
 )

@@ -154,21 +154,10 @@ def norm_line(function: Any) -> str:
 batch_statistics = Exercise(
     "batch_statistics",
     statistics_line,
-    (
-        "which three numbers of each rank, added up over the ranks, give mean and variance of the whole batch?",
-        "the count, the sum and the sum of squares: variance = squares / count − mean²",
-        "put them into one tensor with torch.cat, so that one all_reduce is enough",
-    ),
     verifies="mean and variance of unequal shards equal those of the whole batch, on every rank",
 )
 sync_batch_norm = Exercise(
     "sync_batch_norm",
     norm_line,
-    (
-        "first the outputs: batch_statistics has all you need; then ask what autograd does with its all_reduce",
-        "write a torch.autograd.Function whose forward is an all_reduce of a copy, and whose backward is one too",
-        "class Sum(torch.autograd.Function): forward(ctx, t): t = t.clone(); dist.all_reduce(t); return t; the same in "
-        "backward(ctx, g); then call Sum.apply where batch_statistics calls all_reduce",
-    ),
     verifies="outputs and gradients of unequal shards equal those of one process with the whole batch",
 )

@@ -286,20 +286,10 @@ EXPOSED = TableExercise(
 pack = Exercise(
     "pack",
     judged_by(PACK),
-    (
-        "go through the positions backwards, and add each to the open bucket",
-        "a bucket is full when the sum of its sizes is >= its limit; then open the next one, with the limit cap",
-        "the open bucket is sent at the end too, unless it is empty",
-    ),
     verifies=f"{len(PACK_CASES)} lists of gradients, on every rank of the pool",
 )
 exposed = Exercise(
     "exposed",
     judged_by(EXPOSED),
-    (
-        "the optimizer starts when the last bucket is done; when could it have started without communication?",
-        "compare the latest `done` with backward_end, and consider the case in which all are done earlier",
-        "max([backward_end, *(done for sent, done in spans)]) - backward_end",
-    ),
     verifies=f"{len(EXPOSED_CASES)} steps, on every rank of the pool",
 )

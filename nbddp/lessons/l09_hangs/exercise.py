@@ -260,20 +260,10 @@ LOGS = TableExercise(
 train_uneven = Exercise(
     "train_uneven",
     judge_training,
-    (
-        "every backward is an all_reduce: all ranks must take the same number of steps, or use Join",
-        "a rank knows only its own len(batches); an all_reduce with ReduceOp.MIN gives all ranks the smallest",
-        "steps = torch.tensor(len(batches)); dist.all_reduce(steps, op=dist.ReduceOp.MIN); then batches[:steps]",
-    ),
     verifies="with equal and unequal numbers of batches no rank hangs, and all ranks end with the right weights",
 )
 missing_ranks = Exercise(
     "missing_ranks",
     judged_by(LOGS),
-    (
-        "how many collectives has each rank called? The rank with the fewest calls is missing",
-        "if the fewest calls are n, the others wait in collective n + 1",
-        "fewest = min(len(calls) for calls in log.values()), and the ranks whose list has that length",
-    ),
     verifies=f"{len(LOG_CASES)} logs, on every rank of the pool",
 )

@@ -255,12 +255,6 @@ ERRORS = {
 Checkpoint = Exercise(
     "Checkpoint",
     judge,
-    (
-        "what does the next step depend on? the weights, the optimizer's state, the next samples, random numbers",
-        "each rank has its own random state: dist.all_gather_object gives all ranks the list of all of them",
-        "only rank 0 writes: torch.save(state, path + '.new'), then os.replace(path + '.new', path)",
-        "load: state = torch.load(path), then load_state_dict three times, torch.set_rng_state(state['rng'][rank])",
-    ),
     takes="class",
     verifies="a training that failed and resumed equals the undisturbed one, bit by bit, on every rank",
 )

@@ -205,11 +205,6 @@ def _ports(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
 variables_of = Exercise(
     "variables_of",
     tabulated(TASKS, judged),
-    (
-        "Slurm calls a process a task: SLURM_PROCID counts tasks in the job, SLURM_LOCALID on the node",
-        "the world size is SLURM_NTASKS; rank 0 runs on the first host, hosts[0], so the store is there",
-        "all tasks must choose the same port without communicating: str(20000 + int(slurm['SLURM_JOB_ID']) % 10000)",
-    ),
     verifies=f"{len(TASKS)} tasks of three jobs, on every rank of the pool",
 )
 
@@ -271,10 +266,5 @@ HOSTS = TableExercise(
 nodes_of = Exercise(
     "nodes_of",
     judged_by(HOSTS),
-    (
-        "name, bracket, rest = nodelist.partition('['): without a bracket the list is one host",
-        "inside the brackets every part between commas is a number, or first-last; range() leaves the last one out",
-        "f'{n:0{len(first)}d}' writes n with as many digits as the first number of the range has",
-    ),
     verifies=f"{len(NODELISTS)} node lists, on every rank of the pool",
 )

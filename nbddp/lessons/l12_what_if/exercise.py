@@ -62,10 +62,5 @@ SECONDS = TableExercise("all_reduce_seconds", CASES, right_seconds, MISTAKES, wh
 all_reduce_seconds = Exercise(
     "all_reduce_seconds",
     judged_by(SECONDS),
-    (
-        "count the messages that follow one another, then what one of them costs",
-        "a reduce-scatter and an all-gather take ranks - 1 messages each, of size / ranks bytes",
-        "messages * (latency + size / ranks / bandwidth), with messages = 2 * (ranks - 1)",
-    ),
     verifies="the α–β model's seconds for 1 to 64 ranks, three sizes and three links",
 )

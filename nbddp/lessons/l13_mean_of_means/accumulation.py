@@ -131,12 +131,5 @@ def _judge_accumulation(function: Any) -> str:
 accumulate = Exercise(
     "accumulate",
     _judge_accumulation,
-    (
-        "backward() adds to .grad, so the gradients of micro-batches add up; you want the mean over all of them",
-        "divide each loss by len(micro_batches) before backward(); put all but the last micro-batch, forward and "
-        "backward, inside `with model.no_sync():`",
-        "for i, (inputs, targets) in enumerate(micro_batches): ... with model.no_sync() if i + 1 < len(micro_batches) "
-        "else contextlib.nullcontext(): ...",
-    ),
     verifies="5, 3 and 1 micro-batches equal one process with all samples, for one exchange",
 )

@@ -100,11 +100,5 @@ RATES = TableExercise(
 learning_rate = Exercise(
     "learning_rate",
     judged_by(RATES),
-    (
-        "two parts: what the learning rate is after the warm-up, and how far the warm-up is at this step",
-        "afterwards it is base × ranks × batch × micro_batches / base_batch; before, it lies on the line from base to "
-        "that; a warm-up of 0 steps is over at step 0",
-        "if step >= warmup: return target; return base + (target - base) * step / warmup",
-    ),
     verifies="5 settings at 8 steps each, one without warm-up",
 )

@@ -184,13 +184,5 @@ def judge_tokens(function: Any) -> str:
 token_weighted_backward = Exercise(
     "token_weighted_backward",
     judge_tokens,
-    (
-        "each token should count 1 / (the tokens of all ranks and micro-batches); before the first forward a rank "
-        "knows only its own tokens",
-        "count the targets that are not -100, all_reduce the number, and divide each loss_sum by it; then undo DDP's "
-        "division by the world size",
-        "scale = dist.get_world_size() / tokens; then (scale * loss_sum(model(inputs), targets)).backward(), all but "
-        "the last inside `with model.no_sync():`",
-    ),
     verifies="every token of all ranks counts the same, padding counts nothing, for one exchange",
 )

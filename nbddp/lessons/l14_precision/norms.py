@@ -167,13 +167,5 @@ def _judge(function: Any) -> str:
 clip_global_norm = Exercise(
     "clip_global_norm",
     _judge,
-    (
-        "the norm is the root of the sum of all squares; each number of the gradient counts once, whichever rank "
-        "holds it",
-        "sum the squares of this rank's shards, all_reduce that sum with group=shard_group, add the squares of the "
-        "replicated gradients, take the root",
-        "norm = (sharded_squares + replicated_squares).sqrt(); multiply every gradient in place by min(1, max_norm / "
-        "norm); return norm; p.grad may be None",
-    ),
     verifies="the norm of the whole gradient on every mesh of replicas and shards, clipped and not",
 )

@@ -120,11 +120,5 @@ def _judge(function: Any) -> str:
 step_together = Exercise(
     "step_together",
     _judge,
-    (
-        "each rank checks its own gradients; then all ranks must make the same decision",
-        "put 1.0 or 0.0 into a tensor, all_reduce it with dist.ReduceOp.MAX, and decide by the result; torch.isfinite "
-        "finds inf and nan",
-        "if found: return scale / 2; otherwise g /= scale for every gradient, optimizer.step(), return scale",
-    ),
     verifies="7 steps equal SGD on finite gradients; inf or nan on any rank, and all skip",
 )

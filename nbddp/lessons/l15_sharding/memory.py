@@ -102,11 +102,5 @@ def _judge_bytes(function: Any) -> str:
 bytes_per_rank = Exercise(
     "bytes_per_rank",
     _judge_bytes,
-    (
-        "three kinds of bytes, 2, 2 and 12 per parameter; each is either whole on every rank or divided by the ranks",
-        "the optimizer's 12 are sharded from stage 1 on, the gradients' 2 from stage 2 on, the parameters' 2 from "
-        "stage 3 on",
-        "optimizer = 12 * parameters // (ranks if stage >= 1 else 1), and so on; return the sum",
-    ),
     verifies="bytes at all four stages, for four models on 1 to 64 ranks",
 )

@@ -127,10 +127,5 @@ def _judge(found: Mapping[int, Sequence[Outcome]]) -> str:
 rest_of_epoch = Exercise(
     NAME,
     tabulated(CASES, _judge),
-    (
-        "first remove the seen samples, then share out the rest; the old world size does not matter",
-        "the remaining samples begin at order[seen]; rank r takes every world_size-th of them, beginning with the r-th",
-        "order[start::step] does both at once: which start, which step?",
-    ),
     verifies="each remaining sample is read once and in order, on 1 to 4 ranks",
 )

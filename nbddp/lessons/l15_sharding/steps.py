@@ -219,14 +219,6 @@ def _where(world: int) -> str:
 sharded_step = Exercise(
     "sharded_step",
     _judge,
-    (
-        "flatten all gradients into one tensor with torch.cat, and pad it with zeros until it has world_size × "
-        "len(momentum) numbers; the flat parameters get the same padding",
-        "reduce_scatter_tensor(mine, padded) leaves the sum of this rank's shard; divide it by the world size and "
-        "update momentum in place. Subtract lr × momentum from parameters rank × size to (rank + 1) × size",
-        "all_gather_into_tensor(whole, own) brings all shards side by side; cut whole[:count].split([p.numel() for p "
-        "in parameters]) and write each piece back with p.data.copy_(piece.view_as(p))",
-    ),
     verifies="parameters after three steps, on all ranks and on one rank less, and no collective moved more than "
     "necessary",
 )

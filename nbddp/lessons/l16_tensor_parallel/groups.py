@@ -60,11 +60,5 @@ GROUPS = TableExercise("groups_of", CASES, right_groups, MISTAKES, why_not)
 groups_of = Exercise(
     "groups_of",
     judged_by(GROUPS),
-    (
-        "write the ranks down in rows of `tensor`: a row sees the same samples, a column holds the same shard",
-        "the row of a rank begins at rank // tensor * tensor; its column is every tensor-th rank, beginning with "
-        "rank % tensor",
-        "list(range(first, first + tensor)), list(range(rank % tensor, data * tensor, tensor))",
-    ),
     verifies="both groups of every rank, on five meshes",
 )

@@ -120,12 +120,5 @@ def _judge(function: Any) -> str:
 column_then_row = Exercise(
     "column_then_row",
     _judge,
-    (
-        "forward needs one all-reduce, after the second layer; backward needs one too, of the gradient of x",
-        "write two autograd Functions: one passes x on and all-reduces the gradient, the other all-reduces its input "
-        "and passes the gradient on",
-        "class F: forward returns x.view_as(x), backward returns the all-reduced copy of the gradient; class G: the "
-        "other way round; G.apply(torch.relu(F.apply(x) @ up.T) @ down.T)",
-    ),
     verifies="outputs and all gradients are those of one process with whole weights, on all ranks and on one rank less",
 )

@@ -133,14 +133,6 @@ def _stuck(stuck: Mapping[int, Step], stages: int, done: Sequence[Any]) -> str:
 schedule_1f1b = Exercise(
     "schedule_1f1b",
     tabulated(CASES, lambda found: judge_schedule(found[0]), ranks=[0]),
-    (
-        "the last stage can do the backward pass of a micro-batch right after its forward pass: F0 B0 F1 B1 ...; how "
-        "many forward passes does the stage before it run before B0?",
-        "stage s begins with stages - 1 - s forwards (and never more than there are micro-batches); then a forward and "
-        "a backward in turn; then the backwards that are left",
-        "ahead = min(stages - 1 - stage, micro_batches); forwards 0 to ahead - 1; then for i from ahead on F i, "
-        "B i - ahead; then the last `ahead` backwards",
-    ),
     verifies="the lists of 1 to 5 stages, run together, keep 1F1B's time and memory",
 )
 
@@ -340,13 +332,5 @@ ERRORS = {
 run_stage = Exercise(
     "run_stage",
     step_judge,
-    (
-        "go through steps. For F, get x: inputs[i] on rank 0, else recv from rank - 1 and x.requires_grad_(). Then "
-        "compute, send y.detach() to rank + 1, and keep x and y under i",
-        "for B: on the last rank (loss / micro-batches).backward(), else recv the gradient from rank + 1 and "
-        "y.backward(gradient); then send x.grad to rank - 1, unless this is rank 0",
-        "sends.append(dist.isend(...)) for every message, and at the end for send in sends: send.wait(); the number of "
-        'micro-batches is sum(kind == "F" for kind, _ in steps)',
-    ),
     verifies="gradients and loss of one process, under GPipe and 1F1B, on 4 and on 3 ranks",
 )

@@ -227,11 +227,5 @@ capstone = Rubric(
     "capstone",
     mark,
     ASKS,
-    (
-        "begin with the checkpoint: if the file exists, load model, optimizer and step, all before DDP(model)",
-        "each step: set the rate, forward in autocast on rows rank::world_size, zero_grad, backward, clip_grad_norm_, "
-        "step; then all_reduce the loss and divide by world_size, and rank 0 prints and saves after every 10 steps",
-        "the evaluation: loss of the own rows times their number, and their number; all_reduce both, then divide",
-    ),
     verifies="on real ranks: undisturbed, after a failure, and on one rank less",
 )
