@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from nbddp.lessons.l04_collectives.figure_collectives import draw_before_after
 
 from nbddp.lessons.l04_collectives.collectives import (
     ALL_REDUCE,
@@ -13,7 +14,6 @@ from nbddp.lessons.l04_collectives.collectives import (
     collective,
 )
 from nbddp.lessons.l04_collectives.figure import COLOURS, draw_ring
-from nbddp.lessons.l04_collectives.figure_collectives import draw_before_after
 from nbddp.lessons.l04_collectives.simulation import ADDING, complete, simulate_ring
 from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check, explore

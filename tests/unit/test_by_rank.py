@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.capabilities.by_rank.differences import MOST as LISTED
 from nbddp.capabilities.by_rank.embedded import embedded, is_whole
-from nbddp.capabilities.by_rank.panes import BELOW_FIGURE, LEAST, LIVE_LINES
+from nbddp.capabilities.by_rank.panes import BELOW_FIGURE, LEAST, LISTED, LIVE_LINES
 from nbddp.capabilities.by_rank.tabs import LATER, MANY, page
 from nbddp.errors import Raised, RankStatus
 from nbddp.figures import terminal_colours

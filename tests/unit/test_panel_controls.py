@@ -13,11 +13,10 @@ import pytest
 from nbddp.capabilities.debugger.transcript import Talk
 from nbddp.capabilities.panel import meters, page
 from nbddp.capabilities.panel import state as panel_state
-from nbddp.capabilities.panel.controls import start_label, why_off
 from nbddp.capabilities.panel.curves import Curve, cut, top
 from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.rows import Rank, Use
-from nbddp.capabilities.panel.state import State
+from nbddp.capabilities.panel.state import State, start_label, why_off
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology

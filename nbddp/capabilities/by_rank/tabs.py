@@ -14,7 +14,6 @@ from itertools import groupby
 from pathlib import Path
 
 from nbddp.capabilities.by_rank import panes as model
-from nbddp.capabilities.by_rank.differences import differences
 from nbddp.capabilities.by_rank.embedded import embedded
 from nbddp.capabilities.by_rank.panes import Line, Pane, Rich
 from nbddp.figures import terminal_colours
@@ -86,7 +85,7 @@ def _differs(panes: Sequence[Pane], live: bool) -> str:
     """live: while the run goes on, of lines that are all there; a line that other ranks have yet to print differs."""
     if live and any(pane.is_cut() for pane in panes):
         return _fold("nbddp-differs", "differences", f"<p>{LATER}</p>")
-    found = differences(panes)
+    found = model.differences(panes)
     said = "".join(f'<div class="nbddp-name">{escape(name)}</div>{_lines(rows)}' for name, rows in found)
     alike = f"<p>Every line {'so far ' * live}is the same on all ranks.</p>"
     return _fold("nbddp-differs", "differences", said or alike)

@@ -18,12 +18,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbddp.capabilities.panel import controls, page
+from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel.output import ALL
 from nbddp.capabilities.panel.page import RankBlock
 from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.session import Session
-from nbddp.capabilities.panel.state import PAGES, State
+from nbddp.capabilities.panel.state import PAGES, State, start_label, why_off
 from nbddp.figures import terminal_colours
 from nbddp.figures.document.page import inline_rules
 from nbddp.figures.page_script import CONTROLS, on_page
@@ -151,12 +151,12 @@ class View:
 
     def _switch(self, state: State) -> None:
         """Name Start by what it will do, and show which buttons do nothing now."""
-        off = controls.why_off(state)
+        off = why_off(state)
         for label, button in self.buttons.items():
             why = off.get(label, "")
             (button.add_class if why else button.remove_class)("nbddp-off")
             _set(button, "tooltip", why or self._tooltips[label])
-        _set(self.start, "description", controls.start_label(state))
+        _set(self.start, "description", start_label(state))
         has = state.page in ("", self.tabs.value) and bool(state.notice or state.detail)
         _set(self.close_answer.layout, "display", "" if has else "none")
 
