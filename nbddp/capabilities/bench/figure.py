@@ -49,19 +49,16 @@ class Bench(DescribedFigure):
 
 
 @remade
-def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) -> Bench:
-    """Latency and bus bandwidth by size; with `axes`, a pair, they are drawn there. Raises ValueError without data."""
+def draw_bench(measured: Sequence[Measured]) -> Bench:
+    """Latency and bus bandwidth by size. Raises ValueError without data."""
     if not measured:
         raise ValueError("nothing was measured")
-    own_figure = None
     low, high = min(m.spread[0] for m in measured), max(m.spread[1] for m in measured)
-    document = bench_document(measured, round_numbers(low, high), [right_or_wrong(measured)]) if axes is None else None
+    document = bench_document(measured, round_numbers(low, high), [right_or_wrong(measured)])
     with rc_context(RC):
-        if axes is None:
-            figure = own_figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-            axes = figure.subplots(1, 2)
-            figure.suptitle(title(measured), x=0.01, ha="left", size=10, weight="bold")
-        left, right = axes
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        figure.suptitle(title(measured), x=0.01, ha="left", size=10, weight="bold")
         names = list(dict.fromkeys(m.collective for m in measured))
         for i, name in enumerate(names):
             own = [m for m in measured if m.collective == name]
@@ -74,10 +71,8 @@ def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) 
         _finish(right, "bus bandwidth, GB/s", measured)
         right.set_ylim(bottom=0)
         if len(names) > 1:
-            handles, labels = left.get_legend_handles_labels()
-            place = {"loc": "outside lower left", "ncols": NAMES_IN_A_LINE} if own_figure else {"loc": "upper left"}
-            (own_figure or left).legend(handles, labels, **place)
-        return Bench(left.figure, sentences(measured), table(measured), measured, document)
+            figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=NAMES_IN_A_LINE)
+        return Bench(figure, sentences(measured), table(measured), measured, document)
 
 
 def _curve(axes: Any, own: Sequence[Measured], number: int, values: Sequence[tuple[float, float, float]]) -> None:

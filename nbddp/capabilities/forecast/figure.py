@@ -38,19 +38,16 @@ COLUMNS = (
 
 
 @remade
-def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> DescribedFigure:
-    """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
+def draw_forecast(some: Forecast) -> DescribedFigure:
+    """The figure of a forecast: step time at the left, efficiency at the right."""
     said = [_recorded(some), knee(some), "The text below has the fit, the links and what is assumed."]
-    document = forecast_document(some, said) if axes is None else None
     with rc_context(RC):
-        if axes is None:
-            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-            axes = figure.subplots(1, 2, width_ratios=[1.15, 1])
-            figure.suptitle(f"{some.model}: {knee(some)}", x=0.012, ha="left", size=9.5)
-        left, right = axes
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
+        figure.suptitle(f"{some.model}: {knee(some)}", x=0.012, ha="left", size=9.5)
         _parts(left, some)
         _efficiency(right, some)
-    return DescribedFigure(left.figure, sentences(some), [table(some)], document=document)
+    return DescribedFigure(figure, sentences(some), [table(some)], document=forecast_document(some, said))
 
 
 def _parts(axes: Any, some: Forecast) -> None:

@@ -44,31 +44,25 @@ Part = tuple[str, list[int]]  # its name, its bytes on each rank
 
 
 @remade
-def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> DescribedFigure:
-    """The bars of at most 16 ranks, with the most and the least among them, in `axes` or in a figure of their own.
+def draw_memory(ranks: Sequence[RankMemory]) -> DescribedFigure:
+    """The bars of at most 16 ranks, with the most and the least among them.
 
     If the rest leaves no room for the parts (a small model in a process), parts and rest are drawn beside each other.
     Each then has a scale of its own.
     """
     drawn, parts = _shown(ranks)
-    document = memory_document(ranks) if axes is None else None
+    apart = _are_apart(drawn)
+    groups = [parts[:-1], parts[-1:]] if apart else [parts]
     with rc_context(RC):
-        if axes is not None:
-            _bars(axes, drawn, parts)
-            _legend(axes, ranks)
-        else:
-            apart = _are_apart(drawn)
-            groups = [parts[:-1], parts[-1:]] if apart else [parts]
-            several = _axes(ranks, 0.55 if len(drawn) <= 4 else 0.36, [0.6, 0.4] if apart else [1.0])
-            for axes, some in zip(several, groups, strict=True):
-                _bars(axes, drawn, some)
-            _legend(several[0], ranks)
-            if apart:
-                several[0].set_xlabel(f"{several[0].get_xlabel()}, kept between steps")
-                several[1].set_xlabel(f"{several[1].get_xlabel()}, on top at the peak")
-                several[1].set_yticks([])
-            axes = several[0]
-    return DescribedFigure(axes.figure, sentences(ranks), [table(ranks)], document=document)
+        several = _axes(ranks, 0.55 if len(drawn) <= 4 else 0.36, [0.6, 0.4] if apart else [1.0])
+        for axes, some in zip(several, groups, strict=True):
+            _bars(axes, drawn, some)
+        _legend(several[0], ranks)
+        if apart:
+            several[0].set_xlabel(f"{several[0].get_xlabel()}, kept between steps")
+            several[1].set_xlabel(f"{several[1].get_xlabel()}, on top at the peak")
+            several[1].set_yticks([])
+    return DescribedFigure(several[0].figure, sentences(ranks), [table(ranks)], document=memory_document(ranks))
 
 
 def _shown(ranks: Sequence[RankMemory]) -> tuple[list[RankMemory], list[Part]]:

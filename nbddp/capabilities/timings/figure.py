@@ -31,15 +31,10 @@ MOST_COLUMNS = 200  # of the curves that say what they are
 
 
 @remade
-def draw_step(view: StepView, axes: Any = None, others: str = "") -> DescribedFigure:
-    """The figure of a step and of the curves; with `axes` only the step's timeline is drawn, into them. others: the
-    steps that a page may draw in its place (`other_steps`)."""
-    named, said, buckets = heading(view), sentences(view), table(view)
-    text = [named, *said]
+def draw_step(view: StepView, others: str = "") -> DescribedFigure:
+    """The figure of a step and of the curves. others: the steps that a page may draw in its place (`other_steps`)."""
+    named, said = heading(view), sentences(view)
     with rc_context(RC):
-        if axes is not None:
-            _timeline(axes, view)
-            return DescribedFigure(axes.figure, text, [buckets])
         extra = 1.6 if len(view.curves) >= CURVES_FROM else 0.0
         height = _height(view)
         figure = Figure(figsize=(WIDTH, 1.2 + height + extra), layout="constrained")
@@ -49,13 +44,13 @@ def draw_step(view: StepView, axes: Any = None, others: str = "") -> DescribedFi
         top.set_title("\n".join(textwrap.wrap(f"{named}: {said[0]}", LETTERS)), loc="left", size=9, pad=22)
         if extra:
             areas += _curves(figure.add_subplot(grid[1]), view.curves, view.number)
-    return DescribedFigure(figure, text, [buckets], areas, step_document(view, others))
+    return DescribedFigure(figure, [named, *said], [table(view)], areas, step_document(view, others))
 
 
-def draw_timings(recording: Recording, number: int, axes: Any = None) -> DescribedFigure:
+def draw_timings(recording: Recording, number: int) -> DescribedFigure:
     """`draw_step` of a recording's step. Raises KeyError if a rank does not have it."""
     view = analysed(recording, number)
-    return draw_step(view, axes=axes, others=other_steps(recording, view) if axes is None else "")
+    return draw_step(view, other_steps(recording, view))
 
 
 def _height(view: StepView) -> float:

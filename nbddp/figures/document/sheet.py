@@ -234,8 +234,8 @@ SERIES = tuple(Colour(fill, lit) for fill, lit in zip(FILLS, LIT, strict=True))
 AREAS = tuple(Colour(tint, shade) for tint, shade in zip(TINTS, SHADE, strict=True))
 
 
-def _strong(light: str, hatched: bool = False) -> Fill:
-    return Fill(Colour(light, LIT[FILLS.index(light)]), STRONG, hatched=hatched)
+def _strong(light: str) -> Fill:
+    return Fill(Colour(light, LIT[FILLS.index(light)]), STRONG)
 
 
 def dashes(number: int) -> int:

@@ -108,10 +108,8 @@ def _always(value: Any) -> Callable[[Any], Kernel]:
     return lambda op: lambda *args, **kwargs: value
 
 
-def _instead(
-    name: str, overload: str = "default", kernel: Callable[[Any], Kernel] = general
-) -> Callable[[Any], Kernel]:
-    return lambda op: kernel(getattr(getattr(aten, name), overload))
+def _instead(name: str, kernel: Callable[[Any], Kernel] = general) -> Callable[[Any], Kernel]:
+    return lambda op: kernel(getattr(aten, name).default)
 
 
 EXCEPTIONS: Mapping[str, Exception_] = {
