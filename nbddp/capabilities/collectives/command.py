@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nbddp.analysis.activity import Activity, CollectivePart
 from nbddp.analysis.answers import ClockOffset, IdleRanks, clocks, unpacked
@@ -29,6 +29,9 @@ from nbddp.capabilities.collectives.instances import (
 from nbddp.capabilities.collectives.program import Breakdown
 from nbddp.errors import BadInput
 from nbddp.launch.topology import rank_words
+
+if TYPE_CHECKING:
+    from nbddp.capabilities.collectives.on_rank import RecordedProgram
 
 UNSEEN = (
     "under TORCH_DISTRIBUTED_DEBUG=DETAIL torch does not record the groups of collectives that C++ calls (of FSDP, "
@@ -79,7 +82,7 @@ class RankCell:
     gpu: bool = False
 
 
-def cell_from(data: Mapping[str, Any], clock: ClockOffset) -> RankCell:
+def cell_from(data: RecordedProgram, clock: ClockOffset) -> RankCell:
     """A cell from the plain data that a worker sends, on the common clock."""
     ahead = clock.offset
     calls = sorted(data["calls"], key=lambda c: c["arrived"])

@@ -10,8 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
+from nbddp.analysis.steps import Place
 from nbddp.capabilities.timings.on_rank import Recorder, RunRecord
 from nbddp.compat.clock import clock
 from nbddp.deadlock.on_rank import flight, position
@@ -20,14 +21,41 @@ from nbddp.deadlock.on_rank.torch_debug_detail import GATHERS
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
 
-Calls = dict[tuple[str, int], dict[str, Any]]
+
+class RecordedCall(TypedDict):
+    """A collective of this rank. ended: None where only the time of the call is known."""
+
+    key: str
+    sequence: int
+    op: str
+    ranks: list[int]
+    arrived: int
+    ended: int | None
+    place: Place | None
+
+
+class RecordedProgram(TypedDict, total=False):
+    """A run, its collectives and where its time went. unseen: there were others that C++ called in groups of which
+    torch does not say the name; run: None if there were no others, and then nothing else is said."""
+
+    run: int | None
+    unseen: bool
+    cell: int | None
+    begin: int
+    end: int
+    ran: int
+    calls: list[RecordedCall]
+    blocked: list[list[int]]
+    own: list[list[Any]]
+    gpu: bool
+
+
+Calls = dict[tuple[str, int], RecordedCall]
 CHECKED = 1 + GATHERS  # entries of a recorder for a collective under debug level DETAIL
 
 
-def collect(recorder: Recorder) -> dict[str, Any] | None:
-    """The run, its collectives and where its time went, as plain data; None if no run has called a collective.
-    `unseen`: there were others that C++ called in groups of which torch does not say the name; `run` is None if there
-    were no others."""
+def collect(recorder: Recorder) -> RecordedProgram | None:
+    """The last run that has called a collective; None if none has."""
     dumped = flight.dumps(active=False)
     by_run, nameless = _by_run(recorder, dumped), _nameless(list(recorder.runs), dumped)
     if not by_run:
@@ -92,7 +120,8 @@ def _by_run(recorder: Recorder, dumped: Sequence[flight.RecorderDump]) -> dict[R
 
 def _add(own: Calls, key: str, sequence: int, op: str, ranks: list[int], at: int) -> None:
     known = own.setdefault(
-        (key, sequence), {"key": key, "sequence": sequence, "op": op, "ranks": ranks, "arrived": at, "ended": None}
+        (key, sequence),
+        {"key": key, "sequence": sequence, "op": op, "ranks": ranks, "arrived": at, "ended": None, "place": None},
     )
     known["arrived"] = min(known["arrived"], at)
 

@@ -83,7 +83,7 @@ def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
 # -- what libraries keep of a group -------------------------------------------------------------
 
 
-def _empty(names: dict[str, Any], things: Sequence[str], group: type) -> None:
+def _empty(names: dict[str, object], things: Sequence[str], group: type) -> None:
     for name, value in names.items():
         if name in things or isinstance(value, group):
             names[name] = None

@@ -57,13 +57,13 @@ class Failure:
         first, *more = (raised or ended).split("\n", 1)
         return f"{first} …" if more else first
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         found = {**asdict(self), "signal": self.signal_name}
         del found["at_ns"]
         return found
 
 
-class Failures(dict[int, dict[str, Any]]):
+class Failures(dict[int, dict[str, object]]):
     """What `%ddp errors` gives: rank → its failure as a dict. A cell that ends with it shows a table. name: of what
     ran."""
 

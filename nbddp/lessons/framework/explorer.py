@@ -110,7 +110,7 @@ class Explorer:
         simulate: Callable[..., Any],
         draw: Callable[[Any], DescribedFigure],
         *controls: Slider | Choice,
-        begins: Mapping[str, Any] | None = None,
+        begins: Mapping[str, object] | None = None,
     ):
         self.__doc__ = about
         self.simulate, self.draw, self.controls = simulate, draw, controls
