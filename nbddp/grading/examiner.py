@@ -179,7 +179,7 @@ def main(request: Json) -> int:
     """Examine until nobody asks any more. request: `channel`; `nproc`; `deadline`, seconds; `guard`."""
     children.adopt_orphans()
     channel = socket.socket(fileno=request["channel"])
-    guard = from_json(sandbox_agent.Guard, request["guard"])
+    guard = from_json(sandbox_agent.Sandbox, request["guard"])
     home, _, connection = sandbox_agent.launch(os.environ, guard, close=[channel.fileno()])
     refuse_pickles()
     rlimits.bound_self(OWN_MEMORY)

@@ -29,7 +29,7 @@ from nbddp.figures.table import Table
 from nbddp.grading import examiner, gradebook
 from nbddp.grading.definitions import missing
 from nbddp.grading.examiner import exercises
-from nbddp.grading.sandbox.agent import Guard
+from nbddp.grading.sandbox.agent import Sandbox
 from nbddp.grading.sandbox.client import ForkedProcess, Gone, Server, bounds
 from nbddp.grading.sandbox.rlimits import bounded
 from nbddp.grading.submissions import Cell
@@ -194,7 +194,7 @@ class Grader:
 
     def _examiner(self) -> ForkedProcess:
         limits = bounds(self.memory, int(60 * self.minutes))
-        guard = Guard(limits, self.nproc + PROCESSES, (self.nproc + 1) * self.memory)
+        guard = Sandbox(limits, self.nproc + PROCESSES, (self.nproc + 1) * self.memory)
         request = {"nproc": self.nproc, "deadline": self.deadline, "guard": to_json(guard)}
         process = self.server.start("nbddp.grading.examiner:main", request)
         try:

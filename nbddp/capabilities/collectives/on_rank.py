@@ -22,7 +22,7 @@ from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
 
 
-class RecordedCall(TypedDict):
+class ProgramCall(TypedDict):
     """A collective of this rank. ended: None where only the time of the call is known."""
 
     key: str
@@ -44,13 +44,13 @@ class RecordedProgram(TypedDict, total=False):
     begin: int
     end: int
     ran: int
-    calls: list[RecordedCall]
+    calls: list[ProgramCall]
     blocked: list[list[int]]
     own: list[list[Any]]
     gpu: bool
 
 
-Calls = dict[tuple[str, int], RecordedCall]
+Calls = dict[tuple[str, int], ProgramCall]
 CHECKED = 1 + GATHERS  # entries of a recorder for a collective under debug level DETAIL
 
 

@@ -106,7 +106,7 @@ def _serve(original: Callable[..., None], store: Any, listening: socket.socket, 
         raise
 
 
-class Guard:
+class PrivateGuard:
     def begin(self, here: Rendezvous) -> None:
         listen(here.listen, (here.master, here.store))
 
@@ -125,7 +125,7 @@ class Guard:
 
 
 def guard() -> RankGuard:
-    return Guard()
+    return PrivateGuard()
 
 
 # -- who is at the other end ------------------------------------------------------------------------

@@ -30,7 +30,7 @@ EVERY = 0.1  # seconds between two counts
 
 
 @dataclass(frozen=True)
-class Guard:
+class Sandbox:
     """What workers may use: each (`limits`), and all together with what they start."""
 
     limits: dict[str, int]
@@ -39,11 +39,11 @@ class Guard:
 
 
 class GuardedAgent(server.NodeAgent):
-    """An agent under a `Guard`."""
+    """An agent under a `Sandbox`."""
 
     patience = 0.0
 
-    def __init__(self, folder: Path, channel: int, guard: Guard):
+    def __init__(self, folder: Path, channel: int, guard: Sandbox):
         super().__init__(folder, channel, channel)
         self.guard = guard
         self.overrun: dict[int, str] = {}  # workers that were ended for it → why
@@ -113,7 +113,7 @@ class GuardedAgent(server.NodeAgent):
         super()._end()
 
 
-def launch(env: Mapping[str, str], guard: Guard, close: Collection[int] = ()) -> tuple[Path, int, socket.socket]:
+def launch(env: Mapping[str, str], guard: Sandbox, close: Collection[int] = ()) -> tuple[Path, int, socket.socket]:
     """Start a guarded agent, forked from this process if that may be forked; its folder, its pid, and the connection to
     it.
 
@@ -151,7 +151,7 @@ def _serve(home: Path, channel: int, guard: Json) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(channel, False)
     rlimits.hide()
-    GuardedAgent(home, channel, from_json(Guard, guard)).serve()
+    GuardedAgent(home, channel, from_json(Sandbox, guard)).serve()
 
 
 if __name__ == "__main__":
