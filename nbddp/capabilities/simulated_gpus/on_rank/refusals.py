@@ -18,57 +18,36 @@ NVML: Mapping[str, str] = {  # of torch.cuda → what it would measure
     "power_draw": "power draw",
     "clock_rate": "clock",
 }
-OF_DRIVER: Mapping[str, str] = {  # of torch._C → why there is none
-    "_cuda_jiterator_compile_and_launch_kernel": "jiterator compiles CUDA C++, which only a GPU runs",
-    "_cuda_jiterator_compile_and_launch_kernel_multi_outputs": "jiterator compiles CUDA C++, which only a GPU runs",
-    "_cuda_customAllocator": "a CUDA allocator of one's own calls the driver, and there is none",
-    "_cuda_changeCurrentAllocator": "a CUDA allocator of one's own calls the driver, and there is none",
-    "_cuda_getStreamFromExternal": "a stream of another library is the driver's, and there is none",
-    "_cuda_cudaCachingAllocator_raw_alloc": "memory by its address is a GPU's, and there is none",
-    "_cuda_cudaCachingAllocator_raw_delete": "memory by its address is a GPU's, and there is none",
-    "_cuda_cudaHostAllocator": "memory by its address is a GPU's, and there is none",
-    "_cuda_getAllocator": "memory by its address is a GPU's, and there is none",
-    "_cuda_allocationTraceback": "memory by its address is a GPU's, and there is none",
-    "_cuda_getCurrentSolverHandle": "a handle of cuSOLVER is the driver's, and there is none",
-    "_cuda_checkPoolLiveAllocations": "the backend cudagraphs looks into the driver's memory; torch.cuda.graph works",
-    **dict.fromkeys(
-        (
-            "_cuda_getCheckpointState",
-            "_cuda_setCheckpointPoolState",
-            "_cuda_beginAllocateCurrentStreamToPool",
-            "_construct_CUDA_Tensor_From_Storage_And_Metadata",
-        ),
-        "the backend cudagraphs looks into the driver's memory; torch.cuda.graph works",
+WHY_NONE = {  # why torch._C has none → the names
+    "jiterator compiles CUDA C++, which only a GPU runs": (
+        "_cuda_jiterator_compile_and_launch_kernel _cuda_jiterator_compile_and_launch_kernel_multi_outputs"
     ),
-    **dict.fromkeys(
-        [
-            f"_cuda_tunableop_{name}"
-            for name in (
-                "enable",
-                "tuning_enable",
-                "set_max_tuning_duration",
-                "set_max_tuning_iterations",
-                "set_filename",
-                "read_file",
-                "get_results",
-                "get_validators",
-                "set_rotating_buffer_size",
-                "set_numerical_check_tolerances",
-                "get_filename",
-                "get_max_tuning_duration",
-                "get_max_tuning_iterations",
-                "get_rotating_buffer_size",
-            )
-        ],
-        "TunableOp tries kernels of cuBLAS, and there is none",
+    "a CUDA allocator of one's own calls the driver, and there is none": (
+        "_cuda_customAllocator _cuda_changeCurrentAllocator"
     ),
-    **dict.fromkeys(
-        ("_nccl_all_gather", "_nccl_reduce_scatter"),
-        "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
+    "a stream of another library is the driver's, and there is none": "_cuda_getStreamFromExternal",
+    "memory by its address is a GPU's, and there is none": (
+        "_cuda_cudaCachingAllocator_raw_alloc _cuda_cudaCachingAllocator_raw_delete _cuda_cudaHostAllocator "
+        "_cuda_getAllocator _cuda_allocationTraceback"
     ),
-    "_nccl_unique_id": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
-    "_nccl_init_rank": "NCCL in one process is simulated for DataParallel alone; use torch.distributed",
+    "a handle of cuSOLVER is the driver's, and there is none": "_cuda_getCurrentSolverHandle",
+    "the backend cudagraphs looks into the driver's memory; torch.cuda.graph works": (
+        "_cuda_checkPoolLiveAllocations _cuda_getCheckpointState _cuda_setCheckpointPoolState "
+        "_cuda_beginAllocateCurrentStreamToPool _construct_CUDA_Tensor_From_Storage_And_Metadata"
+    ),
+    "TunableOp tries kernels of cuBLAS, and there is none": (
+        "_cuda_tunableop_enable _cuda_tunableop_tuning_enable _cuda_tunableop_set_max_tuning_duration "
+        "_cuda_tunableop_set_max_tuning_iterations _cuda_tunableop_set_filename _cuda_tunableop_read_file "
+        "_cuda_tunableop_get_results _cuda_tunableop_get_validators _cuda_tunableop_set_rotating_buffer_size "
+        "_cuda_tunableop_set_numerical_check_tolerances _cuda_tunableop_get_filename "
+        "_cuda_tunableop_get_max_tuning_duration _cuda_tunableop_get_max_tuning_iterations "
+        "_cuda_tunableop_get_rotating_buffer_size"
+    ),
+    "NCCL in one process is simulated for DataParallel alone; use torch.distributed": (
+        "_nccl_all_gather _nccl_reduce_scatter _nccl_unique_id _nccl_init_rank"
+    ),
 }
+OF_DRIVER = {name: why for why, names in WHY_NONE.items() for name in names.split()}
 RECORDER = "simulated GPUs have no NCCL whose operations the flight recorder would hold; %ddp collectives shows them"
 OF_C10D = ("_dump_nccl_trace", "_dump_nccl_trace_json", "_reset_fr_recording_nccl")  # of torch._C._distributed_c10d
 POOLS = "a pool of its own of the allocator is not simulated; all tensors come from the one that torch begins with"
