@@ -24,6 +24,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -213,6 +214,24 @@ class Frame:
     values: tuple[tuple[str, str], ...] = ()
     left_out: int = 0
     of: tuple[str, ...] = ()
+
+
+CELL = re.compile(r"^Cell In\[|ipykernel_\d+/\d+\.py$")  # of code on a rank, and sent from the notebook
+
+
+def place(file: str, line: int, name: str) -> str:
+    """`cell line 9`, `cell line 9, in train` or `model.py line 9, in forward`.
+
+    Neither a cell's number nor a folder: a saved notebook's messages are compared, and both
+    change from run to run. The traceback has them.
+    """
+    where = "cell" if CELL.search(file.replace("\\", "/")) else file.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{where} line {line}{inside(name)}"
+
+
+def inside(name: str) -> str:
+    """`, in train`; empty for a program's own level, which IPython 7 and 8 call `<cell line: 3>`."""
+    return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
 
 
 @dataclass(frozen=True)

@@ -331,7 +331,7 @@ ROWS = (
         ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
         public={"timings": "nbddp.capabilities.timings.public:timings"},
-        rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
+        rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part", sleeps=True),),
         probes={"DDP's reducer": "nbddp.capabilities.timings.probes:ddps_reducer"},
         requests={
             "timings": "nbddp.capabilities.timings.on_rank:timings",
@@ -773,7 +773,7 @@ ROWS = (
                 name="sanitizer", target="nbddp.capabilities.sanitizer.on_rank:part", when="option:sanitize",
                 hears="sanitize",
             ),
-            RankPart(name="hints", target="nbddp.capabilities.sanitizer.on_rank_hints:part"),
+            RankPart(name="hints", target="nbddp.capabilities.sanitizer.on_rank_hints:part", sleeps=True),
         ),
         requests={"sanitized": "nbddp.capabilities.sanitizer.on_rank:sanitized"},
     ),

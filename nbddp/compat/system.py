@@ -12,10 +12,14 @@ import functools
 import os
 import socket
 import sys
-from typing import Any, ClassVar
+from contextlib import suppress
+from typing import Any, ClassVar, NoReturn
+
+from nbddp.errors import BadInput
 
 FORK = "_Fork"  # glibc's, from 2.34 on
 LOOPBACK = "127.0.0.1"
+DELETED = " (deleted)"  # says Linux of a folder that is gone
 NAMES = {"darwin": "macOS", "win32": "Windows"}
 WITHOUT_PROC = (
     "a rank that is blocked in a collective cannot be unblocked; nbddp replaces it, and its variables are lost; each "
@@ -117,3 +121,26 @@ def has_loopback() -> bool:
         except OSError as e:
             return e.errno not in (errno.EADDRNOTAVAIL, errno.ENETUNREACH)
     return True
+
+
+# -- this process's working folder, which somebody may have removed: then the system has no path for it ------
+
+
+def working_dir() -> str:
+    """Its path; empty if it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def existing_working_dir() -> str:
+    """Its path. Raises BadInput, which names it, if it is gone: no process can start there."""
+    return working_dir() or _refuse_gone()
+
+
+def _refuse_gone() -> NoReturn:
+    was = os.environ.get("PWD", "")
+    with suppress(OSError):
+        was = os.readlink("/proc/self/cwd").removesuffix(DELETED)
+    raise BadInput(f"the working directory {was or 'of this process'} no longer exists; %cd FOLDER changes to another")

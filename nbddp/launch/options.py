@@ -20,7 +20,7 @@ from nbddp.errors import BadInput
 from nbddp.launch import answers
 from nbddp.launch.units import lasting
 from nbddp.protocol.capability import Option, Target, load, option_fields, rows
-from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Options, Request
+from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Options
 from nbddp.protocol.run_spec import CELL
 
 if TYPE_CHECKING:
@@ -152,9 +152,10 @@ class LaunchSpec(PoolFields, Options):
         """Whether it has a value for this option."""
         return getattr(self, option.name) not in ("", option.default)
 
-    def said(self) -> list[Option]:
+    @functools.cached_property
+    def said(self) -> tuple[Option, ...]:
         """The options for which it has a value."""
-        return [option for option in fields_of("pool", "run") if self.says(option)]
+        return tuple(option for option in fields_of("pool", "run") if self.says(option))
 
     @property
     def on_hosts(self) -> bool:
@@ -177,13 +178,6 @@ class LaunchSpec(PoolFields, Options):
     def asks_for_run(self) -> bool:
         """True if the line says anything about the run."""
         return self._of_run() != LaunchSpec()._of_run()
-
-    def request(self, code: str, number: int) -> Request:
-        """The run that this line and the code below it ask for, as In[number]."""
-        return Request(
-            op=CELL if self.program is None else self.program.op, code=code, cell=number, argv0=f"Cell In[{number}]",
-            want_value=bool(self.output), **self.options(),
-        )  # fmt: skip
 
 
 def nearest(typed: str, known: Iterable[str]) -> str:

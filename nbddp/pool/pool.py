@@ -7,7 +7,9 @@ asks for (start, grow, shrink, replace, nothing), and tells each change in one l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.agent.client import AgentClient
@@ -27,7 +29,7 @@ from nbddp.pool.state import PoolState
 from nbddp.pool.worker_group import WorkerGroup, check_ranks
 from nbddp.protocol import pickling
 from nbddp.protocol.capability import Target, given, load, pool_methods, with_options
-from nbddp.protocol.pool_parts import PoolParts, call_all
+from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
 from nbddp.protocol.run_spec import ARGV0, Question
 
@@ -159,14 +161,19 @@ class WorkerPool(PoolMethods):
         return self.ensure(self.spec if not self.running else LaunchSpec())
 
     def ask_ahead(self) -> None:
-        """Check the pool's connection in advance, before the next cell."""
-        self.life.ask_ahead()
+        """Have the connection asked already whether it works."""
+        if self.group.running:
+            self.group.wire.connection.ask()
 
     def ensure(self, spec: LaunchSpec, progress: Callable[[str], None] = lambda text: None) -> list[str]:
         """Make the running workers match `spec`. Returns a sentence for each change that a user should know of.
 
         Raises BadInput, with nothing changed, if `spec` cannot be met.
         """
+        self.ask_ahead()
+        with suppress(FileNotFoundError):  # where the folder is gone
+            if self.life.met == (spec, os.getcwd()) and self.group.whole:  # nothing has happened since it was met
+                return lines(self.parts.notes) if self.parts.notes else []
         old = self.topology
         notes = self.life.ensure(spec, progress)
         if old is not None and old is not self.topology and old.on_gpus != self.placed().on_gpus:
@@ -301,14 +308,20 @@ class WorkerPool(PoolMethods):
         return values.pulled(wanted, self.answers("pull", chosen, names=wanted))
 
     def answers(
-        self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
+        self,
+        op: str,
+        ranks: Sequence[int] | None = None,
+        buffers: Sequence[bytes] = (),
+        *,
+        meets: bool = True,
+        **fields: Any,
     ) -> dict[int, list[Any]]:
         """Have ranks (all, if None) carry out `op` in a run that shows nothing. Returns rank → buffers of its answer.
 
-        Raises as `run_cell` does.
+        meets: whether they may meet at the pool's store. Raises as `run_cell` does.
         """
         self.group.need_running()
-        run = self.runs.run(Request(op, fields, buffers, ranks=ranks), NullScreen())
+        run = self.runs.run(Request(op, fields, buffers, ranks=ranks, meets=meets), NullScreen())
         return {r: e.buffers for r, e in sorted(run.ended.items())}
 
     def newest(self) -> tuple[int, int] | None:
@@ -331,8 +344,10 @@ class WorkerPool(PoolMethods):
         return self.group.wire.ask(rank, question, timeout)
 
     def snapshot(self) -> PoolSnapshot:
-        """The pool's present state, to report later what has changed."""
-        return self.life.snapshot()
+        """What there is now, to say later what has changed."""
+        group = self.group
+        living = {r: w.pid for r, w in group.workers.items() if w.lives}
+        return PoolSnapshot(group.running, living, group.world_size, group.broken)
 
     def marks(self, name: str) -> tuple[bool, tuple[str, ...]]:
         """Whether GPUs are simulated, and what is said under what the command `name` shows."""

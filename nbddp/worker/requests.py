@@ -103,12 +103,10 @@ Sent = tuple[Outcome, "list[bytes] | None", JupyterMessage]  # an outcome, its b
 
 
 class QuestionsKernel(RankWorker, Protocol):
-    """What these need of the IPython kernel besides. `spec` began at `began_ns`; known: what the flight recorders held
-    when the rank was last asked; told: run → its outcome, of the last run and what that left to do, without buffers
-    that are too large to be kept."""
+    """What these need of the IPython kernel besides. known: what the flight recorders held when it was asked last.
+    told: run → its outcome, of the last run and what that left to do, without buffers that are too large to keep."""
 
     interrupts: WorkerInterrupts
-    began_ns: int
     begun: int
     known: position.KnownEntries | None
     told: dict[int, Sent]
@@ -139,7 +137,7 @@ def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) 
     shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, history)
     at_work = worker.spec is not None
     if at_work:
-        found = position.position(shown, groups, worker.began_ns, recorded.open, worker.parts.of("claim"))
+        found = position.position(shown, groups, worker.began[0], recorded.open, worker.parts.of("claim"))
     else:
         found = position.idle(shown, groups, recorded.open, begun=_has_begun(worker, run))
     taken, over = (worker.interrupts.taken, not worker.interrupts.is_on) if at_work else (False, False)

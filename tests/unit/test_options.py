@@ -159,7 +159,7 @@ assert typed("colour", "red") == ["--colour", "red"]
 
 loud = parse_cell("--loud")
 assert (loud.loud, loud.asks_for_pool(), loud.asks_for_run()) == (True, False, True)
-assert loud.request("pass", 3).loud and not Request().loud
+assert loud.as_request("pass", 3).loud and not Request().loud
 assert "let the cell sing at 100%" in help_of(parse_cell, "--help")
 assert "let the script sing at 100%" in help_of(parse_command, "run --help")
 assert parse_command("run --loud s.py").launch.loud
@@ -281,7 +281,7 @@ def test_help_of_a_script_has_its_own_words() -> None:
 
 
 def test_what_a_line_shows_has_a_command_for_the_cell_before() -> None:
-    later = [[option.later for option in parse_cell(line).said() if option.later] for line in ("--timings", "--memory")]
+    later = [[option.later for option in parse_cell(line).said if option.later] for line in ("--timings", "--memory")]
     assert later == [["%ddp timings"], ["%ddp memory --timeline"]]
     for name in (text.split()[1] for (text,) in later):
         assert name in {command.name for row in capabilities.ROWS for command in row.commands}

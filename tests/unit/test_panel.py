@@ -56,7 +56,7 @@ def test_a_plan_is_a_line_to_copy(plan: PanelPlan, machine: list[Node], cell: st
     assert found.topology is not None
     spec = options.parse_cell(found.cell.removeprefix("%%ddp"))
     assert spec.nproc == plan.nproc
-    assert spec.request("", 1).max_restarts == plan.max_restarts
+    assert spec.as_request("", 1).max_restarts == plan.max_restarts
 
 
 @pytest.mark.parametrize(

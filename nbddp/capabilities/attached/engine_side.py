@@ -31,7 +31,7 @@ from nbddp.agent.versions import versions
 from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.compat import system
 from nbddp.compat.clock import clock
-from nbddp.compat.working_dir import known
+from nbddp.compat.system import working_dir
 from nbddp.launch import torchrun_env
 from nbddp.protocol.codec import Json, LineBuffer, Message, encode
 from nbddp.worker import rank_guard
@@ -178,7 +178,7 @@ def take(asked: TakeRequest) -> tuple[str, str]:
     env = asked["env"]
     shell, torch = _shell(), sys.modules.get("torch")
     held = EngineHold(
-        asked["owner"], {name: os.environ.get(name) for name in (*env, *OF_RUN)}, known(), list(sys.argv),
+        asked["owner"], {name: os.environ.get(name) for name in (*env, *OF_RUN)}, working_dir(), list(sys.argv),
         {name: shell.user_ns.get(name) for name in ("exit", "quit")}, tempfile.mkdtemp(prefix="nbddp-"),
         torch.get_num_threads() if torch is not None else 0,
     )  # fmt: skip
@@ -194,7 +194,7 @@ def take(asked: TakeRequest) -> tuple[str, str]:
         raise
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
     _held = held
-    return known(), held.bulk
+    return working_dir(), held.bulk
 
 
 def _is_worker() -> bool:

@@ -215,7 +215,7 @@ def _shape_of(specs: Sequence[LaunchSpec], pool: Shape | None) -> Shape:
 def _said(specs: Sequence[LaunchSpec]) -> tuple[str, ...]:
     """What is said of options that hold: `--simulate-gpus 0` has been said, and does not."""
     held = (spec_merge.merged(spec, None) for spec in specs)
-    return tuple(dict.fromkeys(option.exported for spec in held for option in spec.said() if option.exported))
+    return tuple(dict.fromkeys(option.exported for spec in held for option in spec.said if option.exported))
 
 
 def _job(args: ExportArguments, to: str, shape: Shape, script: Path, argv: Sequence[str]) -> list[str]:

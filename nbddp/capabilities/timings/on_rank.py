@@ -109,6 +109,9 @@ class Recorder:
     a step."""
 
     def __init__(self) -> None:
+        self.sleeps = True
+        self.hears: Callable[[], None] = lambda: None  # has it hear of runs
+        self.began: Callable[[], tuple[int, int, int]] = lambda: (clock.time_ns(), *_clocks())  # when the run did
         self.spent: deque[CallSpan] = deque(maxlen=SPENT)
         self.places = CallPlaces()
         self.runs: deque[RunRecord] = deque(maxlen=call_log.EPOCHS)
@@ -132,6 +135,14 @@ class Recorder:
         self._loads: deque[tuple[int, int]] = deque(maxlen=LOADS)  # since the last step began
         self.own: deque[tuple[str, int, int]] = deque(maxlen=RING)  # `loader` or `optimizer`, begin, end, always
 
+    def wake(self) -> None:
+        """Hear of runs from the one that goes on: it trains, loads data, has a process group, or is traced."""
+        self.hears()
+        self.sleeps = False
+
+    def group_begins(self) -> None:
+        self.wake()
+
     def begin(self, spec: RunSpec) -> None:
         self.run, self.on, self.cell = spec.run, spec.options.get("timings", True), spec.cell
         self._names = self.cells()
@@ -142,10 +153,13 @@ class Recorder:
         """Remember what is spent in this run, if it is one of a cell or a called function."""
         if spec.op in (CELL, CALL) and not self.keeps:
             self.keeps = True
-            self.runs.append(RunRecord(spec.run, spec.cell, clock.time_ns(), _clocks()))
+            began = self.began()
+            self.runs.append(RunRecord(spec.run, spec.cell, began[0], began[1:]))
 
     def _spend(self, waits: bool, began: tuple[int, int], note: CallRecord | None) -> None:
         """Remember a call or a wait that began then and ends now."""
+        if self.sleeps:
+            self.wake()
         if self.keeps:
             ended = _clocks()
             thread = threading.get_native_id()
@@ -265,6 +279,8 @@ class Recorder:
         def __init__(
             reducer: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any
         ) -> None:
+            if self.sleeps:
+                self.wake()
             recording = group_class(group, self._clock) if self.on else None
             if recording is not None:
                 try:
@@ -280,6 +296,8 @@ class Recorder:
 
     def _next_batch(self, original: Any) -> Any:
         def __next__(iterator: Any) -> Any:
+            if self.sleeps:
+                self.wake()
             begin = now()
             try:
                 return original(iterator)
@@ -422,10 +440,9 @@ class Recorder:
         def steps(optimizer: Any, *_: Any) -> None:
             if is_compiling():  # a compiled step is not noted, but the same graph
                 return
+            if self.sleeps or self.heard is not None:
+                self._optimizer_steps(which == 0)
             self.trained = (self.run, self.cell)
-            if self.heard is not None:
-                last = self.steps[-1] if self.steps and self.steps[-1].run == self.run else None
-                self.heard("optimizer", which == 0, *((0, 0) if last is None else (last.number, id(last.model))))
             if not self.on:
                 return
             if which == 0:
@@ -445,6 +462,13 @@ class Recorder:
                     step.stepped = step.stepped or self._now(step)
 
         return steps
+
+    def _optimizer_steps(self, begins: bool) -> None:
+        if self.sleeps:
+            self.wake()
+        if self.heard is not None:
+            last = self.steps[-1] if self.steps and self.steps[-1].run == self.run else None
+            self.heard("optimizer", begins, *((0, 0) if last is None else (last.number, id(last.model))))
 
 
 class _Backward:
@@ -626,7 +650,8 @@ def _values(found: Any) -> Iterator[Any]:
 def part(worker: RankWorker) -> Recorder:
     """The worker's own."""
     recorder = Recorder()
-    recorder.cells = lambda: worker.files.shown
+    recorder.cells, recorder.began = lambda: worker.files.shown, lambda: worker.began
+    recorder.hears = lambda: worker.parts.wake("timings")
     recorder.install()
     return recorder
 

@@ -74,6 +74,7 @@ class Tracer:
             self._ours = False
 
     def begin(self, spec: RunSpec) -> None:
+        self._recorder.wake()
         self._recorder.keep(spec)
         self.start()
 
