@@ -28,12 +28,11 @@ from traitlets import Bool, TraitError, Unicode, observe, validate
 from nbddp.agent import stop
 from nbddp.agent.client import AgentClient, Offer
 from nbddp.compat import system
-from nbddp.errors import CommandStopped, RankStatus, RunFailed, RunStopped
+from nbddp.errors import CommandStopped, RunFailed, RunStopped
 from nbddp.execution import cell_text
 from nbddp.execution.values import RankValues
 from nbddp.launch import options
 from nbddp.launch.options import LaunchSpec
-from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasting
 from nbddp.notebook import commands
 from nbddp.notebook.history import CellHistory, Ran
@@ -101,19 +100,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @contextmanager
     def _stoppable(self, command: str) -> Iterator[None]:
         """Stop ends a command with one line, which says what the pool is like."""
-        before, run = self.pool.snapshot(), None
+        before = self.pool.snapshot()
         try:
             with stop.heard_at_checks():
                 yield
             return
-        except RunStopped as e:
-            run = e
-        except KeyboardInterrupt:
+        except (RunStopped, KeyboardInterrupt):
             pass
         became = changed(before, self.pool.snapshot())
-        if command == "push" and run is not None:
-            done = [s.rank for s in run.states if s.status == RankStatus.FINISHED]
-            became = f"the variables are set on {rank_words(done) if done else 'no rank'}"
         raise CommandStopped(f"%ddp {command} was stopped by the user; {became}") from None
 
     @contextmanager

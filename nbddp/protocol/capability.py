@@ -118,7 +118,7 @@ class RankPart:
       the first run with ranks on several hosts. "option:NAME": before the first run whose `RunSpec.options` ask for it.
       Or when somebody asks for it.
     - hears: an option: begin and end of those runs alone whose `RunSpec.options` ask for it.
-    - sleeps: it hears of no run until it has something to do, and says so (`WorkerParts.wake`).
+    - sleeps: it hears of no run until it has something to do, and calls `WorkerParts.wake`.
     """
 
     name: str

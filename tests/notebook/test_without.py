@@ -17,7 +17,7 @@ from tests.house.check import OTHERS, SHARED, TABLE
 from tests.places import ROOT
 
 DELETED = (  # one that can be deleted stays so
-    "attached", "capacity", "env", "export", "forecast", "hosts", "panel", "scripts", "simulated_gpus", "slurm",
+    "attached", "calls", "capacity", "env", "export", "forecast", "hosts", "panel", "scripts", "simulated_gpus", "slurm",
     "stacks", "topology", "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
