@@ -1,4 +1,4 @@
-"""What is private in torch, ipykernel, IPython and ipyparallel is used in three modules, and nowhere else."""
+"""What is private in torch, ipykernel, IPython and ipyparallel is used in four modules, and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import places
 from tests.unit.test_seams import PRIVATE, defined, private_names
 
 ROOT = places.ROOT / "nbddp"
-SEAMS = ("compat/torch.py", "compat/ipykernel.py", "compat/ipyparallel.py")
+SEAMS = ("compat/torch.py", "compat/extra/torch.py", "compat/ipykernel.py", "compat/ipyparallel.py")
 # simulated GPUs stand on torch's insides; a child process tries these before a pool may have such GPUs (`probe.py`)
 INSIDE = "capabilities/simulated_gpus/on_rank/"
 FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS) and INSIDE not in str(f)]

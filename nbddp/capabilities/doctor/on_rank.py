@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nbddp.compat import ipykernel, probes, torch
+from nbddp.compat import ipykernel, torch
+from nbddp.compat.extra import probes
 from nbddp.worker.parts import RankWorker
 
 

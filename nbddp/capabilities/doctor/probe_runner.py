@@ -21,7 +21,7 @@ from nbddp.capabilities.doctor.findings import Machine
 from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult, Seam
 from nbddp.compat import ipykernel, ipyparallel
 from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import Failed, Untried, absent, expect
+from nbddp.compat.extra.probes import Failed, Untried, absent, expect
 from nbddp.deadlock.on_rank import flight
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Message

@@ -36,8 +36,8 @@ from nbddp.capabilities.memory.history import (
 from nbddp.capabilities.memory.on_rank import resident
 from nbddp.capabilities.timings.on_rank import Recorder, now
 from nbddp.compat import system
-from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.compat.thread import OwnThread
 from nbddp.deadlock.on_rank import frames
 from nbddp.deadlock.on_rank.frames import SeenFrame
@@ -88,7 +88,7 @@ class AllocationRecorder:
         self._recorder, recorder.heard = recorder, self._mark
         self._began, self._shift = now(), now() - clock.time_ns()
         try:
-            self._kind = CUDA if torch_compat.begin_memory_history(ENTRIES) else _counted()
+            self._kind = CUDA if torch_extra.begin_memory_history(ENTRIES) else _counted()
         except RuntimeError as e:  # an allocator that keeps none
             self._kind, self.why = CUDA, f"{e}"
             return
@@ -115,7 +115,7 @@ class AllocationRecorder:
         if self._kind == CUDA:
             if self.why:
                 return None
-            snapshot = cast(Snapshot, torch_compat.end_memory_history())
+            snapshot = cast(Snapshot, torch_extra.end_memory_history())
             return from_snapshot(snapshot, self._of_frames, self._began, now(), self._shift, ENTRIES)
         self._ended.set()
         if self._thread is not None:

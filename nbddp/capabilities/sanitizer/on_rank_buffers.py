@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 
 MOST, SAMPLED = 16, 10  # buffers; training forwards before which they are sampled
 READS_AT = 1  # the training forward within which it is seen what the loss depends on
@@ -29,7 +29,7 @@ class OwnBuffers:
             for path, module in inner.named_modules() if _is_own(module, is_programs)
             for name, each in module.named_buffers(recurse=False)
             if each.dtype.is_floating_point and type(each) is torch.Tensor
-            and "running" not in name and name not in torch_compat.passing_buffers(module)
+            and "running" not in name and name not in torch_extra.passing_buffers(module)
         )  # fmt: skip
         self._held = list(islice(found, MOST))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nbddp.capabilities.sanitizer.recording import FURTHER, WHOLE
-from nbddp.compat.torch import saved
+from nbddp.compat.extra.torch import saved
 
 NODES = 48  # of a graph that are looked through
 TERMS = 8

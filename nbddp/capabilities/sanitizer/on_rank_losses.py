@@ -16,7 +16,7 @@ import torch
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_graph import NLL, RESHAPES, next_node, settings_below
 from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss
-from nbddp.compat.torch import has_hooks, saved
+from nbddp.compat.extra.torch import has_hooks, saved
 from nbddp.worker.gpus import capturing
 
 KEPT = 400  # losses that are looked at

@@ -48,6 +48,7 @@ from nbddp.capabilities.timings.on_rank_marks import (
 )
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.deadlock.on_rank import call_log
 from nbddp.deadlock.on_rank.call_log import RECV, SEND, UNKNOWN, CallRecord
 from nbddp.protocol import pickling
@@ -193,7 +194,7 @@ class Recorder:
 
         if not dist.is_available() or not hasattr(dist, "Reducer"):
             return
-        self.engine = torch_compat.autograd_engine()
+        self.engine = torch_extra.autograd_engine()
         if self.engine is None:
             return
         from torch.nn.parallel import DistributedDataParallel as DDP
@@ -205,7 +206,7 @@ class Recorder:
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
         if hasattr(DDP, "finalize_backward"):  # torch 2.15
             self._wrap(DDP, "finalize_backward", self._finalize)
-        iterator = torch_compat.loader_iterator()
+        iterator = torch_extra.loader_iterator()
         if iterator is not None and "__next__" in vars(iterator):
             self._wrap(iterator, "__next__", self._next_batch)
         register_optimizer_step_pre_hook(self._optimizer(0))
@@ -428,7 +429,7 @@ class Recorder:
                 return future if own is None else group.sent(own, future)
 
             result = original(ddp, state, torch.compiler.disable(recorded, recursive=False))
-            torch_compat.replace_last_hook(ddp, hook, state)  # what pickling takes along is the user's own
+            torch_extra.replace_last_hook(ddp, hook, state)  # what pickling takes along is the user's own
             return result
 
         return register_comm_hook
@@ -509,16 +510,16 @@ def _group_class(torch: Any) -> Any:
     """
     unseen = torch.compiler.disable
     reduce = torch.distributed.ProcessGroup.allreduce
-    noted_reduce, own_reduce = unseen(reduce), torch_compat.outside_graphs(call_log.unnoted(reduce))
+    noted_reduce, own_reduce = unseen(reduce), torch_extra.outside_graphs(call_log.unnoted(reduce))
     # what waits for it is no callback of the program's
-    future_of = torch_compat.outside_graphs(call_log.unnoted(torch.distributed.Work.get_future))
+    future_of = torch_extra.outside_graphs(call_log.unnoted(torch.distributed.Work.get_future))
 
     class RecordingGroup(_Notes, torch.distributed.ProcessGroup):  # type: ignore[misc]
         def __init__(self, real: Any, clock: DeviceClock) -> None:
             torch.distributed.ProcessGroup.__init__(self, real.rank(), real.size())
-            _Notes.__init__(self, clock, torch_compat.serves(real, "cuda") == "nccl")
+            _Notes.__init__(self, clock, torch_extra.serves(real, "cuda") == "nccl")
             self.real = real
-            shared = torch_compat.share_backends(real, self)
+            shared = torch_extra.share_backends(real, self)
             self.backend_name = shared or STAND_IN
             # torch's recorder has each all-reduce; where it has none of this group they are noted as a program's are
             self.reduce = own_reduce if shared and torch_compat.has_generic_recorder() else noted_reduce
@@ -527,7 +528,7 @@ def _group_class(torch: Any) -> Any:
         def getBackendName(self) -> str:
             return self.backend_name
 
-        @torch_compat.outside_graphs
+        @torch_extra.outside_graphs
         def allreduce(self, tensors: Any, options: Any) -> Any:
             if self.step is None or len(tensors) != 1 or not tensors[0].is_floating_point():
                 return self.reduce(self.real, tensors, options)
@@ -608,7 +609,7 @@ def keep_out_of_graphs(*modules: Any) -> None:
         for owner in (module, *filter(inspect.isclass, own)):
             for name, function in list(vars(owner).items()):
                 if inspect.isfunction(function) and function.__module__ == module.__name__:
-                    setattr(owner, name, torch_compat.outside_graphs(function))
+                    setattr(owner, name, torch_extra.outside_graphs(function))
 
 
 def tensors(found: Any) -> Iterator[Any]:
