@@ -26,6 +26,7 @@ import contextlib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -474,3 +475,16 @@ def several(noun: str, numbers: Iterable[int]) -> str:
 def rank_words(ranks: Iterable[int]) -> str:
     """`rank 2`, `ranks 0–3`, `ranks 0, 2–3`: a set of ranks as a person writes it."""
     return several("rank", ranks)
+
+
+def warn_deprecated(old: str, instead: str, gone_in: str, stacklevel: int = 3) -> None:
+    """Warn the program that uses `old`, a public name that works for one release more (docs/stability.md).
+
+    instead: what to write; gone_in: the first version without `old`.
+
+    stacklevel: as `warnings.warn` counts it from here; 3 is the caller of the function that calls this one.
+
+    Example: `warn_deprecated("pool.group", "use pool.topology()", "0.3")`.
+    """
+    text = f"{old} is deprecated, and nbddp {gone_in} will not have it; {instead}"
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)

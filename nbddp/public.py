@@ -9,12 +9,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from nbddp.errors import BadInput, in_own_frames
+from nbddp.errors import BadInput, in_own_frames, warn_deprecated
 from nbddp.execution.values import RankValues
 from nbddp.launch.options import fields_of, known, nearest
 from nbddp.pool.pool import WorkerPool
 from nbddp.protocol.capability import load, public_methods, with_options
-from nbddp.protocol.deprecation import warn_deprecated
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN
 
 if TYPE_CHECKING:

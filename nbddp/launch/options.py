@@ -180,6 +180,31 @@ class LaunchSpec(PoolFields, Options):
         return self._of_run() != LaunchSpec()._of_run()
 
 
+def merged(spec: LaunchSpec, running: LaunchSpec | None) -> LaunchSpec:
+    """`spec`, completed from the spec of the running pool, if there is one; nnodes only if nproc is not said either."""
+    old = running or LaunchSpec()
+    kept = {}
+    for option in fields_of("pool"):
+        says = spec.says(option)
+        if option.merge and (says or old.says(option)):
+            kept[option.name] = load(option.merge)(spec, old)
+        elif option.keeps and not says:
+            kept[option.name] = getattr(old, option.name)
+    keep_shape = spec.nproc is None and spec.nnodes is None
+    kept |= {
+        "nproc": spec.nproc if spec.nproc is not None else old.nproc if spec.nnodes is None else None,
+        "nnodes": spec.nnodes or (old.nnodes if keep_shape else None),
+        "elastic": spec.elastic or (None if spec.nnodes else old.elastic),
+    }
+    return replace(spec, **kept)
+
+
+def visible_gpus(spec: LaunchSpec) -> str:
+    """Which GPUs each worker sees, also where neither line nor pool has said so: with more workers than GPUs its
+    own."""
+    return spec.visible or ("own" if spec.oversubscribe else "all")
+
+
 def nearest(typed: str, known: Iterable[str]) -> str:
     """The word that was meant, as far as that can be said: one that shares most letters; empty if none does."""
     words = {word.lstrip("-"): word for word in known}

@@ -19,7 +19,7 @@ from nbddp.agent.stop import uninterrupted
 from nbddp.compat import system
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Execution
-from nbddp.launch import spec_merge, torchrun_env
+from nbddp.launch import options, torchrun_env
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
@@ -85,7 +85,7 @@ class PoolState:
         self.with_living_nodes(self.group.source.check, progress)
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
-        merged = spec_merge.merged(spec, self.spec if stands else None)
+        merged = options.merged(spec, self.spec if stands else None)
         self.parts.on("start")
         self.parts.on_options(merged)
         env = next((asks(merged) for asks in self.parts.environment), EnvChange())
@@ -132,7 +132,7 @@ class PoolState:
         self, spec: LaunchSpec, merged: LaunchSpec, env: EnvChange, source: HostSource, progress: Progress
     ) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
-        group, visible = self.group, spec_merge.visible(merged)
+        group, visible = self.group, options.visible_gpus(merged)
         topology = source.plan(merged)
         said = [*env.notes, *(words for planned in self.parts.planned for words in planned(merged, topology))]
         check_ranks(spec.ranks, topology.world_size, "--ranks")

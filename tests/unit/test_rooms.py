@@ -68,7 +68,7 @@ PURE = {  # folder → its modules that import nothing of that
     "notebook": "commands history pool_commands",
     "output": "*",
     "pool": "change",
-    "protocol": "capability codec outcome request stack_limit",
+    "protocol": "capability codec outcome position request",
     "teach": "__init__",
     "lessons": "*/simulation l07_batch_norm/norms",
 }  # fmt: skip

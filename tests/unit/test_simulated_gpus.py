@@ -28,8 +28,7 @@ from nbddp.figures.figure import _captioned
 from nbddp.figures.html import Spot
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Device, Node
-from nbddp.launch.options import LaunchSpec, parse_cell
-from nbddp.launch.spec_merge import merged
+from nbddp.launch.options import LaunchSpec, merged, parse_cell
 from nbddp.launch.topology import Topology
 from nbddp.notebook.commands import parse_command
 from nbddp.notebook.history import CellHistory
