@@ -13,11 +13,10 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from nbddp.errors import BadInput
 
-FORK = "_Fork"  # glibc's, from 2.34 on
 LOOPBACK = "127.0.0.1"
 DELETED = " (deleted)"  # says Linux of a folder that is gone
 NAMES = {"darwin": "macOS", "win32": "Windows"}
@@ -46,24 +45,6 @@ def has_proc() -> bool:
     return is_linux() and os.path.isdir("/proc/self/fd")
 
 
-def can_fork_quietly() -> bool:
-    """Whether the C library has `_Fork`: glibc from 2.34 on."""
-    return is_linux() and hasattr(ctypes.CDLL(None), FORK)
-
-
-def fork_quietly() -> int:
-    """As `os.fork`, without the handlers that libraries have registered in C: torch's makes autograd refuse to work in
-    a fork. No lock of the C library is taken either. Another thread may have held one, and then the child stands still
-    at once; the caller finds out by what the child says."""
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork()
-    pid = int(getattr(ctypes.PyDLL(None), FORK)())
-    (python.PyOS_AfterFork_Parent if pid else python.PyOS_AfterFork_Child)()
-    if pid < 0:
-        raise OSError("fork failed")
-    return pid
-
-
 def prctl(option: int, value: int) -> None:
     """Linux's prctl(2); nothing elsewhere."""
     if is_linux():
@@ -83,34 +64,6 @@ def parts() -> list[str]:
 def peak_bytes(ru_maxrss: int) -> int:
     """getrusage's peak of resident memory, which Linux counts in KiB."""
     return ru_maxrss if sys.platform == "darwin" else ru_maxrss * 1024
-
-
-class _MallInfo(ctypes.Structure):
-    """mallinfo(3)."""
-
-    _fields_: ClassVar = [
-        (field, ctypes.c_size_t)
-        for field in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
-
-
-def heap_in_use() -> int | None:
-    """Bytes that malloc has given out, in all arenas and mapped; None where malloc is not glibc's 2.33 or newer."""
-    count = _mallinfo()
-    if count is None:
-        return None
-    found = count()
-    return int(found.uordblks + found.hblkhd)
-
-
-@functools.cache
-def _mallinfo() -> Any:
-    count = getattr(ctypes.CDLL(None), "mallinfo2", None) if is_linux() else None
-    if count is not None:
-        count.restype = _MallInfo
-    return count
 
 
 def has_loopback() -> bool:
@@ -153,24 +106,8 @@ def _refuse_gone() -> NoReturn:
 # a side that answers that it has no room. So use it for connections whose other side always reads.
 
 IDLE, EVERY, TIMES = 2, 1, 4  # seconds, seconds, questions: 6 s until a silent host is given up
-GIVEN_UP = IDLE + EVERY * TIMES  # seconds
 # times as long for what must outlast the owner's own patience with a host (`capabilities.hosts.remote_client.SILENT`)
 SLOWER = 2
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Let the operating system ask whether the other side lives."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", IDLE), ("TCP_KEEPINTVL", EVERY), ("TCP_KEEPCNT", TIMES)):
-        if hasattr(socket, name):  # macOS has other names before Python 3.10
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def give_up_silent(connection: socket.socket) -> None:
-    """The same, and have what is on its way be given up, too."""
-    keep_alive(connection)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP * 1000)
 
 
 def keep_context_alive(context: Any) -> None:

@@ -22,7 +22,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = {  # folder → its modules that import nothing of that
     "": "errors export",
-    "agent": "child_logs stop versions warning_filters",
+    "agent": "child_logs stop",
     "analysis": "*",
     "capabilities": "__init__",
     "capabilities/attached": "clusters",
@@ -57,7 +57,7 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/trace": "command merge options",
     "capabilities/widgets": "*",
     "compat": "clock system",
-    "compat/extra": "probes",
+    "compat/extra": "probes system versions",
     "deadlock": "*",
     "execution": "*",
     "figures": "html result table",

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from nbddp import capabilities
-from nbddp.agent.versions import versions
 from nbddp.analysis.placement import describe
 from nbddp.capabilities.export.command import carry_out
 from nbddp.capabilities.hosts.elastic import Members, NodePlace
@@ -23,6 +22,7 @@ from nbddp.capabilities.simulated_gpus.cards import CARDS, MOST, cards_of, link_
 from nbddp.capabilities.simulated_gpus.on_worker import Placed
 from nbddp.capabilities.simulated_gpus.part import COUNTED, TIMED, SimulatedGpusPart
 from nbddp.capabilities.topology.figure import draw_topology
+from nbddp.compat.extra.versions import versions
 from nbddp.errors import BadInput, Cause, Frame, Raised
 from nbddp.figures.figure import _captioned
 from nbddp.figures.html import Spot

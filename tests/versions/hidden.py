@@ -188,9 +188,9 @@ def history() -> None:
 
 
 def autoreload() -> None:
-    from nbddp.compat import ipykernel
+    from nbddp.compat.extra import ipykernel as ipykernel_extra
 
-    ipykernel.autoreload = lambda shell: ({}, {})
+    ipykernel_extra.autoreload = lambda shell: ({}, {})
 
 
 def nccls_recorder() -> None:

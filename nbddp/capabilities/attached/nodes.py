@@ -31,9 +31,9 @@ from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests
 from nbddp.agent.hardware import loopback_name
 from nbddp.agent.process_id import ProcessId
-from nbddp.agent.versions import versions
 from nbddp.capabilities.attached.clusters import Cluster
 from nbddp.compat import ipyparallel
+from nbddp.compat.extra.versions import versions
 from nbddp.compat.system import existing_working_dir
 from nbddp.errors import AgentFailed, BadInput, PoolError, RankStatus, several
 from nbddp.launch import torchrun_env

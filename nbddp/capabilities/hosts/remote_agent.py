@@ -23,14 +23,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir, warning_filters
+from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import WORKER, Child, NodeAgent, Peer
-from nbddp.agent.versions import versions
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.reachability import offers
 from nbddp.capabilities.hosts.sync_remote import FolderCopy
 from nbddp.compat import system
+from nbddp.compat.extra.versions import versions
 from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.protocol.agent import Hello
 from nbddp.protocol.codec import MARK, PING_EVERY, Message, encode, parsed
@@ -314,7 +314,7 @@ def _drop_launchers_words() -> None:
 
 
 def main() -> None:
-    warning_filters.put_off()
+    children.put_off_errors()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command that runs here has it from the owner, kept
     hears, says = os.dup(0), os.dup(1)

@@ -18,11 +18,11 @@ from typing import Any
 
 from nbddp.agent.child_logs import last_line
 from nbddp.agent.client import START_TIMEOUT, AgentClient, without_stop
-from nbddp.agent.versions import otherwise
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.rejoin import GONE
 from nbddp.capabilities.hosts.transports import Transport
+from nbddp.compat.extra.versions import otherwise
 from nbddp.compat.system import existing_working_dir
 from nbddp.errors import AgentFailed
 from nbddp.launch.units import lasts

@@ -27,7 +27,7 @@ from nbddp.agent import store_host
 from nbddp.agent.store_host import Served
 from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.private.sock_owner import ProcessTree, SockDiag, SocketOwner, ends
-from nbddp.compat.system import give_up_silent
+from nbddp.compat.extra.system import give_up_silent
 from nbddp.protocol.agent import KEY_BYTES, OpenStore
 
 BEHIND = "127.0.0.2"

@@ -34,8 +34,8 @@ from typing import Any
 
 from nbddp.agent.children import die_with_parent
 from nbddp.capabilities.prove.on_rank_reach import Names
-from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import system as system_extra
 from nbddp.compat.extra import torch as torch_extra
 from nbddp.worker.parts import RankWorker
 
@@ -64,7 +64,7 @@ def forked(quietly: bool, read: int, write: int) -> int:
             warnings.simplefilter("ignore")  # Python 3.12 warns of threads; the module says what is done about them
             return os.fork()
     for _ in range(TRIES):
-        pid = system.fork_quietly()
+        pid = system_extra.fork_quietly()
         if pid == 0:
             bytearray(1 << 14)  # takes the lock that another thread may have held
             os.write(write, BEGUN)

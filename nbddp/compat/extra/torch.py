@@ -8,7 +8,53 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from nbddp.compat.torch import BINDINGS, COMPILER
+from nbddp.compat.torch import BACKWARD, BINDINGS, C10D, CHECKED, COMPILER, NEW_GROUP, WRAPPER
+
+# The names that a private API of `%ddp doctor` needs, as module:attribute; the others are tried alone
+NAMES = {
+    "flight recorder": (f"{BINDINGS}:_dump_fr_trace_json",),
+    "tables of groups": (f"{C10D}:_world",),
+    "default group": (f"{C10D}:_get_default_group",),
+    "another default group": (f"{C10D}:_update_default_pg",),
+    "sequence numbers": (f"{BINDINGS}:ProcessGroup._get_sequence_number_for_group",),
+    "clearing of groups": (f"{BINDINGS}:_unregister_all_process_groups",),
+    "abort of groups": (f"{C10D}:_abort_process_group",),
+    "store of env://": ("torch.distributed.rendezvous:_create_c10d_store",),
+    "sockets of a new group": (f"{C10D}:{NEW_GROUP}",),
+    "checks of DETAIL": (f"{C10D}:{CHECKED}", f"{C10D}:{WRAPPER}"),
+    "frames of backward": (f"torch.autograd.graph:{BACKWARD}",),
+    "marks on Work and Store": (f"{BINDINGS}:Work.wait", f"{BINDINGS}:Store.get", f"{BINDINGS}:Store.wait"),
+    "DDP's reducer": ("torch.distributed:Reducer",),
+    "backends of a group": tuple(
+        f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
+    ),
+    "state of a step": (
+        "torch._C:_current_graph_task_id",
+        "torch.utils.data._utils.fetch:_MapDatasetFetcher",
+    ),
+    "copies of DDP models": (
+        "torch.distributed:Reducer._get_zeros_like_grad_buckets",
+        "torch.distributed:Reducer._set_static_graph",
+        *(
+            f"torch.nn.parallel:DistributedDataParallel.{name}"
+            for name in ("_ddp_init_helper", "_get_ddp_logging_data", "_register_builtin_comm_hook")
+        ),
+    ),
+    "copies of FSDP2 models": (f"{BINDINGS}:_register_process_group",),
+    "end of backward": ("torch.autograd:Variable._execution_engine",),
+    "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
+    "end of data loaders": (
+        "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",
+        "torch.utils.data._utils.signal_handling:_remove_worker_pids",
+    ),
+    "parts of sparse tensors": ("torch:Tensor._indices", "torch:Tensor._values"),
+    "profilers of a program": (
+        "torch.autograd.profiler:_prepare_profiler",
+        "torch.autograd.profiler:_enable_profiler",
+        "torch.autograd.profiler:_disable_profiler",
+    ),
+    "history of GPU memory": ("torch.cuda.memory:_record_memory_history", "torch.cuda.memory:_snapshot"),
+}
 
 
 @contextmanager
