@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children
+from nbddp.agent import children, warning_filters
 from nbddp.agent import server as agent_server
 from nbddp.agent.server import WARM, NodeAgent, import_all
 from nbddp.capabilities.env import options as env_options
@@ -163,7 +163,7 @@ def _wait(template: int, facts: fingerprint.Facts, imports: fingerprint.Imports,
 
 def be(request: dict[str, Any]) -> None:
     """The template's process, as agents are spawned."""
-    children.put_off_errors()
+    warning_filters.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks what became of a fork
     imports = fingerprint.Imports()

@@ -27,11 +27,11 @@ import tempfile
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from nbddp.agent import warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 
@@ -194,7 +194,7 @@ def _take_signals() -> None:
 
 
 def _spawned() -> None:
-    put_off_errors()
+    warning_filters.put_off()
     target, parent = sys.argv[1], int(sys.argv[2])
     _take_signals()
     die_with_parent(parent)
@@ -204,32 +204,3 @@ def _spawned() -> None:
 
 if __name__ == "__main__":
     _spawned()
-
-
-# -- warnings ----------------------------------------------------------------------------------------
-
-# Warnings that are errors (`-W error`, PYTHONWARNINGS) are so in the user's program, and not in what begins before it.
-# A process of ours puts them off as soon as it begins: what it imports ahead of a program, a plain process might never
-# import. A worker puts them back when its program can begin.
-
-_put_off: list[tuple[Any, ...]] = []
-
-
-def put_off_errors() -> None:
-    """Have this process, and those that are forked from it, show what would be raised."""
-    strict = [found for found in warnings.filters if found[0] == "error"]
-    _put_off.extend(strict)
-    _replace({found: ("default", *found[1:]) for found in strict})
-
-
-def put_back_errors() -> None:
-    """Have raised again what `put_off_errors` has found to be."""
-    _replace({("default", *found[1:]): found for found in _put_off})
-    _put_off.clear()
-
-
-def _replace(by: dict[tuple[Any, ...], tuple[Any, ...]]) -> None:
-    filters: Any = warnings.filters
-    filters[:] = [by.get(found, found) for found in filters]
-    with warnings.catch_warnings():  # has every module forget what it has shown
-        pass

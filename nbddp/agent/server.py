@@ -26,7 +26,7 @@ from typing import Any, ClassVar, TypeVar
 
 import psutil
 
-from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir
+from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir, warning_filters
 from nbddp.agent.process_id import ProcessId, is_zombie
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
@@ -538,7 +538,7 @@ def import_all(names: tuple[str, ...]) -> str:
 
 def main() -> None:
     """`python -m nbddp.agent HOME OWNER_PID DESCRIPTOR [--controls-only]`."""
-    children.put_off_errors()
+    warning_filters.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     home, owner, channel = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

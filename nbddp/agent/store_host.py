@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.agent import children
+from nbddp.agent import warning_filters
 from nbddp.protocol.agent import OpenedStore, OpenStore
 from nbddp.protocol.capability import guard_row, load
 from nbddp.protocol.codec import LineBuffer, encode, from_json, to_json
@@ -44,7 +44,7 @@ class Served:
 def main(request: dict[str, Any]) -> int:
     """Serve open and close requests on the socket `request["channel"]` until it ends. The pool's agent is this
     process's parent; its owner is the process `request["owner"]`."""
-    children.put_off_errors()
+    warning_filters.put_off()
     channel = socket.socket(fileno=request["channel"])
     stores: dict[int, Served] = {}
     lines = LineBuffer()

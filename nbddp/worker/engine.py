@@ -24,7 +24,7 @@ import ipyparallel.engine.app as engine_app
 import zmq
 from traitlets.config import Config
 
-from nbddp.agent import children, hardware
+from nbddp.agent import hardware, warning_filters
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
@@ -93,7 +93,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         child_waits.begin(os.path.dirname(self.kernel.log_path))
         gc.freeze()  # a program's garbage is collected without a look at what the engine is made of
-        children.put_back_errors()
+        warning_filters.put_back()
         self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped
 
 

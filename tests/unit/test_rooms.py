@@ -22,7 +22,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = {  # folder → its modules that import nothing of that
     "": "errors export",
-    "agent": "child_logs stop",
+    "agent": "child_logs stop warning_filters",
     "analysis": "*",
     "capabilities": "__init__",
     "capabilities/attached": "clusters",

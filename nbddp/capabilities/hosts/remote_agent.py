@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir
+from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir, warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import WORKER, Child, NodeAgent, Peer
 from nbddp.capabilities.hosts.backlog import Backlog
@@ -314,7 +314,7 @@ def _drop_launchers_words() -> None:
 
 
 def main() -> None:
-    children.put_off_errors()
+    warning_filters.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command that runs here has it from the owner, kept
     hears, says = os.dup(0), os.dup(1)

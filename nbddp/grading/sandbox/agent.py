@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, orphans, runtime_dir, server
+from nbddp.agent import children, orphans, runtime_dir, server, warning_filters
 from nbddp.agent.server import CONTROLLER, STORE, WORKER
 from nbddp.compat import system
 from nbddp.grading.sandbox import rlimits
@@ -155,7 +155,7 @@ def _serve(home: Path, channel: int, guard: Json) -> None:
 
 
 if __name__ == "__main__":
-    children.put_off_errors()
+    warning_filters.put_off()
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     _serve(Path(sys.argv[1]), int(sys.argv[3]), json.loads(sys.argv[4]))
     os._exit(0)

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import psutil
 
-from nbddp.agent import children, orphans
+from nbddp.agent import children, orphans, warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
 from nbddp.compat.system import working_dir
@@ -180,7 +180,7 @@ def remove(folder: str) -> None:
 
 def main() -> None:
     """`python -m nbddp.grading.sandbox.forkserver DESCRIPTOR`."""
-    children.put_off_errors()
+    warning_filters.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
