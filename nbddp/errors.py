@@ -24,7 +24,9 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import re
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -213,6 +215,24 @@ class Frame:
     values: tuple[tuple[str, str], ...] = ()
     left_out: int = 0
     of: tuple[str, ...] = ()
+
+
+CELL = re.compile(r"^Cell In\[|ipykernel_\d+/\d+\.py$")  # of code on a rank, and sent from the notebook
+
+
+def place(file: str, line: int, name: str) -> str:
+    """`cell line 9`, `cell line 9, in train` or `model.py line 9, in forward`.
+
+    Neither a cell's number nor a folder: a saved notebook's messages are compared, and both
+    change from run to run. The traceback has them.
+    """
+    where = "cell" if CELL.search(file.replace("\\", "/")) else file.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{where} line {line}{inside(name)}"
+
+
+def inside(name: str) -> str:
+    """`, in train`; empty for a program's own level, which IPython 7 and 8 call `<cell line: 3>`."""
+    return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
 
 
 @dataclass(frozen=True)
@@ -455,3 +475,16 @@ def several(noun: str, numbers: Iterable[int]) -> str:
 def rank_words(ranks: Iterable[int]) -> str:
     """`rank 2`, `ranks 0–3`, `ranks 0, 2–3`: a set of ranks as a person writes it."""
     return several("rank", ranks)
+
+
+def warn_deprecated(old: str, instead: str, gone_in: str, stacklevel: int = 3) -> None:
+    """Warn the program that uses `old`, a public name that works for one release more (docs/stability.md).
+
+    instead: what to write; gone_in: the first version without `old`.
+
+    stacklevel: as `warnings.warn` counts it from here; 3 is the caller of the function that calls this one.
+
+    Example: `warn_deprecated("pool.group", "use pool.topology()", "0.3")`.
+    """
+    text = f"{old} is deprecated, and nbddp {gone_in} will not have it; {instead}"
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Protocol
 from nbddp.agent import runtime_dir, stop
 from nbddp.agent.child_logs import cause
 from nbddp.agent.process_id import ProcessId
-from nbddp.compat import working_dir
+from nbddp.compat import system
 from nbddp.errors import AgentFailed
 from nbddp.protocol.agent import CONTROLS_ONLY, Hello, Warm
 from nbddp.protocol.capability import load, rows
@@ -356,7 +356,7 @@ class AgentClient:
             log = self.log.read_text(errors="replace")
         except OSError:
             return "its log is gone"
-        here = working_dir.known()
+        here = system.working_dir()
         entries = []
         with contextlib.suppress(OSError):
             entries = os.listdir(here) if here else []

@@ -44,7 +44,6 @@ from typing import Any
 from ipyparallel.controller import app as controller_app
 from ipyparallel.controller import heartmonitor
 
-from nbddp.agent import keepalive
 from nbddp.agent.children import die_with_parent
 from nbddp.compat import system
 from nbddp.compat.system import LOOPBACK
@@ -129,7 +128,7 @@ def main(request: dict[str, Any]) -> int:
         install_beats()
     controller_app.Process = TiedProcess
     if request["ip"] != LOOPBACK:
-        keepalive.keep_context_alive(zmq.Context.instance())
+        system.keep_context_alive(zmq.Context.instance())
     config = Config()
     config.ProfileDir.location = request["profile_dir"]
     config.IPController.cluster_id = request["cluster_id"]

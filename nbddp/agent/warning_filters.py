@@ -1,7 +1,8 @@
 """Warnings that are errors (`-W error`, PYTHONWARNINGS) are so in the user's program, and not in what begins before it.
 
 A process of ours puts them off as soon as it begins: what it imports ahead of a program, a plain process might never
-import. A worker puts them back when its program can begin.
+import. A worker puts them back when its program can begin. A module of its own: what starts processes is run as
+`__main__` in those that are spawned, and the worker imports it once more.
 """
 
 from __future__ import annotations

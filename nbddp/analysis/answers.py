@@ -36,9 +36,16 @@ class IdleRanks(Protocol):
     """Ranks that no cell occupies."""
 
     def answers(
-        self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
+        self,
+        op: str,
+        ranks: Sequence[int] | None = None,
+        buffers: Sequence[bytes] = (),
+        *,
+        meets: bool = True,
+        **fields: Any,
     ) -> dict[int, list[Any]]:
-        """Have ranks (all, if None) carry out what `worker.requests` knows; rank → the buffers it answered with."""
+        """Have ranks (all, if None) carry out what `worker.requests` knows; rank → the buffers it answered with. meets:
+        whether they may meet at the pool's store."""
         ...
 
     def ask(self, rank: int, question: Question) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 
 DEEPEST = 32  # containers within containers
 Found = Iterator[tuple[str, str, Any]]
@@ -75,8 +75,8 @@ def unwrapped(module: Any) -> Any:
     while True:
         if isinstance(module, DistributedDataParallel):
             module = module.module
-        elif torch_compat.is_compiled(module):
-            module = torch_compat.compiled_from(module)
+        elif torch_extra.is_compiled(module):
+            module = torch_extra.compiled_from(module)
         else:
             return module
 
@@ -112,7 +112,7 @@ def _tensor(tensor: Any, path: str, kind: str) -> Found:
     import torch
 
     if tensor.layout is torch.sparse_coo:
-        indices, values = torch_compat.sparse_parts(tensor)
+        indices, values = torch_extra.sparse_parts(tensor)
         yield f"{path}.indices" if path else "indices", kind, indices
         yield f"{path}.values" if path else "values", kind, values
     else:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
 
     import nbddp.capabilities.bench.command
     import nbddp.capabilities.bench.public
+    import nbddp.capabilities.calls.command
+    import nbddp.capabilities.calls.public
     import nbddp.capabilities.collectives.command
     import nbddp.capabilities.collectives.public
     import nbddp.capabilities.compare.command
@@ -53,6 +55,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         allocations = nbddp.capabilities.memory.command.allocations
         attach = nbddp.capabilities.slurm.command.attach
         bench = nbddp.capabilities.bench.command.bench
+        call = nbddp.capabilities.calls.command.call
         checkup = nbddp.capabilities.hosts.command.checkup
         collectives = nbddp.capabilities.collectives.command.collectives
         compare = nbddp.capabilities.compare.command.compare
@@ -60,6 +63,9 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         forecast = nbddp.capabilities.forecast.command.forecast
         memory = nbddp.capabilities.memory.command.memory
         prove = nbddp.capabilities.prove.command.prove
+        pull = nbddp.capabilities.calls.command.pull
+        push = nbddp.capabilities.calls.command.push
+        run = nbddp.capabilities.calls.command.run
         run_script = nbddp.capabilities.scripts.command.run_script
         scale = nbddp.capabilities.hosts.command.scale
         sizes = nbddp.capabilities.memory.command.sizes
@@ -72,6 +78,7 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         allocations = Method(nbddp.capabilities.memory.public.allocations)
         attach = Method(nbddp.capabilities.slurm.command.attach)
         bench = Method(nbddp.capabilities.bench.public.bench)
+        call = nbddp.capabilities.calls.public.call
         checkup = Method(nbddp.capabilities.hosts.public.checkup)
         collectives = Method(nbddp.capabilities.collectives.public.collectives)
         compare = Method(nbddp.capabilities.compare.public.compare)
@@ -79,6 +86,9 @@ if TYPE_CHECKING:  # what the rows add to `nbddp`, to `Pool`, and to what is ask
         forecast = Method(nbddp.capabilities.forecast.public.forecast)
         memory = Method(nbddp.capabilities.memory.public.memory)
         prove = Method(nbddp.capabilities.prove.public.prove)
+        pull = Method(nbddp.capabilities.calls.public.pull)
+        push = Method(nbddp.capabilities.calls.public.push)
+        run = nbddp.capabilities.calls.public.run
         run_script = Method(nbddp.capabilities.scripts.public.run_script)
         scale = Method(nbddp.capabilities.hosts.command.scale)
         sizes = Method(nbddp.capabilities.memory.public.sizes)
@@ -161,6 +171,26 @@ ROWS = (
         ),
         methods={"status": "nbddp.capabilities.status.command:status"},
         public={"status": "nbddp.capabilities.status.public:status"},
+    ),
+    Capability(
+        name="calls",
+        commands=(
+            Command(
+                name="push", after="restart", names="notebook",
+                help="copy variables from the notebook to every rank",
+                grammar="nbddp.notebook.commands:names_arguments",
+                notebook="nbddp.capabilities.calls.command:push_names",
+            ),
+            Command(
+                name="pull", after="push", names="ranks",
+                help="fetch variables from every rank, as sequences indexed by rank",
+                grammar="nbddp.notebook.commands:names_arguments",
+                notebook="nbddp.capabilities.calls.command:pull_names",
+            ),
+        ),
+        methods={name: f"nbddp.capabilities.calls.command:{name}" for name in ("call", "pull", "push", "run")},
+        public={name: f"nbddp.capabilities.calls.public:{name}" for name in ("call", "pull", "push", "run")},
+        requests={op: f"nbddp.capabilities.calls.on_rank:{op}" for op in ("call", "push", "pull")},
     ),
     Capability(name="gpus", on_agent=OnAgent(gpus="nbddp.capabilities.gpus.on_agent:told")),
     Capability(
@@ -331,7 +361,7 @@ ROWS = (
         ),
         methods={"timings": "nbddp.capabilities.timings.command:timings"},
         public={"timings": "nbddp.capabilities.timings.public:timings"},
-        rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part"),),
+        rank=(RankPart(name="timings", target="nbddp.capabilities.timings.on_rank:part", sleeps=True),),
         probes={"DDP's reducer": "nbddp.capabilities.timings.probes:ddps_reducer"},
         requests={
             "timings": "nbddp.capabilities.timings.on_rank:timings",
@@ -773,7 +803,7 @@ ROWS = (
                 name="sanitizer", target="nbddp.capabilities.sanitizer.on_rank:part", when="option:sanitize",
                 hears="sanitize",
             ),
-            RankPart(name="hints", target="nbddp.capabilities.sanitizer.on_rank_hints:part"),
+            RankPart(name="hints", target="nbddp.capabilities.sanitizer.on_rank_hints:part", sleeps=True),
         ),
         requests={"sanitized": "nbddp.capabilities.sanitizer.on_rank:sanitized"},
     ),

@@ -12,10 +12,13 @@ import functools
 import os
 import socket
 import sys
-from typing import Any, ClassVar
+from contextlib import suppress
+from typing import Any, NoReturn
 
-FORK = "_Fork"  # glibc's, from 2.34 on
+from nbddp.errors import BadInput
+
 LOOPBACK = "127.0.0.1"
+DELETED = " (deleted)"  # says Linux of a folder that is gone
 NAMES = {"darwin": "macOS", "win32": "Windows"}
 WITHOUT_PROC = (
     "a rank that is blocked in a collective cannot be unblocked; nbddp replaces it, and its variables are lost; each "
@@ -42,24 +45,6 @@ def has_proc() -> bool:
     return is_linux() and os.path.isdir("/proc/self/fd")
 
 
-def can_fork_quietly() -> bool:
-    """Whether the C library has `_Fork`: glibc from 2.34 on."""
-    return is_linux() and hasattr(ctypes.CDLL(None), FORK)
-
-
-def fork_quietly() -> int:
-    """As `os.fork`, without the handlers that libraries have registered in C: torch's makes autograd refuse to work in
-    a fork. No lock of the C library is taken either. Another thread may have held one, and then the child stands still
-    at once; the caller finds out by what the child says."""
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork()
-    pid = int(getattr(ctypes.PyDLL(None), FORK)())
-    (python.PyOS_AfterFork_Parent if pid else python.PyOS_AfterFork_Child)()
-    if pid < 0:
-        raise OSError("fork failed")
-    return pid
-
-
 def prctl(option: int, value: int) -> None:
     """Linux's prctl(2); nothing elsewhere."""
     if is_linux():
@@ -81,34 +66,6 @@ def peak_bytes(ru_maxrss: int) -> int:
     return ru_maxrss if sys.platform == "darwin" else ru_maxrss * 1024
 
 
-class _MallInfo(ctypes.Structure):
-    """mallinfo(3)."""
-
-    _fields_: ClassVar = [
-        (field, ctypes.c_size_t)
-        for field in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
-        )
-    ]  # fmt: skip
-
-
-def heap_in_use() -> int | None:
-    """Bytes that malloc has given out, in all arenas and mapped; None where malloc is not glibc's 2.33 or newer."""
-    count = _mallinfo()
-    if count is None:
-        return None
-    found = count()
-    return int(found.uordblks + found.hblkhd)
-
-
-@functools.cache
-def _mallinfo() -> Any:
-    count = getattr(ctypes.CDLL(None), "mallinfo2", None) if is_linux() else None
-    if count is not None:
-        count.restype = _MallInfo
-    return count
-
-
 def has_loopback() -> bool:
     """Whether this machine has the loopback of IPv4, at which a pool's processes meet. Nothing is sent."""
     with socket.socket(type=socket.SOCK_DGRAM) as probe:
@@ -117,3 +74,49 @@ def has_loopback() -> bool:
         except OSError as e:
             return e.errno not in (errno.EADDRNOTAVAIL, errno.ENETUNREACH)
     return True
+
+
+# -- this process's working folder, which somebody may have removed: then the system has no path for it ------
+
+
+def working_dir() -> str:
+    """Its path; empty if it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def existing_working_dir() -> str:
+    """Its path. Raises BadInput, which names it, if it is gone: no process can start there."""
+    return working_dir() or _refuse_gone()
+
+
+def _refuse_gone() -> NoReturn:
+    was = os.environ.get("PWD", "")
+    with suppress(OSError):
+        was = os.readlink("/proc/self/cwd").removesuffix(DELETED)
+    raise BadInput(f"the working directory {was or 'of this process'} no longer exists; %cd FOLDER changes to another")
+
+
+# -- connections to other hosts end when the host does not answer: a cut cable closes none -----------------
+
+# The operating system asks on a connection where nothing is on its way (SO_KEEPALIVE). What is on its way it sends
+# again for a quarter of an hour, unless TCP_USER_TIMEOUT sets an earlier limit; since Linux 5.11 it then also gives up
+# a side that answers that it has no room. So use it for connections whose other side always reads.
+
+IDLE, EVERY, TIMES = 2, 1, 4  # seconds, seconds, questions: 6 s until a silent host is given up
+# times as long for what must outlast the owner's own patience with a host (`capabilities.hosts.remote_client.SILENT`)
+SLOWER = 2
+
+
+def keep_context_alive(context: Any) -> None:
+    """As `keep_alive`, for all sockets that a context of zmq's makes from now on. Nobody is hurried: what zmq has sent
+    is lost with the connection, and a host may be silent for less than the owner bears."""
+    import zmq
+
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, IDLE * SLOWER), (zmq.TCP_KEEPALIVE_INTVL, EVERY * SLOWER),
+        (zmq.TCP_KEEPALIVE_CNT, TIMES),
+    ):  # fmt: skip
+        context.setsockopt(option, value)

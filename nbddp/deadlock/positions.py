@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from nbddp.errors import RankStatus
+from nbddp.errors import RankStatus, place
 from nbddp.protocol.codec import from_json
-from nbddp.protocol.position import BlockingCall, CallHistory, Channel, PendingCollective, Place, Whereabouts, place
+from nbddp.protocol.position import BlockingCall, CallHistory, Channel, PendingCollective, Place, Whereabouts
 from nbddp.protocol.run_spec import Reply
 
 NEW_GROUP = "new_group"

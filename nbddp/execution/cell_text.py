@@ -7,14 +7,12 @@ notebook. Pure: how IPython's own syntax becomes Python is handed in.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from nbddp.errors import BadInput, CellSyntaxError
 from nbddp.protocol.codec import first_word, program_rows
 
-IS_MAGIC = re.compile(r"%%ddp(\s|$)")
 AROUND = {"%%capture", "%%prun", "%%time", "%%timeit"}  # cell magics that run what is below them as a cell
 
 
@@ -36,24 +34,6 @@ def parted(cell: str) -> Parted | None:
         if magic and not magic.startswith("#") and magic not in AROUND:
             break
     return None
-
-
-def uncommented(lines: list[str]) -> list[str]:
-    """For IPython, which takes a cell magic in the first line of a cell alone: without the comments above `%%ddp`."""
-    for top, row in enumerate(lines):
-        if IS_MAGIC.match(row):
-            return lines[top:]
-        if row.strip() and not row.lstrip().startswith("#"):
-            break
-    return lines
-
-
-def bodied(lines: list[str]) -> list[str]:
-    """For IPython, which refuses a cell magic without a body: with an empty row below a `%%ddp` line that is alone."""
-    return [f"{lines[0].rstrip()}\n", "\n"] if len(lines) == 1 and IS_MAGIC.match(lines[0]) else lines
-
-
-bodied.has_side_effects = True  # type: ignore[attr-defined]  # a terminal asks with the others whether a cell is whole
 
 
 def has_program(body: str) -> bool:

@@ -54,7 +54,10 @@ class RunControl(Protocol):
 
     number: int
     request: Request
-    display: RunOutput
+
+    @property
+    def display(self) -> RunOutput: ...
+
     events: Events
     ended: dict[int, RankExit]
     goes_on: set[int]

@@ -19,15 +19,15 @@ from typing import Any, Protocol
 
 from nbddp.deadlock.positions import Position, facts_of
 from nbddp.deadlock.proof import Deadlock
-from nbddp.deadlock.watch import EARLIEST, RankWatcher
+from nbddp.deadlock.watch import EARLIEST, START_EACH, RankWatcher
 from nbddp.errors import PoolNotRunning, Raised, RankStatus, RunFailed
 from nbddp.execution import supervise
 from nbddp.execution.escalation import Escalation, RankControl
 from nbddp.execution.result import RankPlaces, RankSeats, RunResult, StuckRank
 from nbddp.execution.supervise import Events
-from nbddp.output.buffer import COMMS
-from nbddp.output.log_file import LIMIT
-from nbddp.output.run_output import PRINTED, RunOutput
+from nbddp.output.buffer import COMMS, RANK_LOG
+from nbddp.output.log_file import LIMIT, MESSAGE
+from nbddp.output.run_output import PRINTED, RankOutputs, RunOutput
 from nbddp.output.screens import Screen
 from nbddp.protocol import outcome
 from nbddp.protocol.codec import Json
@@ -60,12 +60,14 @@ class Execution:
 
     stops: tuple[float, ...] = ()
     noted = False
+    _failed = False  # whether a rank has failed while others were at work
     seats: RankSeats | None = None  # of one that has not ended well
     restart_reason = ""  # if it is to begin again though no rank has failed
     stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
     began = _output_until = 0.0
     _watcher: RankWatcher | None = None  # none as long as nobody has asked where the ranks are
     _ladder: Escalation | None = None  # none as long as the run goes its own way
+    _display: RunOutput | None = None  # none as long as no rank has printed, and nobody has asked for it
 
     def __init__(
         self,
@@ -88,10 +90,8 @@ class Execution:
         self.request, self._timed_from, self.attempt = request, timed_from, attempt
         self.workers, self.specs, self.number = workers, dict(specs), number
         self.parts = parts or PoolParts()
-        self.display = RunOutput(list(specs), request.show, logs, most, self.parts, screen)
-        self.outputs, self.shown = self.display.outputs, self.display.shown
+        self._screen, self._logs, self._most = screen, logs, most
         self.ended: dict[int, RankExit] = {}
-        self.display.ended = self.ended
         self.events: Events = after.later if after else Events()
         self.later: Events = Events()
         self.next_request: Callable[[], RunSpec | None] = lambda: None  # what freed ranks are to do next, unasked
@@ -116,7 +116,28 @@ class Execution:
                 run=self.number, world_size=self.world_size, hang_after=self.request.hang_after,
                 program="cell" if self.request.program is None else self.request.program.op, began=self.began,
             )  # fmt: skip
+            if self._failed:
+                self._watcher.soon()
         return self._watcher
+
+    @property
+    def display(self) -> RunOutput:
+        """What the ranks print, and where it is seen."""
+        if self._display is None:
+            made = RunOutput(list(self.specs), self.request.show, self._logs, self._most, self.parts, self._screen)
+            made.ended = self.ended
+            self._display = self._display or made
+        return self._display
+
+    @property
+    def outputs(self) -> RankOutputs:
+        """Rank → all that it printed."""
+        return self.display.outputs
+
+    @property
+    def has_output(self) -> bool:
+        """Whether anything has been printed, or kept."""
+        return self._display is not None
 
     @property
     def ladder(self) -> Escalation:
@@ -197,7 +218,7 @@ class Execution:
         with self._stop_by_signal():
             try:
                 self._send()
-                self.display.screen.start()  # while the ranks already work
+                self._screen.start()  # while the ranks already work
                 self.when_sent()
                 self._to_the_end()
             except BaseException as e:
@@ -209,7 +230,10 @@ class Execution:
                 hear(self, gone)
         finally:
             try:
-                self.display.finish()
+                if self._display is None:
+                    self._screen.finish([])
+                else:
+                    self._display.finish()
             finally:
                 if foreign is not None:
                     raise foreign
@@ -307,7 +331,7 @@ class Execution:
         due = [self._note_if_long(), self._look_if_due(), *[look() for look in self.looks]]
         if self._ladder is not None:
             due += [self._ladder.ask_through_if_due(), self._ladder.tell_if_due()]
-        waits = [w for w in (patience, *due, self.display.refresh(lambda: self.watcher.status())) if w is not None]
+        waits = [w for w in (patience, *due, self._refresh()) if w is not None]
         try:
             event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -321,6 +345,12 @@ class Execution:
                 event = self.events.get_nowait()
             except queue.Empty:
                 return
+
+    def _refresh(self) -> float | None:
+        """Show what is new; seconds until the next look."""
+        if self._display is None:
+            return self._screen.refresh([], lambda: self.watcher.status())
+        return self._display.refresh(lambda: self.watcher.status())
 
     def _note_if_long(self) -> float | None:
         """Seconds until the run counts as long; None once that has been reported."""
@@ -388,12 +418,12 @@ class Execution:
         if said.traceback:
             self.display.traceback(rank, said.traceback)
         whole = ""
-        if said.chain or said.pages:
+        if said.pages or said.has_longer(*MESSAGE):
             said, whole = self.display.outputs[rank].wholes.outcome(said)
         status = self._verdict(rank, outcome.exit_kind(said), "lives")
         self.ended[rank] = RankExit(rank, status, time.monotonic(), said, buffers=buffers, whole=whole)
         if status == outcome.FAILED and self.running():
-            self.watcher.soon()
+            self._look_soon()
         if self.ended[rank].own_interrupt:
             self._output_until = time.monotonic() + supervise.STOP_COMES
         if self._ladder is not None:
@@ -444,9 +474,16 @@ class Execution:
     def deadlock(self) -> Deadlock | None:
         return self._watcher.deadlock if self._watcher is not None else None
 
+    def _look_soon(self) -> None:
+        """A rank has failed: are the others waiting for it? Those that have not come so far would be asked twice."""
+        self._failed = True
+        if self._watcher is not None:
+            self._watcher.soon()
+
     def _look_if_due(self) -> float | None:
         """Ask the ranks where they are if it is time; seconds until something about that is due."""
-        if self._watcher is None and (left := self.began + EARLIEST - time.monotonic()) > 0:
+        first = self.began + (START_EACH * len(self.specs) if self._failed else EARLIEST)
+        if self._watcher is None and (left := first - time.monotonic()) > 0:
             return left
         return self.watcher.look_if_due() if self._ladder is None or self._ladder.looks else None
 
@@ -475,7 +512,7 @@ class Execution:
         result = RunResult(
             self.workers, self.ended, self.running(), self.positions, self.facts, self.stuck, self.deadlock,
             stops=self.stops, timeout=self.request.timeout, one_shot=self.request.one_shot,
-            logs={r: str(o.log) for r, o in self.outputs.items()},
+            logs={r: str(self._logs / RANK_LOG.format(r)) for r in self.specs},
         )  # fmt: skip
         ladder = self._ladder
         if ladder is None:

@@ -13,9 +13,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunFailed, WorkerFailed, spans
+from nbddp.errors import (
+    Cause,
+    Frame,
+    Left,
+    Raised,
+    RankState,
+    RankStatus,
+    RunFailed,
+    WorkerFailed,
+    inside,
+    place,
+    spans,
+)
 from nbddp.launch.topology import rank_words
-from nbddp.protocol.position import CalledFrom, inside, place
+from nbddp.protocol.position import CalledFrom
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are shown from nbddp/ on, wherever that is
 NO_HOST = "The next cell reports the state of the pool."

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from nbddp.protocol.deprecation import warn_deprecated
+from nbddp.errors import warn_deprecated
 from nbddp.protocol.messages import Metadata, MimeBundle
 
 Found = TypeVar("Found")

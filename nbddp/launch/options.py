@@ -20,7 +20,7 @@ from nbddp.errors import BadInput
 from nbddp.launch import answers
 from nbddp.launch.units import lasting
 from nbddp.protocol.capability import Option, Target, load, option_fields, rows
-from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Options, Request
+from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Options
 from nbddp.protocol.run_spec import CELL
 
 if TYPE_CHECKING:
@@ -152,9 +152,10 @@ class LaunchSpec(PoolFields, Options):
         """Whether it has a value for this option."""
         return getattr(self, option.name) not in ("", option.default)
 
-    def said(self) -> list[Option]:
+    @functools.cached_property
+    def said(self) -> tuple[Option, ...]:
         """The options for which it has a value."""
-        return [option for option in fields_of("pool", "run") if self.says(option)]
+        return tuple(option for option in fields_of("pool", "run") if self.says(option))
 
     @property
     def on_hosts(self) -> bool:
@@ -178,12 +179,30 @@ class LaunchSpec(PoolFields, Options):
         """True if the line says anything about the run."""
         return self._of_run() != LaunchSpec()._of_run()
 
-    def request(self, code: str, number: int) -> Request:
-        """The run that this line and the code below it ask for, as In[number]."""
-        return Request(
-            op=CELL if self.program is None else self.program.op, code=code, cell=number, argv0=f"Cell In[{number}]",
-            want_value=bool(self.output), **self.options(),
-        )  # fmt: skip
+
+def merged(spec: LaunchSpec, running: LaunchSpec | None) -> LaunchSpec:
+    """`spec`, completed from the spec of the running pool, if there is one; nnodes only if nproc is not said either."""
+    old = running or LaunchSpec()
+    kept = {}
+    for option in fields_of("pool"):
+        says = spec.says(option)
+        if option.merge and (says or old.says(option)):
+            kept[option.name] = load(option.merge)(spec, old)
+        elif option.keeps and not says:
+            kept[option.name] = getattr(old, option.name)
+    keep_shape = spec.nproc is None and spec.nnodes is None
+    kept |= {
+        "nproc": spec.nproc if spec.nproc is not None else old.nproc if spec.nnodes is None else None,
+        "nnodes": spec.nnodes or (old.nnodes if keep_shape else None),
+        "elastic": spec.elastic or (None if spec.nnodes else old.elastic),
+    }
+    return replace(spec, **kept)
+
+
+def visible_gpus(spec: LaunchSpec) -> str:
+    """Which GPUs each worker sees, also where neither line nor pool has said so: with more workers than GPUs its
+    own."""
+    return spec.visible or ("own" if spec.oversubscribe else "all")
 
 
 def nearest(typed: str, known: Iterable[str]) -> str:

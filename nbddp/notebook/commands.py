@@ -57,16 +57,6 @@ OWN = (
         notebook="nbddp.notebook.pool_commands:restart",
     ),
     Command(
-        name="push", names="notebook",
-        help="copy variables from the notebook to every rank",
-        grammar="nbddp.notebook.commands:names_arguments", notebook="nbddp.notebook.pool_commands:push",
-    ),
-    Command(
-        name="pull", names="ranks",
-        help="fetch variables from every rank, as sequences indexed by rank",
-        grammar="nbddp.notebook.commands:names_arguments", notebook="nbddp.notebook.pool_commands:pull",
-    ),
-    Command(
         name="log",
         help="print a rank's full output of the last run, or its path",
         grammar="nbddp.notebook.commands:log_arguments", notebook="nbddp.notebook.pool_commands:log",
@@ -113,6 +103,14 @@ class Asked(Protocol):
 
     def tell_shortcomings(self) -> None:
         """Print what does not work here, unless that was said."""
+        ...
+
+    def number(self) -> int:
+        """The n of this cell's In[n]."""
+        ...
+
+    def where(self) -> str:
+        """The front end's name of this cell; empty if it has none."""
         ...
 
     def run(self, spec: LaunchSpec) -> None:

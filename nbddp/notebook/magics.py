@@ -28,12 +28,11 @@ from traitlets import Bool, TraitError, Unicode, observe, validate
 from nbddp.agent import stop
 from nbddp.agent.client import AgentClient, Offer
 from nbddp.compat import system
-from nbddp.errors import CommandStopped, RankStatus, RunFailed, RunStopped
+from nbddp.errors import CommandStopped, RunFailed, RunStopped
 from nbddp.execution import cell_text
 from nbddp.execution.values import RankValues
 from nbddp.launch import options
 from nbddp.launch.options import LaunchSpec
-from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasting
 from nbddp.notebook import commands
 from nbddp.notebook.history import CellHistory, Ran
@@ -101,19 +100,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
     @contextmanager
     def _stoppable(self, command: str) -> Iterator[None]:
         """Stop ends a command with one line, which says what the pool is like."""
-        before, run = self.pool.snapshot(), None
+        before = self.pool.snapshot()
         try:
             with stop.heard_at_checks():
                 yield
             return
-        except RunStopped as e:
-            run = e
-        except KeyboardInterrupt:
+        except (RunStopped, KeyboardInterrupt):
             pass
         became = changed(before, self.pool.snapshot())
-        if command == "push" and run is not None:
-            done = [s.rank for s in run.states if s.status == RankStatus.FINISHED]
-            became = f"the variables are set on {rank_words(done) if done else 'no rank'}"
         raise CommandStopped(f"%ddp {command} was stopped by the user; {became}") from None
 
     @contextmanager
@@ -167,7 +161,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _change(self, spec: LaunchSpec, line: str) -> None:
         """A `%%ddp` line without a program: `%ddp start` with its options, if they are all of the pool."""
         if spec.asks_for_run() or not spec.asks_for_pool():
-            shown = next((each.later for each in spec.said() if each.later), "")
+            shown = next((each.later for each in spec.said if each.later), "")
             raise cell_text.refusal(line.strip(), f"{shown} for the cell before" if shown else "")
         replaced = spec.fresh and self.pool.running
         start_pool(self, spec)
@@ -184,7 +178,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if not stood:
             self._tell_of_system()
         try:
-            return self.pool.carry_out(spec.request(code, number), screen)
+            return self.pool.carry_out(spec.as_request(code, number, bool(spec.output)), screen)
         except RunFailed:
             if self.pool.running:  # what led to a failure is worth seeing most of all
                 self._show_recorded_of_failed(spec)
@@ -192,12 +186,12 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _show_recorded(self, spec: LaunchSpec) -> None:
         """What a run has recorded, as its line asks. The last option comes first: those before may raise."""
-        for option in reversed(spec.said()):
+        for option in reversed(spec.said):
             self._show(option, spec)
 
     def _show_recorded_of_failed(self, spec: LaunchSpec) -> None:
         """The same of a cell that failed: that is the report, whatever becomes of this."""
-        for option in spec.said():
+        for option in spec.said:
             try:
                 if option.of_failed:
                     self._show(option, spec)
@@ -396,8 +390,28 @@ class NotebookInterrupts:
 
 # -- the magics of a shell ---------------------------------------------------------------------------
 
-TRANSFORMS = (cell_text.uncommented, cell_text.bodied)  # of a shell's cells, before it looks for a magic
+IS_MAGIC = re.compile(r"%%ddp(\s|$)")
 _loaded: dict[int, DDPMagics] = {}
+
+
+def uncommented(lines: list[str]) -> list[str]:
+    """For IPython, which takes a cell magic in the first line of a cell alone: without the comments above `%%ddp`."""
+    for top, row in enumerate(lines):
+        if IS_MAGIC.match(row):
+            return lines[top:]
+        if row.strip() and not row.lstrip().startswith("#"):
+            break
+    return lines
+
+
+def bodied(lines: list[str]) -> list[str]:
+    """For IPython, which refuses a cell magic without a body: with an empty row below a `%%ddp` line that is alone."""
+    return [f"{lines[0].rstrip()}\n", "\n"] if len(lines) == 1 and IS_MAGIC.match(lines[0]) else lines
+
+
+bodied.has_side_effects = True  # type: ignore[attr-defined]  # a terminal asks with the others whether a cell is whole
+
+TRANSFORMS = (uncommented, bodied)  # of a shell's cells, before it looks for a magic
 
 
 def load(shell: Any, asked: Offer | None = None) -> None:

@@ -10,7 +10,6 @@ from nbddp.launch import options
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import CommandLine, overview
-from nbddp.notebook.history import Ran
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.pool_parts import call_all, lines
 
@@ -58,20 +57,6 @@ def restart(magics: DDPMagics, line: CommandLine) -> None:
         return
     for note in magics.pool.restart(line.args["ranks"]):
         print(note)
-
-
-def push(magics: DDPMagics, line: CommandLine) -> None:
-    names, ranks, namespace = line.args["names"], line.args["ranks"], magics.shell.user_ns
-    unknown = [n for n in names if n not in namespace]
-    if unknown:
-        raise BadInput(f"{unknown[0]!r} is not defined in the notebook; assign it in a cell without %%ddp first")
-    pushed = {n: namespace[n] for n in names}
-    magics.pool.push(pushed, ranks)
-    magics.history.push(Ran(magics.number(), None, pushed=pushed, ranks=ranks, where=magics.where()))
-
-
-def pull(magics: DDPMagics, line: CommandLine) -> None:
-    magics.shell.user_ns.update(magics.pool.pull(line.args["names"], line.args["ranks"]))
 
 
 def log(magics: DDPMagics, line: CommandLine) -> None:

@@ -43,6 +43,7 @@ BYTES_HEAD, BYTES_TAIL = 16 << 20, 16 << 20  # characters of displays that are k
 AREA_LINES = 4  # of an Output widget, that a live view has
 LIVE_WIDTH = 1000  # characters of an unfinished line that a live view can use
 STREAMS = ("stdout", "stderr")
+RANK_LOG = "rank{}.log"  # with all that a rank prints in a run
 COMMS = ("comm_open", "comm_msg", "comm_close")
 VIEW = "application/vnd.jupyter.widget-view+json"
 MODEL = "model_name"  # the widget protocol has it with an underscore
@@ -423,7 +424,7 @@ class RankOutput:
         file stays open."""
         self.rank = rank
         self.silent = True  # it has shown nothing yet
-        self._folder, self._name, self._most, self._held = folder, name or f"rank{rank}.log", most, held
+        self._folder, self._name, self._most, self._held = folder, name or RANK_LOG.format(rank), most, held
         self.received = dict.fromkeys(STREAMS, 0)  # characters
         self._areas: dict[str, OutputArea] = {}  # comm of an Output widget → its place
         self._inside: list[str] = []  # those that the program is in, the innermost last

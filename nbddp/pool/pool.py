@@ -7,13 +7,13 @@ asks for (start, grow, shrink, replace, nothing), and tells each change in one l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.agent.client import AgentClient
-from nbddp.errors import WorkerFailed, in_own_frames
-from nbddp.execution import report, values
-from nbddp.execution.cell_sources import sources_of
+from nbddp.execution import values
 from nbddp.execution.execution import Execution
 from nbddp.execution.values import NO_VALUES, RankValues
 from nbddp.launch.machine import Node
@@ -24,10 +24,9 @@ from nbddp.pool.change import PoolSnapshot
 from nbddp.pool.node import WorkerProcess
 from nbddp.pool.runs import RankChannel, shell
 from nbddp.pool.state import PoolState
-from nbddp.pool.worker_group import WorkerGroup, check_ranks
-from nbddp.protocol import pickling
-from nbddp.protocol.capability import Target, given, load, pool_methods, with_options
-from nbddp.protocol.pool_parts import PoolParts, call_all
+from nbddp.pool.worker_group import WorkerGroup
+from nbddp.protocol.capability import Target, given, pool_methods, with_options
+from nbddp.protocol.pool_parts import PoolParts, call_all, lines
 from nbddp.protocol.request import HANG_AFTER, SHUTDOWN, Request
 from nbddp.protocol.run_spec import ARGV0, Question
 
@@ -159,14 +158,19 @@ class WorkerPool(PoolMethods):
         return self.ensure(self.spec if not self.running else LaunchSpec())
 
     def ask_ahead(self) -> None:
-        """Check the pool's connection in advance, before the next cell."""
-        self.life.ask_ahead()
+        """Have the connection asked already whether it works."""
+        if self.group.running:
+            self.group.wire.connection.ask()
 
     def ensure(self, spec: LaunchSpec, progress: Callable[[str], None] = lambda text: None) -> list[str]:
         """Make the running workers match `spec`. Returns a sentence for each change that a user should know of.
 
         Raises BadInput, with nothing changed, if `spec` cannot be met.
         """
+        self.ask_ahead()
+        with suppress(FileNotFoundError):  # where the folder is gone
+            if self.life.met == (spec, os.getcwd()) and self.group.whole:  # nothing has happened since it was met
+                return lines(self.parts.notes) if self.parts.notes else []
         old = self.topology
         notes = self.life.ensure(spec, progress)
         if old is not None and old is not self.topology and old.on_gpus != self.placed().on_gpus:
@@ -234,81 +238,21 @@ class WorkerPool(PoolMethods):
         run = self.runs.carry_out(request, screen or for_shell(shell()))
         return values.answered(run.ended) if request.want_value else NO_VALUES
 
-    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> RankValues[T]:
-        """Call `function(*args, **kwargs)` on every rank. Returns every rank's value. `call` also takes options.
-
-        Function and arguments are sent by cloudpickle. Raises the first failing rank's own exception, with the
-        WorkerFailed that holds the remote traceback as its cause; or the WorkerFailed itself if the exception cannot be
-        sent.
-        """
-        try:
-            return self.call(function, args, kwargs)
-        except WorkerFailed as failed:
-            assert self.last_run is not None
-            error = values.carried(failed, self.last_run.ended)
-            if error is None:
-                raise
-            if hasattr(error, "add_note"):  # since Python 3.11
-                error.add_note(report.note(failed))
-                failed.add_note(failed.report.removeprefix(str(failed)).strip("\n"))
-            failed.__cause__ = error.__cause__  # its own is still to be reported
-            raise in_own_frames(error) from failed.with_traceback(None)
-
-    @with_options("run")
-    def call(
-        self,
-        function: Callable[..., T],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, object] | None = None,
-        *,
-        ranks: Sequence[int] | None = None,
-        screen: Screen | None = None,
-        hang_after: float | None = HANG_AFTER,
-        timeout: float | None = None,
-        shutdown_timeout: float = SHUTDOWN,
-        **options: Unpack[RunArguments],
-    ) -> RankValues[T]:
-        """As `run`, on some ranks, with limits in seconds and with the options of `run_cell`.
-
-            pool.call(train, [config], sanitize=True)
-            print(pool.findings())
-
-        The ranks keep their variables. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
-        RunStopped, RunHung or RunTimedOut. A rank whose function calls `sys.exit()` has no value.
-        """
-        screen = screen or for_shell(shell())
-        for note in [] if self.running else self.start():
-            screen.say(note)
-        chosen = check_ranks(ranks, self.world_size, "ranks")
-        limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
-        said = given("call", "run", options)
-        request = values.call(function, args, kwargs, chosen, self.writes, shell(), **limits, **said)
-        run = self.runs.run(request, screen)
-        return values.answered(run.ended, load(self.writes).read if self.writes else pickling.unpack)
-
-    def push(self, names: Mapping[str, object], ranks: Sequence[int] | None = None) -> None:
-        """Copy values to names on the ranks. Raises BadInput if one cannot be pickled; then none is set."""
-        self.group.need_running()
-        chosen = check_ranks(ranks, self.world_size, "--ranks")
-        buffers = [values.packed(value, name) for name, value in names.items()]
-        self.answers("push", chosen, buffers, names=list(names), sources=sources_of(names.values(), shell()))
-
-    def pull(self, names: str | Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues[Any]]:
-        """Fetch one name or several from the ranks. Raises BadInput if a name is not defined on every rank."""
-        self.group.need_running()
-        chosen = check_ranks(ranks, self.world_size, "--ranks")
-        wanted = [names] if isinstance(names, str) else list(names)
-        return values.pulled(wanted, self.answers("pull", chosen, names=wanted))
-
     def answers(
-        self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
+        self,
+        op: str,
+        ranks: Sequence[int] | None = None,
+        buffers: Sequence[bytes] = (),
+        *,
+        meets: bool = True,
+        **fields: Any,
     ) -> dict[int, list[Any]]:
         """Have ranks (all, if None) carry out `op` in a run that shows nothing. Returns rank → buffers of its answer.
 
-        Raises as `run_cell` does.
+        meets: whether they may meet at the pool's store. Raises as `run_cell` does.
         """
         self.group.need_running()
-        run = self.runs.run(Request(op, fields, buffers, ranks=ranks), NullScreen())
+        run = self.runs.run(Request(op, fields, buffers, ranks=ranks, meets=meets), NullScreen())
         return {r: e.buffers for r, e in sorted(run.ended.items())}
 
     def newest(self) -> tuple[int, int] | None:
@@ -331,8 +275,10 @@ class WorkerPool(PoolMethods):
         return self.group.wire.ask(rank, question, timeout)
 
     def snapshot(self) -> PoolSnapshot:
-        """The pool's present state, to report later what has changed."""
-        return self.life.snapshot()
+        """What there is now, to say later what has changed."""
+        group = self.group
+        living = {r: w.pid for r, w in group.workers.items() if w.lives}
+        return PoolSnapshot(group.running, living, group.world_size, group.broken)
 
     def marks(self, name: str) -> tuple[bool, tuple[str, ...]]:
         """Whether GPUs are simulated, and what is said under what the command `name` shows."""

@@ -191,7 +191,8 @@ class Runs:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         self._make_ready(ranks, screen, new=request.is_program or request.op == "push")
         run = self._prepared(request, screen, most, timed_from, attempt)
-        with closing(run.events), heard_by(self.parts, run):  # what a part has them hear is let go of in any case
+        # what a part has events hear is let go of in any case
+        with closing(run.events), heard_by(self.parts, run, request.is_program):
             self._note_as_last(run)
             with uninterrupted():
                 self._carry_out(run, ranks, screen)
@@ -234,7 +235,10 @@ class Runs:
         """A run with its number and its rendezvous, heard by the pool. Arguments are as `Execution` has them."""
         group, number = self.group, next(self._numbers)
         logs = group.nodes[0].run_folder(number)
-        specs = self._specs(request, number, self._take_store(number, screen), attempt)
+        if request.meets:
+            specs = self._specs(request, number, self._take_store(number, screen), attempt)
+        else:
+            specs = dict.fromkeys(request.ranks or (), request.spec(number))
         run = Execution(
             self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most,
             parts=self.parts, attempt=attempt,
@@ -339,7 +343,7 @@ class Runs:
             self._note_late_deaths(run, broken)
         if self.ranks.lost:
             screen.say("the connection to the workers was lost and restored; variables on them are kept")
-        if group.stores is not None:
+        if group.stores is not None and run.request.meets:
             groups = {r: e.group for r, e in run.ended.items() if e.group is not None}
             well = ending is None or ending.well
             group.stores.after(well, groups if len(run.specs) == group.world_size else None)
@@ -364,7 +368,8 @@ class Runs:
         """What is said of a run however it has ended."""
         remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
         said = notes(run, remarks, self.parts) if remarks else ()
-        for note in filter(None, (run.display.unwritten(run.ended), *said)):
+        unwritten = run.display.unwritten(run.ended) if remarks or run.has_output else ""
+        for note in filter(None, (unwritten, *said)):
             screen.say(note)
 
     # -- the pool's own runs --------------------------------------------------------------------------
@@ -420,11 +425,11 @@ def have_parts(parts: PoolParts, request: Request) -> None:
 
 
 @contextmanager
-def heard_by(parts: PoolParts, run: Execution) -> Iterator[None]:
-    """Meanwhile a run goes on."""
+def heard_by(parts: PoolParts, run: Execution, begins: bool = True) -> Iterator[None]:
+    """Meanwhile a run goes on. begins: whether parts hear that."""
     try:
-        for begins in [*parts.run_begins]:
-            begins(run)
+        for hear in [*parts.run_begins] if begins else ():
+            hear(run)
         yield
     finally:
         if "died" in parts.due and any(ended.outcome is None for ended in run.ended.values()):

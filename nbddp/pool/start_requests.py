@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nbddp.agent import runtime_dir
 from nbddp.agent.hardware import loopback_name
-from nbddp.compat import working_dir
+from nbddp.compat import system
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Node, node_of
 from nbddp.launch.topology import Topology, Worker
@@ -40,7 +40,7 @@ def worker(
         rank=place.rank,
         uuid=str(uuids.uuid4()),
         env=base,
-        cwd=working_dir.here(),
+        cwd=system.existing_working_dir(),
         path=tuple(sys.path),
         log=str(home / f"worker-{place.rank}.log"),
         profile_dir=profile_dir,
@@ -75,7 +75,7 @@ def description(placed: Topology | None) -> Json:
     """What the agent tells those who ask for a pool's status."""
     hosts = {n.index: n.host for n in placed.nodes if not n.simulated} if placed and placed.nnodes > 1 else {}
     return {
-        "cwd": working_dir.known(),
+        "cwd": system.working_dir(),
         "owner": os.getpid(),
         "workers": [
             {

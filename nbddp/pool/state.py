@@ -17,16 +17,15 @@ from typing import Any
 from nbddp.agent.client import AgentClient, ask
 from nbddp.agent.stop import uninterrupted
 from nbddp.compat import system
-from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Execution
-from nbddp.launch import spec_merge, torchrun_env
+from nbddp.launch import options, torchrun_env
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
 from nbddp.output.screens import NullScreen
 from nbddp.pool import host_source
-from nbddp.pool.change import EnvChange, PoolSnapshot
+from nbddp.pool.change import EnvChange
 from nbddp.pool.host_source import HostSource, Progress
 from nbddp.pool.node import PoolNode
 from nbddp.pool.runs import RankChannel, Runs
@@ -52,7 +51,7 @@ class PoolState:
         self._connection = connection
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self._ended = ""  # that the pool before has ended by itself, until a start has told it
-        self._met: tuple[LaunchSpec, str] | None = None  # a line that was met, with nothing to say, and in which folder
+        self.met: tuple[LaunchSpec, str] | None = None  # a line that was met, with nothing to say, and in which folder
         self._remains = OwnedProcesses()
         self.group = WorkerGroup(self._remains, HostSource(weakref.proxy(self)))
         self.parts = self.with_parts()
@@ -72,21 +71,13 @@ class PoolState:
 
     # -- to what is asked for ----------------------------------------------------------------------
 
-    def ask_ahead(self) -> None:
-        """Have the connection asked already whether it works."""
-        if self.group.running:
-            self.group.wire.connection.ask()
-
     def ensure(self, spec: LaunchSpec, progress: Progress) -> list[str]:
         """Make the living workers match `spec`; what a user should know, in words. Raises BadInput, with nothing
         changed, if `spec` cannot be met."""
-        self.ask_ahead()
-        if self._met == (spec, known()) and self.group.whole:  # nothing has happened since that line was met
-            return lines(self.parts.notes) if self.parts.notes else []
-        self._met = None
+        self.met = None
         told = self._plan_and_match(spec, progress)
         if not (told or spec.fresh or self.spec.keep_warm or self.group.source.may_change):
-            self._met = spec, known()
+            self.met = spec, system.working_dir()
         return told
 
     def _plan_and_match(self, spec: LaunchSpec, progress: Progress) -> list[str]:
@@ -94,7 +85,7 @@ class PoolState:
         self.with_living_nodes(self.group.source.check, progress)
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
-        merged = spec_merge.merged(spec, self.spec if stands else None)
+        merged = options.merged(spec, self.spec if stands else None)
         self.parts.on("start")
         self.parts.on_options(merged)
         env = next((asks(merged) for asks in self.parts.environment), EnvChange())
@@ -141,7 +132,7 @@ class PoolState:
         self, spec: LaunchSpec, merged: LaunchSpec, env: EnvChange, source: HostSource, progress: Progress
     ) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
-        group, visible = self.group, spec_merge.visible(merged)
+        group, visible = self.group, options.visible_gpus(merged)
         topology = source.plan(merged)
         said = [*env.notes, *(words for planned in self.parts.planned for words in planned(merged, topology))]
         check_ranks(spec.ranks, topology.world_size, "--ranks")
@@ -278,12 +269,6 @@ class PoolState:
             hear(event)
 
     # -- in words -------------------------------------------------------------------------------------
-
-    def snapshot(self) -> PoolSnapshot:
-        """What there is now, to say later what has changed."""
-        group = self.group
-        living = {r: w.pid for r, w in group.workers.items() if w.lives}
-        return PoolSnapshot(group.running, living, group.world_size, group.broken)
 
     def shortcomings(self) -> list[str]:
         """What does not work here, in lines."""

@@ -18,8 +18,7 @@ from nbddp.agent import stop
 from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests, end_all
 from nbddp.agent.stop import uninterrupted
-from nbddp.compat.system import LOOPBACK
-from nbddp.compat.working_dir import here, known
+from nbddp.compat.system import LOOPBACK, existing_working_dir, working_dir
 from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
 from nbddp.launch.topology import Topology, Worker, rank_words
 from nbddp.output.progress import Progress, StageText, counting
@@ -222,7 +221,7 @@ class WorkerGroup:
         """Tell the agents what `status` shows, if it has changed."""
         placed = self.topology
         more = self.source.description()
-        subject = (placed, known(), len(self.files), repr(more))
+        subject = (placed, working_dir(), len(self.files), repr(more))
         info = functools.cache(lambda: {**start_requests.description(placed), **more})
         for node in self.nodes:
             node.describe(subject, info, self.files)
@@ -267,7 +266,7 @@ class WorkerGroup:
     def need_folder(self) -> None:
         """New processes start in this one's working folder. Raises BadInput, before any has ended, if it is gone."""
         if self.sees_files:
-            here()
+            existing_working_dir()
 
     def end_retired(self) -> None:
         """End processes that have served their one run; the next run starts new ones."""

@@ -118,12 +118,14 @@ class RankPart:
       the first run with ranks on several hosts. "option:NAME": before the first run whose `RunSpec.options` ask for it.
       Or when somebody asks for it.
     - hears: an option: begin and end of those runs alone whose `RunSpec.options` ask for it.
+    - sleeps: it hears of no run until it has something to do, and calls `WorkerParts.wake`.
     """
 
     name: str
     target: Target
     when: str = "start"
     hears: str = ""
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

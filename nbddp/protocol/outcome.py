@@ -7,6 +7,8 @@ as ours only on a rank that we had interrupted.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,7 +170,19 @@ class Outcome:
     @property
     def remarks(self) -> bool:
         """Whether it says what a user should know however the run has ended (`pool.runs.notes`)."""
-        return bool(self.parts or self.part_errors or self.nccl_handling)
+        return bool(self.parts or self.part_errors or self.nccl_handling or self.unsaved)
+
+    def has_longer(self, characters: int, lines: int) -> bool:
+        """Whether a message or a note of its exceptions has more than that."""
+        texts = [text for link in within(self.chain) for text in (link.message, *link.notes)]
+        return any(len(text) > characters or text.count("\n") >= lines for text in texts)
+
+
+def within(chain: Iterable[Raised]) -> Iterator[Raised]:
+    """Exceptions, and those in their groups."""
+    for link in chain:
+        yield link
+        yield from within(itertools.chain(*link.group))
 
 
 def exit_kind(outcome: Outcome) -> str:

@@ -44,7 +44,7 @@ class Hooks:
         # a run, which is an `Execution`
         self.launched: list[Callable[[Any, str], None]] = []  # a `Request`, before its first attempt; the pool's run id
         self.tells: list[Callable[[Any], Mapping[str, Any]]] = []  # a program's `Request`; fields of its `RunSpec`s
-        self.run_begins: list[Callable[[Any], None]] = []  # before it is sent
+        self.run_begins: list[Callable[[Any], None]] = []  # of a program, before it is sent
         self.ranks_gone: list[Callable[[Any, list[int]], None]] = []  # processes have ended; output may be added
         self.run_ended: list[Callable[[Any], None]] = []  # always, also where a `run_begins` has raised
         self.run_failed: list[Callable[[Any], None]] = []  # before that, where not every rank has finished
@@ -94,7 +94,7 @@ class PoolParts(Hooks):
 
     def on_options(self, spec: Any) -> None:
         """Have the parts that the options of a line ask for, a `LaunchSpec`."""
-        for option in spec.said():
+        for option in spec.said:
             self.on(f"option:{option.name}")
 
     def of(self, name: str) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-
-CELL = re.compile(r"^Cell In\[|ipykernel_\d+/\d+\.py$")  # of code on a rank, and sent from the notebook
 
 Place = tuple[str, int, str]  # file, line, function
 StackRow = tuple[str, int, str, bool]  # a place, and whether it is in the user's code
@@ -121,16 +119,19 @@ class Whereabouts:
     failed: str = ""
 
 
-def place(file: str, line: int, name: str) -> str:
-    """`cell line 9`, `cell line 9, in train` or `model.py line 9, in forward`.
+# -- which frames of a long stack are shown: a recursion has hundreds of the same ---------------------
 
-    Neither a cell's number nor a folder: a saved notebook's messages are compared, and both
-    change from run to run. The traceback has them.
-    """
-    where = "cell" if CELL.search(file.replace("\\", "/")) else file.replace("\\", "/").rsplit("/", 1)[-1]
-    return f"{where} line {line}{inside(name)}"
+SAME = 2  # frames of one place that are shown, and the last one
+OUTER, INNER = 100, 100  # frames in all
 
 
-def inside(name: str) -> str:
-    """`, in train`; empty for a program's own level, which IPython 7 and 8 call `<cell line: 3>`."""
-    return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
+def kept_frames(places: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """(index, index after the last one that is left out behind it) of the frames at these places. Of a repeated place
+    they are the first ones and the last one; of very many frames the two ends."""
+    at: dict[Hashable, list[int]] = {}
+    for i, place in enumerate(places):
+        at.setdefault(place, []).append(i)
+    kept = sorted({i for found in at.values() for i in (*found[:SAME], found[-1])})
+    if len(kept) > OUTER + INNER:
+        kept = [*kept[:OUTER], *kept[-INNER:]]
+    return list(zip(kept, [*kept[1:], len(places)], strict=False))

@@ -63,13 +63,21 @@ class Options(RunFields):
         """These by name."""
         return {each.name: getattr(self, each.name) for each in fields(Options)}
 
+    def as_request(self, code: str, number: int, want_value: bool = False) -> Request:
+        """The run that this line and the code below it ask for, as In[number]."""
+        return Request(
+            op=CELL if self.program is None else self.program.op, code=code, cell=number, argv0=f"Cell In[{number}]",
+            want_value=want_value, **self.options(),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Request(Options):
     """What ranks are to do, which of them, and how long it may take.
 
     op: "cell", "call", that of `program`, or another that `worker.requests` knows; `fields` and `buffers` are its own;
-    state: what `%ddp status` says of the ranks meanwhile.
+    state: what `%ddp status` says of the ranks meanwhile. meets: whether the ranks may meet at a store; a look at what
+    they have needs none.
 
     Of a cell: its source, `cell` (the n of its In[n]) and `argv0` (sys.argv[0]); want_value: that of its last
     expression comes back.
@@ -79,6 +87,7 @@ class Request(Options):
     fields: Mapping[str, Any] = field(default_factory=dict)
     buffers: Sequence[bytes] = ()
     state: str = ""
+    meets: bool = True
     code: str = ""
     cell: int = 1
     argv0: str = ARGV0

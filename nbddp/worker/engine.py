@@ -24,7 +24,8 @@ import ipyparallel.engine.app as engine_app
 import zmq
 from traitlets.config import Config
 
-from nbddp.agent import hardware, keepalive, warning_filters
+from nbddp.agent import hardware, warning_filters
+from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
@@ -71,7 +72,7 @@ def main(request: EngineRequest) -> int:
         raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; install ipyparallel 9")
     engine_app.Kernel = WorkerKernel
     if json.loads(Path(request["url_file"]).read_text())["location"] != LOOPBACK:  # the controller is on another host
-        keepalive.keep_context_alive(zmq.Context.instance())
+        system.keep_context_alive(zmq.Context.instance())
     app = _Engine.instance(config=_config(request))
     app.initialize([])
     app.start()

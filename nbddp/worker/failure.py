@@ -17,7 +17,7 @@ from typing import Any
 
 from nbddp.deadlock.on_rank.frames import is_user
 from nbddp.errors import Frame, Raised
-from nbddp.protocol import stack_limit
+from nbddp.protocol import position
 from nbddp.protocol.codec import FILE, name_of, plain
 from nbddp.worker import program
 
@@ -156,7 +156,7 @@ def frames(
     while walked and walked[-1][0].f_code.co_filename == program.FILE:  # Python's own handler has no frame
         walked.pop()
     found = []
-    for i, end in stack_limit.kept_frames([(frame.f_code, line) for frame, line in walked]):
+    for i, end in position.kept_frames([(frame.f_code, line) for frame, line in walked]):
         told = _frame(walked[i][0], walked[i][1] or 0, names, values)
         left_out = [name_of(frame.f_code.co_name) for frame, _ in walked[i + 1 : end]]
         found.append(replace(told, left_out=len(left_out), of=tuple(dict.fromkeys(left_out))) if left_out else told)

@@ -115,7 +115,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.departures = exit_info.GroupExits(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
         )
-        self.began_ns = 0
+        self.began = (0, 0, 0)
         self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
         self.spec: RunSpec | None = None
@@ -274,7 +274,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: RunSpec) -> None:
-        self.began_ns, self.known = clock.time_ns(), None
+        self.began, self.known = (clock.time_ns(), clock.perf_counter_ns(), clock.thread_time_ns()), None
         self.text.begin(self._parent["content"]["code"], spec.as_python)
         here = spec.rendezvous
         if not self._has_run:
@@ -370,7 +370,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         values = None if self.release.started else self.parts.of("values")
         outcome.chain = failure.chain(error, names, self._machinery, values, self.parts.of("note"))
         outcome.error_file = exit_info.error_file()
-        outcome.call = exit_info.call_of(error, names, self.began_ns, self.known)
+        outcome.call = exit_info.call_of(error, names, self.began[0], self.known)
         self.known = None
         broken = gpus.broken_context(error)
         if broken:

@@ -15,13 +15,14 @@ A part has those of these methods that it needs:
   if that would not work otherwise.
 - group_begins(): the program makes a default group. group_gone(): none is left of an earlier one, or its init failed.
 
-Who begins first ends last. An error in begin, ended or end is reported with the outcome, and changes nothing else.
+Who begins first ends last. An error in begin, ended or end is reported with the outcome, and changes nothing else. A
+part that sleeps (`RankPart.sleeps`) has none of the three called until it wakes.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from nbddp.protocol.capability import RankPart, load, rows
@@ -48,11 +49,13 @@ HOOKS = (
     "group_begins",
     "group_gone",
 )
+OF_RUN = ("begin", "ended", "end")
 
 
 class RankWorker(Protocol):
     """What parts, requests and questions need of the IPython kernel. spec: the request that is carried out; outcome:
-    what will be said of it; leaves: whether what it leaves behind is let go of when it is over, as after an error;
+    what will be said of it; began: when it did, by `time.time_ns`, `perf_counter_ns` and the main thread's CPU time;
+    leaves: whether what it leaves behind is let go of when it is over, as after an error;
     log_path: of the worker's log, empty in an engine that no agent of ours has started; pool_options: of the pool, that
     ranks get."""
 
@@ -68,6 +71,7 @@ class RankWorker(Protocol):
     log_path: str
     pool_options: Mapping[str, Any]
     spec: RunSpec | None
+    began: tuple[int, int, int]
     outcome: Outcome
     leaves: bool
 
@@ -85,7 +89,9 @@ class WorkerParts:
         asked = ("option:", "pool:")
         self._asked = {name: part.when for name, part in self._later.items() if part.when.startswith(asked)}
         self._hears = {name: part.hears for name, part in self._later.items() if part.hears}
-        self._deaf: set[str] = set()  # parts that do not hear of the run that goes on
+        self._asleep = {name for name, part in self._later.items() if part.sleeps}
+        self._begun: RunSpec | None = None  # the run that goes on
+        self._deaf: set[str] = set()  # parts that do not hear of it
         self._open: set[str] = set()  # parts that have begun what has not ended: Stop may come in between
         self._once: list[tuple[str, Callable[..., Any]]] = []
         self._made: dict[str, Any] = {}
@@ -104,6 +110,7 @@ class WorkerParts:
         left = self._open & self._deaf
         self._end_programs(left, RuntimeError("it was left on"))
         self._open |= self._hears.keys() - self._deaf
+        self._begun = spec
         self.tell("begin", spec)
         self._deaf -= self._open
         for name, when in self._asked.items():
@@ -119,6 +126,7 @@ class WorkerParts:
                 self._open.discard(name)
 
     def end(self, outcome: Outcome, error: BaseException | None) -> None:
+        self._begun = None
         self.tell("end", outcome, error)
         for once in self._once:
             self._hooks["end"].remove(once)
@@ -142,10 +150,23 @@ class WorkerParts:
         return self._made[name]
 
     def add(self, name: str, part: Any) -> None:
-        """Have a part hear of runs from the next one on."""
+        """Have a part hear of runs from the next one on; one that sleeps, once it wakes."""
         self._made[name] = part
-        for hook in HOOKS:
-            if (method := getattr(part, hook, None)) is not None:
+        self._listen(name, [hook for hook in HOOKS if name not in self._asleep or hook not in OF_RUN])
+
+    def wake(self, name: str) -> None:
+        """Have a part that has slept hear of runs. Of the one that goes on it hears the begin now."""
+        try:
+            self._asleep.remove(name)
+        except KeyError:  # it is awake
+            return
+        self._listen(name, OF_RUN)
+        if self._begun is not None and hasattr(self._made[name], "begin"):
+            self._surely(name, self._made[name].begin, self._begun)
+
+    def _listen(self, name: str, hooks: Iterable[str]) -> None:
+        for hook in hooks:
+            if (method := getattr(self._made[name], hook, None)) is not None:
                 at = len(self._hooks[hook]) if hook == "begin" else 0
                 self._hooks[hook].insert(at, (name, method))
 

@@ -24,7 +24,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -34,8 +34,6 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbddp.compat.clock import clock
 from nbddp.compat.thread import OwnThread
 from nbddp.protocol.codec import first_word, program_rows
-
-CellSource = tuple[str, str, str]  # as from `execution.cell_sources`: file, name, text
 
 
 class CellFiles:
@@ -56,14 +54,6 @@ class CellFiles:
     def begin(self) -> None:
         """The next code that is compiled is a cell of its own, not a part that a magic runs."""
         self._named = False
-
-    def take(self, sources: Sequence[CellSource]) -> None:
-        """Functions of these cells arrive. Their code names the notebook's files, which ranks do not have."""
-        for path, name, text in sources:
-            linecache.cache[path] = len(text), None, text.splitlines(keepends=True), path
-            if name:
-                self.shown.pop(path, None)
-                self.shown[path] = name
 
     def is_one(self, path: object) -> bool:
         return path in self.shown

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import inspect
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from nbddp.deadlock.on_rank import flight, position
-from nbddp.protocol import pickling
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.messages import JupyterMessage
@@ -21,43 +19,7 @@ from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import exit_info
 from nbddp.worker.parts import RankWorker
-from nbddp.worker.program import CellSource, WorkerInterrupts
-
-
-def _call(
-    worker: RankWorker, buffers: Sequence[Any], *, argv: Sequence[str], sources: Sequence[CellSource], writes: str = ""
-) -> list[bytes]:
-    """Call a pickled function; its value, or the exception, goes back pickled. Where the client trusts no rank, the
-    module `writes` writes the value, and no exception goes back."""
-    import cloudpickle
-
-    sys.argv = list(argv)
-    worker.files.take(sources)
-    function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
-    try:
-        value = function(*arguments, **options)
-    except BaseException as e:
-        worker.parts.ended(e)
-        raise
-    worker.parts.ended(None)
-    return [load(writes).write(value) if writes else pickling.pack_or_words(value)]
-
-
-def _push(
-    worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str], sources: Sequence[CellSource]
-) -> list[bytes]:
-    import cloudpickle
-
-    worker.files.take(sources)
-    found = {n: cloudpickle.loads(bytes(b)) for n, b in zip(names, buffers, strict=True)}
-    worker.shell.user_ns.update(found)
-    return []
-
-
-def _pull(worker: RankWorker, buffers: Sequence[Any], *, names: Sequence[str]) -> list[bytes]:
-    """One buffer per name; an empty one for a name that is not there."""
-    held = worker.shell.user_ns
-    return [pickling.pack_or_words(held[n]) if n in held else b"" for n in names]
+from nbddp.worker.program import WorkerInterrupts
 
 
 def _end_group(worker: RankWorker, buffers: Sequence[Any], *, through: bool = False) -> list[bytes]:
@@ -79,9 +41,6 @@ def _exits(worker: RankWorker, buffers: Sequence[Any]) -> list[bytes]:
 
 # each is given the worker, the request's buffers and, as keyword arguments, its fields; it answers with buffers
 REQUESTS: dict[str, Callable[..., list[bytes]]] = {
-    "call": _call,
-    "push": _push,
-    "pull": _pull,
     "end_group": _end_group,
     "exits": _exits,
 }
@@ -103,12 +62,10 @@ Sent = tuple[Outcome, "list[bytes] | None", JupyterMessage]  # an outcome, its b
 
 
 class QuestionsKernel(RankWorker, Protocol):
-    """What these need of the IPython kernel besides. `spec` began at `began_ns`; known: what the flight recorders held
-    when the rank was last asked; told: run → its outcome, of the last run and what that left to do, without buffers
-    that are too large to be kept."""
+    """What these need of the IPython kernel besides. known: what the flight recorders held when it was asked last.
+    told: run → its outcome, of the last run and what that left to do, without buffers that are too large to keep."""
 
     interrupts: WorkerInterrupts
-    began_ns: int
     begun: int
     known: position.KnownEntries | None
     told: dict[int, Sent]
@@ -139,7 +96,7 @@ def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) 
     shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, history)
     at_work = worker.spec is not None
     if at_work:
-        found = position.position(shown, groups, worker.began_ns, recorded.open, worker.parts.of("claim"))
+        found = position.position(shown, groups, worker.began[0], recorded.open, worker.parts.of("claim"))
     else:
         found = position.idle(shown, groups, recorded.open, begun=_has_begun(worker, run))
     taken, over = (worker.interrupts.taken, not worker.interrupts.is_on) if at_work else (False, False)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.agent.versions import CUDA, DRIVER, OF_CUDA, differing, driver, otherwise
 from nbddp.capabilities.hosts.names import Host, host_of, hosts_of
 from nbddp.capabilities.hosts.transports import SshTransport
+from nbddp.compat.extra.versions import CUDA, DRIVER, OF_CUDA, differing, driver, otherwise
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
 real = pytest.mark.skipif(not HERE, reason=MISSING)

@@ -26,7 +26,7 @@ CORE = [  # from the ground up: a folder imports from itself and from those befo
 ]  # fmt: skip
 FLOORS = {name: floor for floor, names in enumerate(CORE) for name in names}
 TABLE = "capabilities"  # the file of rows, which anybody reads and which imports none of their folders
-SHARED = {"analysis", "figures"}  # what capabilities and lessons share
+SHARED = {"analysis", "figures", "compat/extra"}  # what capabilities and lessons share
 OTHERS = {"lessons", "teach", "grading", "export"}  # teach and export: public names of what lies elsewhere
 LEAST = HERE / "least.json"  # what has been counted, for the test: it goes down alone
 
@@ -61,6 +61,8 @@ def folder_of(target: str) -> str:
     first, *rest = target.split("/")
     if first in ("errors.py", "export.py"):
         return first.removesuffix(".py")
+    if target.startswith("compat/extra/"):
+        return "compat/extra"
     if not rest:
         return "public"
     return f"{first}/{rest[0]}" if first == "capabilities" and len(rest) > 1 else first

@@ -199,7 +199,7 @@ def trips() -> Iterator[tuple[str, dict[str, Entered]]]:
     from nbddp.execution import execution
 
     # seconds: on a slow machine too a cell is a short one, and the others' failures come before a look at them
-    execution.EARLIEST = execution.LONG = watch.START_EACH = 60.0
+    execution.EARLIEST = execution.LONG = execution.START_EACH = watch.START_EACH = 60.0
     shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "nbddp")
 

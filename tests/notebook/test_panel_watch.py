@@ -16,7 +16,7 @@ import zmq
 from jupyter_client.session import Session
 
 from nbddp.capabilities.panel.pump import Pump
-from nbddp.compat import ipykernel
+from nbddp.compat.extra import ipykernel as ipykernel_extra
 from nbddp.execution.supervise import Events
 from tests.kernels import Kernel, loaded
 from tests.notebook.test_panel import asked, until
@@ -67,7 +67,7 @@ def test_a_click_that_ipykernel_6_has_read_with_the_cell_is_not_left_until_it_ha
     entries = [(1, print, ()), (2, kernel.dispatch_shell, (click,)), (3, str, ()), (4, kernel.dispatch_shell, (cell,))]
     for entry in entries:
         kernel.msg_queue.put(entry)
-    shell = ipykernel.Shell.__new__(ipykernel.Shell)
+    shell = ipykernel_extra.Shell.__new__(ipykernel_extra.Shell)
     shell.kernel, shell.threaded = kernel, False
     assert shell.taken() == [click, cell]
     assert list(kernel.msg_queue.queue) == [entries[0], entries[2]], "what is none of the channel's keeps its order"

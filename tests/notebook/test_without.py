@@ -17,8 +17,8 @@ from tests.house.check import OTHERS, SHARED, TABLE
 from tests.places import ROOT
 
 DELETED = (  # one that can be deleted stays so
-    "attached", "capacity", "env", "export", "forecast", "hosts", "panel", "scripts", "simulated_gpus", "slurm",
-    "stacks", "topology", "warm",
+    "attached", "calls", "capacity", "env", "export", "forecast", "hosts", "panel", "scripts", "simulated_gpus",
+    "slurm", "stacks", "topology", "warm",
 )  # fmt: skip
 OBSERVING = (  # what records, draws, checks or guards: without them a rank has no part, and torch's own stores
     "background", "bench", "check", "collectives", "compare", "completion", "debugger", "doctor", "export", "forecast",

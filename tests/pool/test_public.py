@@ -28,8 +28,8 @@ from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings
 from nbddp.capabilities.sanitizer.public import FindingsResult
 from nbddp.capabilities.sanitizer.recording import Place
 from nbddp.capabilities.trace.public import TraceResult
+from nbddp.errors import warn_deprecated
 from nbddp.figures.result import Result
-from nbddp.protocol.deprecation import warn_deprecated
 from tests.unit.test_checkup import one
 
 SETUP = """

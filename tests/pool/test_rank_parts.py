@@ -128,6 +128,29 @@ def test_a_part_is_made_before_the_first_run_that_needs_it(heard: list[str]) -> 
         parts["none"]
 
 
+def test_a_part_that_sleeps_hears_of_no_run_until_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Noting, "heard", [])
+    rank = tuple(RankPart(name=name, target=name, sleeps=name == "sleeper") for name in ("sleeper", "other"))
+    monkeypatch.setattr(worker_parts, "rows", lambda: (Capability(name="one", rank=rank),))
+    monkeypatch.setattr(worker_parts, "load", made_by)
+    parts = WorkerParts(SimpleNamespace(pool_options={}), print)  # type: ignore[arg-type]
+    parts.start()
+
+    def run(number: int, wakes: bool = False) -> list[str]:
+        Noting.heard.clear()
+        parts.begin(RunSpec(CELL, number))
+        for _ in range(2 * wakes):
+            parts.wake("sleeper")
+        parts.ended(None)
+        parts.end(Outcome(number), None)
+        return [text for text in Noting.heard if "sleeper" in text]
+
+    assert run(1) == []
+    awake = ["sleeper begins 2", "sleeper's program has ended", "sleeper ends"]
+    assert run(2, wakes=True) == awake, "it begins amid the run"
+    assert run(3) == [awake[0].replace("2", "3"), *awake[1:]]
+
+
 class Recording(Noting):
     """A part that hears of runs with an option alone. `goes_on`: what `ended` answers."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.capabilities.slurm.commands import Slurm
-from nbddp.launch import spec_merge
+from nbddp.launch import options
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
@@ -124,9 +124,9 @@ STANDS = LaunchSpec(nproc=4, nnodes=2, gpus_per_proc=1, visible="own", hosts="a,
 def test_what_a_line_does_not_say_stays_as_it_is(
     said: dict[str, Any], running: LaunchSpec | None, came: LaunchSpec
 ) -> None:
-    assert spec_merge.merged(LaunchSpec(**said), running) == came
+    assert options.merged(LaunchSpec(**said), running) == came
 
 
 @pytest.mark.parametrize(("spec", "visible"), [({}, "all"), ({"oversubscribe": True}, "own"), ({"visible": "x"}, "x")])
 def test_which_gpus_a_worker_sees(spec: dict[str, Any], visible: str) -> None:
-    assert spec_merge.visible(LaunchSpec(**spec)) == visible
+    assert options.visible_gpus(LaunchSpec(**spec)) == visible

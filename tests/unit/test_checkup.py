@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nbddp.agent.versions import CUDA, DRIVER
 from nbddp.capabilities.doctor.findings import Findings, Together
 from nbddp.capabilities.hosts.reachability import Endpoint
 from nbddp.capabilities.hosts.report import HostReport, HostsReport
+from nbddp.compat.extra.versions import CUDA, DRIVER
 
 ETH, IB = Endpoint("eth0", "10.0.0.1", 1000), Endpoint("ib0", "10.1.0.1", 100_000)
 VERSIONS = {"nbddp": "1", "Python": "3.12", "torch": "2.9", "ipyparallel": "9", CUDA: "12.8", DRIVER: "570.86.15"}

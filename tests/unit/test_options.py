@@ -18,7 +18,7 @@ from nbddp.capabilities.scripts.logs import LogOptions, streams
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.capabilities.trace.options import FILE
 from nbddp.errors import BadInput
-from nbddp.launch import options, spec_merge
+from nbddp.launch import options
 from nbddp.launch.options import OWN, LaunchSpec, known, parse_cell
 from nbddp.notebook.commands import parse_command
 from nbddp.pool.pool import WorkerPool
@@ -107,7 +107,7 @@ def test_without_its_row_an_option_is_not_known(gone: Capability, monkeypatch: p
     try:
         assert {*known()} == {option.name for option in (*OWN, *ADDED)} - {option.name for option in gone.options}
         assert parse_cell("--nproc 3 --show 0") == LaunchSpec(nproc=3, show=(0,))
-        assert spec_merge.merged(LaunchSpec(), LaunchSpec(nproc=3)) == LaunchSpec(nproc=3)
+        assert options.merged(LaunchSpec(), LaunchSpec(nproc=3)) == LaunchSpec(nproc=3)
         for flag in flags:
             with pytest.raises(BadInput, match=f"has no option {flag}"):
                 parse_cell(f"{flag}=1")
@@ -132,7 +132,7 @@ rows.cache_clear()
 import inspect
 import nbddp
 from nbddp.errors import BadInput
-from nbddp.launch import spec_merge
+from nbddp.launch import options
 from nbddp.capabilities.completion.lines import complete_cell, complete_command
 from nbddp.launch.options import HelpAsked, LaunchSpec, parse_cell, typed
 from nbddp.notebook.commands import parse_command
@@ -148,8 +148,8 @@ def help_of(parse, line):
 red = parse_cell("--colour red")
 assert (red.colour, red.asks_for_pool(), red.asks_for_run()) == ("red", True, False)
 assert parse_command("start --colour blue").launch.colour == "blue"
-assert spec_merge.merged(LaunchSpec(nproc=2), red).colour == "red"
-assert spec_merge.merged(parse_cell("--colour blue"), red).colour == "blue"
+assert options.merged(LaunchSpec(nproc=2), red).colour == "red"
+assert options.merged(parse_cell("--colour blue"), red).colour == "blue"
 assert complete_cell("--colour r") == ["red"]
 assert "--colour" in complete_command("restart --c") and "--loud" not in complete_command("restart --l")
 assert "colours:\\n  --colour red|blue" in help_of(parse_cell, "--help")
@@ -159,7 +159,7 @@ assert typed("colour", "red") == ["--colour", "red"]
 
 loud = parse_cell("--loud")
 assert (loud.loud, loud.asks_for_pool(), loud.asks_for_run()) == (True, False, True)
-assert loud.request("pass", 3).loud and not Request().loud
+assert loud.as_request("pass", 3).loud and not Request().loud
 assert "let the cell sing at 100%" in help_of(parse_cell, "--help")
 assert "let the script sing at 100%" in help_of(parse_command, "run --help")
 assert parse_command("run --loud s.py").launch.loud
@@ -262,7 +262,7 @@ def test_one_of_two_options_that_exclude_each_other_is_typed() -> None:
 
 
 def test_a_copy_of_the_folder_is_asked_for_each_time() -> None:
-    assert not spec_merge.merged(LaunchSpec(), parse_cell("--hosts a --sync")).sync
+    assert not options.merged(LaunchSpec(), parse_cell("--hosts a --sync")).sync
 
 
 @pytest.mark.parametrize("flag", ["--fresh", "--keep", "--timings", "--no-timings"])
@@ -281,7 +281,7 @@ def test_help_of_a_script_has_its_own_words() -> None:
 
 
 def test_what_a_line_shows_has_a_command_for_the_cell_before() -> None:
-    later = [[option.later for option in parse_cell(line).said() if option.later] for line in ("--timings", "--memory")]
+    later = [[option.later for option in parse_cell(line).said if option.later] for line in ("--timings", "--memory")]
     assert later == [["%ddp timings"], ["%ddp memory --timeline"]]
     for name in (text.split()[1] for (text,) in later):
         assert name in {command.name for row in capabilities.ROWS for command in row.commands}

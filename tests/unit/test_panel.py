@@ -10,7 +10,7 @@ from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.plan import DEFAULT, PanelPlan, considered, on_paper, plan_of
 from nbddp.capabilities.panel.state import PanelModel, State
-from nbddp.launch import options, spec_merge
+from nbddp.launch import options
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
@@ -56,7 +56,7 @@ def test_a_plan_is_a_line_to_copy(plan: PanelPlan, machine: list[Node], cell: st
     assert found.topology is not None
     spec = options.parse_cell(found.cell.removeprefix("%%ddp"))
     assert spec.nproc == plan.nproc
-    assert spec.request("", 1).max_restarts == plan.max_restarts
+    assert spec.as_request("", 1).max_restarts == plan.max_restarts
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,10 @@ def test_an_empty_control_takes_simulated_gpus_from_a_pool() -> None:
     state = panel_state.placed(state, standing, spec)
     assert state.plan.simulate_gpus == "4xT4"
     assert state.considered.topology == standing
-    assert spec_merge.merged(state.plan.spec(), spec).simulate_gpus == "4xT4"
+    assert options.merged(state.plan.spec(), spec).simulate_gpus == "4xT4"
     assert "the torchrun line is for real GPUs" in state.describe()
     emptied = panel_state.moved(state, "simulate_gpus", "")
-    assert spec_merge.merged(emptied.plan.spec(), spec).simulate_gpus is None
+    assert options.merged(emptied.plan.spec(), spec).simulate_gpus is None
     assert emptied.considered.cell == "%%ddp --nproc 2"
     assert emptied.considered.topology == Topology.plan(GPUS, nproc=2)
 

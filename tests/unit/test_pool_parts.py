@@ -88,6 +88,10 @@ def test_parts_are_called_in_the_order_of_their_rows(parts: PoolParts) -> None:
         told.append("goes on")
     assert told == ["first begins run", "second begins run", "goes on", "first ended run"]
     assert (parts.run_begins, parts.run_ended) == lists, "who holds a list sees who comes"
+    told.clear()
+    with heard_by(parts, "look", begins=False):  # type: ignore[arg-type]
+        pass
+    assert told == ["first ended look"]
 
 
 def test_a_part_is_made_by_the_first_run_that_has_something_for_it() -> None:
@@ -138,7 +142,7 @@ def test_what_a_cell_shows_in_the_end_is_by_options_that_there_are() -> None:
     """The last option that is said comes first."""
     shown = [one.name for one in added_options("run") if one.shows]
     assert sorted(shown) == ["memory", "sanitize", "show_timings", "trace"]
-    said = LaunchSpec(trace="a.json.gz", memory=True, show_timings=True).said()
+    said = LaunchSpec(trace="a.json.gz", memory=True, show_timings=True).said
     assert [one.name for one in reversed(said) if one.shows] == ["trace", "memory", "show_timings"]
 
 

@@ -22,7 +22,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = {  # folder → its modules that import nothing of that
     "": "errors export",
-    "agent": "child_logs stop versions warning_filters",
+    "agent": "child_logs stop warning_filters",
     "analysis": "*",
     "capabilities": "__init__",
     "capabilities/attached": "clusters",
@@ -56,7 +56,8 @@ PURE = {  # folder → its modules that import nothing of that
     "capabilities/topology": "boxes command",
     "capabilities/trace": "command merge options",
     "capabilities/widgets": "*",
-    "compat": "clock probes system working_dir",
+    "compat": "clock system",
+    "compat/extra": "probes system versions",
     "deadlock": "*",
     "execution": "*",
     "figures": "html result table",
@@ -67,7 +68,7 @@ PURE = {  # folder → its modules that import nothing of that
     "notebook": "commands history pool_commands",
     "output": "*",
     "pool": "change",
-    "protocol": "capability codec outcome request stack_limit",
+    "protocol": "capability codec outcome position request",
     "teach": "__init__",
     "lessons": "*/simulation l07_batch_norm/norms",
 }  # fmt: skip

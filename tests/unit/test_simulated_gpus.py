@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from nbddp import capabilities
-from nbddp.agent.versions import versions
 from nbddp.analysis.placement import describe
 from nbddp.capabilities.export.command import carry_out
 from nbddp.capabilities.hosts.elastic import Members, NodePlace
@@ -23,13 +22,13 @@ from nbddp.capabilities.simulated_gpus.cards import CARDS, MOST, cards_of, link_
 from nbddp.capabilities.simulated_gpus.on_worker import Placed
 from nbddp.capabilities.simulated_gpus.part import COUNTED, TIMED, SimulatedGpusPart
 from nbddp.capabilities.topology.figure import draw_topology
+from nbddp.compat.extra.versions import versions
 from nbddp.errors import BadInput, Cause, Frame, Raised
 from nbddp.figures.figure import _captioned
 from nbddp.figures.html import Spot
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Device, Node
-from nbddp.launch.options import LaunchSpec, parse_cell
-from nbddp.launch.spec_merge import merged
+from nbddp.launch.options import LaunchSpec, merged, parse_cell
 from nbddp.launch.topology import Topology
 from nbddp.notebook.commands import parse_command
 from nbddp.notebook.history import CellHistory

@@ -141,19 +141,19 @@ def reducer() -> None:
 def hooks() -> None:
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    unseen_by(DDP, "_comm_hooks", "nbddp.compat.torch")
+    unseen_by(DDP, "_comm_hooks", "nbddp.compat.extra.torch")
 
 
 def compiled() -> None:
     import torch
 
-    unseen_by(type(torch.compile(torch.nn.Linear(1, 1))), "_orig_mod", "nbddp.compat.torch")
+    unseen_by(type(torch.compile(torch.nn.Linear(1, 1))), "_orig_mod", "nbddp.compat.extra.torch")
 
 
 def shards() -> None:
     from torch.distributed.tensor import DTensor
 
-    unseen_by(DTensor, "_local_tensor", "nbddp.compat.torch")
+    unseen_by(DTensor, "_local_tensor", "nbddp.compat.extra.torch")
 
 
 def methods() -> None:
@@ -167,7 +167,7 @@ def methods() -> None:
 def sparse() -> None:
     import torch
 
-    unseen_by(torch.Tensor, "_indices", "nbddp.compat.torch")
+    unseen_by(torch.Tensor, "_indices", "nbddp.compat.extra.torch")
 
 
 def compiler() -> None:
@@ -188,9 +188,9 @@ def history() -> None:
 
 
 def autoreload() -> None:
-    from nbddp.compat import ipykernel
+    from nbddp.compat.extra import ipykernel as ipykernel_extra
 
-    ipykernel.autoreload = lambda shell: ({}, {})
+    ipykernel_extra.autoreload = lambda shell: ({}, {})
 
 
 def nccls_recorder() -> None:

@@ -1,4 +1,4 @@
-"""What is private in torch, ipykernel, IPython and ipyparallel is used in three modules, and nowhere else."""
+"""What is private in torch, ipykernel, IPython and ipyparallel is used in five modules, and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import places
 from tests.unit.test_seams import PRIVATE, defined, private_names
 
 ROOT = places.ROOT / "nbddp"
-SEAMS = ("compat/torch.py", "compat/ipykernel.py", "compat/ipyparallel.py")
+SEAMS = tuple(f"compat/{name}.py" for name in ("torch", "extra/torch", "ipykernel", "extra/ipykernel", "ipyparallel"))
 # simulated GPUs stand on torch's insides; a child process tries these before a pool may have such GPUs (`probe.py`)
 INSIDE = "capabilities/simulated_gpus/on_rank/"
 FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS) and INSIDE not in str(f)]
@@ -32,7 +32,7 @@ OURS = {"_found": "figures/result.py", "_pool": "public.py"}  # what classes of 
 def test_no_other_module_uses_a_private_name_of_a_library(path: Path) -> None:
     allowed = {
         "worker/kernel.py": ipykernel.OVERRIDES, "libraries/on_rank.py": ACCELERATE,
-        "compat/system.py": ("_Fork",),  # POSIX.1-2024 has it
+        "extra/system.py": ("_Fork",),  # POSIX.1-2024 has it
         "compat/thread.py": ("_started",),
     }.get(f"{path.parent.name}/{path.name}", ())  # fmt: skip
     found = set(private_names(ast.parse(path.read_text())))

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from nbddp.agent import hardware, runtime_dir
 from nbddp.agent.hardware import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.process_id import ProcessId
-from nbddp.agent.versions import versions
 from nbddp.capabilities.gpus import on_agent as devices
 from nbddp.compat import system
 from nbddp.compat.clock import clock
-from nbddp.compat.working_dir import known
+from nbddp.compat.extra.versions import versions
+from nbddp.compat.system import working_dir
 from nbddp.launch import torchrun_env
 from nbddp.protocol.codec import Json, LineBuffer, Message, encode
 from nbddp.worker import rank_guard
@@ -126,9 +126,9 @@ def _namespace(kind: str) -> str:
 
 
 def look() -> EngineFacts:
-    from nbddp.compat import ipykernel
+    from nbddp.compat.extra import ipykernel as ipykernel_extra
 
-    kernel = ipykernel.kernel_of_engine()
+    kernel = ipykernel_extra.kernel_of_engine()
     return {
         "place": place(), "sees": sees_processes(), "host": socket.gethostname(), "pid": os.getpid(),
         "started": ProcessId.of(os.getpid()).started, "python": sys.executable, "versions": versions(),
@@ -178,7 +178,7 @@ def take(asked: TakeRequest) -> tuple[str, str]:
     env = asked["env"]
     shell, torch = _shell(), sys.modules.get("torch")
     held = EngineHold(
-        asked["owner"], {name: os.environ.get(name) for name in (*env, *OF_RUN)}, known(), list(sys.argv),
+        asked["owner"], {name: os.environ.get(name) for name in (*env, *OF_RUN)}, working_dir(), list(sys.argv),
         {name: shell.user_ns.get(name) for name in ("exit", "quit")}, tempfile.mkdtemp(prefix="nbddp-"),
         torch.get_num_threads() if torch is not None else 0,
     )  # fmt: skip
@@ -194,14 +194,14 @@ def take(asked: TakeRequest) -> tuple[str, str]:
         raise
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
     _held = held
-    return known(), held.bulk
+    return working_dir(), held.bulk
 
 
 def _is_worker() -> bool:
     """Whether this engine's kernel is a worker's, whoever has made it one."""
-    from nbddp.compat import ipykernel
+    from nbddp.compat.extra import ipykernel as ipykernel_extra
 
-    return hasattr(ipykernel.kernel_of_engine(), "groups")
+    return hasattr(ipykernel_extra.kernel_of_engine(), "groups")
 
 
 def _shell() -> Any:
@@ -225,7 +225,7 @@ def _made_worker(kernel: IPythonParallelKernel) -> WorkerKernel:
 def _work() -> None:
     """Have the process do a worker's work: torch is imported here, if it was not."""
     global _kernel
-    from nbddp.compat import ipykernel
+    from nbddp.compat.extra import ipykernel as ipykernel_extra
     from nbddp.worker import engine
     from nbddp.worker.kernel import WorkerKernel
     from nbddp.worker.output import led_before
@@ -234,7 +234,7 @@ def _work() -> None:
     if _kernel is not None:
         return
     WorkerKernel.log_file = os.dup(led_before([sys.stderr]).get("stderr", 2))
-    kernel = _made_worker(ipykernel.kernel_of_engine())
+    kernel = _made_worker(ipykernel_extra.kernel_of_engine())
     kernel.requests.update(REQUESTS)
     kernel.questions.update(ASKED)
     engine.hook(kernel)

@@ -31,10 +31,10 @@ from nbddp.agent.client import START_TIMEOUT, AgentClient
 from nbddp.agent.gather import AgentRequests
 from nbddp.agent.hardware import loopback_name
 from nbddp.agent.process_id import ProcessId
-from nbddp.agent.versions import versions
 from nbddp.capabilities.attached.clusters import Cluster
 from nbddp.compat import ipyparallel
-from nbddp.compat.working_dir import here
+from nbddp.compat.extra.versions import versions
+from nbddp.compat.system import existing_working_dir
 from nbddp.errors import AgentFailed, BadInput, PoolError, RankStatus, several
 from nbddp.launch import torchrun_env
 from nbddp.launch.machine import Node
@@ -457,7 +457,7 @@ class AttachedNode(PoolNode):
 
     def take(self, places: Sequence[Worker], topology: Topology, visible: str) -> dict[int, str]:
         """What its engines are to evaluate to become these workers, by id."""
-        self._cwd = here()
+        self._cwd = existing_working_dir()
         self._asked = {place.rank: self.engines[place.local_rank] for place in places}
         asked = {}
         for place in places:

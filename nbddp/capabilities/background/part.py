@@ -48,7 +48,7 @@ class BackgroundPart:
         if not run.request.is_numbered:
             return
         with self._lock:
-            found = {key: self._outputs.pop(key) for key in [*self._outputs] if key[1] in run.shown}
+            found = {key: self._outputs.pop(key) for key in [*self._outputs] if key[1] in run.display.shown}
         for cell in sorted({cell for cell, _ in found}, key=lambda cell: (cell is None, cell)):
             outputs = [found[key] for key in sorted(key for key in found if key[0] == cell)]
             for out in outputs:

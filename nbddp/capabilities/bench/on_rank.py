@@ -24,6 +24,7 @@ from typing import Any
 
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.deadlock.on_rank import flight
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
@@ -275,7 +276,7 @@ class _Buffers:
         right, left = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
 
         def call() -> None:
-            with torch_compat.coalescing(self.group) as works:
+            with torch_extra.coalescing(self.group) as works:
                 works += [self.group.send([self.share], right, 0), self.group.recv([self.came], left, 0)]
             for work in works:
                 work.wait()

@@ -48,7 +48,7 @@ OF_GPUS = "these are times of the host, which runs ahead of a GPU; %%ddp --trace
 
 def collectives(ranks: IdleRanks) -> Breakdown:
     """The breakdown of the last run that called collectives. Raises PoolNotRunning, or BadInput if no run has."""
-    answered = unpacked(ranks.answers("together"))
+    answered = unpacked(ranks.answers("together", meets=False))
     found = {r: f if f and f["run"] is not None else None for r, f in answered.items()}
     if not any(found.values()):
         if any(answered.values()):

@@ -63,7 +63,7 @@ def compare(pool: IdleRanks, *names: str, ranks: Sequence[int] | None = None) ->
     def ask(
         some: Sequence[int], fields: Mapping[str, object], buffers: Sequence[bytes] = ()
     ) -> Mapping[int, Sequence[Any]]:
-        return pool.answers("compare", some, buffers, **fields)
+        return pool.answers("compare", some, buffers, meets=False, **fields)
 
     if not names or not chosen:
         raise BadInput(f"there are no {'ranks' if names else 'names'} to compare; write %ddp compare model --ranks 0-1")

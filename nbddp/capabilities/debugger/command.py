@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from nbddp.capabilities.debugger import stdin
 from nbddp.capabilities.debugger.prompt import STOPS, Keyboard
 from nbddp.capabilities.debugger.transcript import post_mortem
-from nbddp.errors import BadInput, Cause, NbddpError, RunFailed
+from nbddp.errors import BadInput, Cause, NbddpError, RunFailed, place
 from nbddp.execution import report
 from nbddp.launch.options import Parser
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.protocol.position import place
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import WorkerPool

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.debugger.messages import Stopped
-from nbddp.compat import ipykernel
+from nbddp.compat.extra import ipykernel as ipykernel_extra
 from nbddp.pool.runs import shell
 from nbddp.protocol.codec import Json, from_json
 from nbddp.protocol.request import Request
@@ -67,7 +67,7 @@ def can_type(shell: Any) -> bool:
         return False
     kernel = getattr(shell, "kernel", None)
     if kernel is not None:
-        return not ipykernel.lacks_of_stdin(kernel.__class__) and ipykernel.may_ask(kernel)
+        return not ipykernel_extra.lacks_of_stdin(kernel.__class__) and ipykernel_extra.may_ask(kernel)
     return _is_terminal(sys.stdin) and _is_terminal(sys.stdout)
 
 

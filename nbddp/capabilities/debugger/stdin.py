@@ -21,7 +21,7 @@ from nbddp.agent import stop
 from nbddp.capabilities.debugger.part import can_type
 from nbddp.capabilities.debugger.prompt import Keyboard
 from nbddp.capabilities.debugger.transcript import last_word
-from nbddp.compat import ipykernel
+from nbddp.compat.extra import ipykernel as ipykernel_extra
 
 Complete = Callable[[str], Sequence[str]]
 END = "\x04"  # what a front end sends for Ctrl-D
@@ -177,7 +177,7 @@ class FrontEnd:
         while self._receive() is not None:
             pass
         kernel, content = self._kernel, {"prompt": prompt, "password": False}
-        identity = ipykernel.identity_of_cell(kernel)
+        identity = ipykernel_extra.identity_of_cell(kernel)
         kernel.session.send(kernel.stdin_socket, "input_request", content, kernel.get_parent("shell"), ident=identity)
         self.open = True
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.capabilities.debugger.messages import Stopped
-from nbddp.errors import BadInput, RunFailed
+from nbddp.errors import BadInput, RunFailed, place
 from nbddp.execution import report
 from nbddp.launch.options import rank_set
 from nbddp.launch.topology import rank_words
-from nbddp.protocol.position import place
 
 PROMPT = "ddp> "  # before a line that was sent
 MOST = 500  # lines of a transcript

@@ -20,13 +20,14 @@ from nbddp.capabilities.doctor import probes_torch
 from nbddp.capabilities.doctor.findings import Machine
 from nbddp.capabilities.doctor.seams import SEAMS, ProbeResult, Seam
 from nbddp.compat import ipykernel, ipyparallel
-from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import Failed, Untried, absent, expect
+from nbddp.compat.extra import ipykernel as ipykernel_extra
+from nbddp.compat.extra import torch as torch_extra
+from nbddp.compat.extra.probes import Failed, Untried, absent, expect
 from nbddp.deadlock.on_rank import flight
 from nbddp.protocol.capability import load, rows
 from nbddp.protocol.codec import Message
 
-NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
+NAMES: dict[str, tuple[str, ...]] = {**torch_extra.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
 
 
@@ -36,7 +37,7 @@ PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow 
 
 
 def _takes(method: str, *wanted: str) -> None:
-    taken = ipykernel.parameters(method)
+    taken = ipykernel_extra.parameters(method)
     expect(tuple(taken[: len(wanted)]) == wanted, f"it takes ({', '.join(taken)})")
 
 
@@ -60,14 +61,14 @@ def event_loop() -> None:
 def messages_during_a_cell() -> None:
     from ipykernel.ipkernel import IPythonKernel
 
-    lacking = ipykernel.lacks_of_shell(IPythonKernel)
+    lacking = ipykernel_extra.lacks_of_shell(IPythonKernel)
     expect(not lacking, f"a kernel has no {', '.join(lacking)}")
 
 
 def questions_of_a_cell() -> None:
     from ipykernel.ipkernel import IPythonKernel
 
-    lacking = ipykernel.lacks_of_stdin(IPythonKernel)
+    lacking = ipykernel_extra.lacks_of_stdin(IPythonKernel)
     expect(not lacking, f"a kernel has no {', '.join(lacking)}")
 
 
@@ -105,7 +106,7 @@ def shell() -> Iterator[Any]:
 
 def history_of_errors() -> None:
     with shell() as made:
-        if not ipykernel.words_history(made):
+        if not ipykernel_extra.words_history(made):
             raise Untried("this IPython does not keep errors in its history")
         worded: list[Any] = []
 
@@ -119,7 +120,7 @@ def history_of_errors() -> None:
 
 
 def traceback_of_a_reply() -> None:
-    expect(ipykernel.reads_traceback(), "ipykernel's reply takes its traceback from elsewhere")
+    expect(ipykernel_extra.reads_traceback(), "ipykernel's reply takes its traceback from elsewhere")
 
 
 def files_of_autoreload() -> None:
@@ -130,7 +131,7 @@ def files_of_autoreload() -> None:
             if e.name == "imp":  # IPython 7's imports it, and Python 3.12 has it no more
                 raise Untried("this Python cannot load this IPython's %autoreload") from None
             raise
-        times, failed = ipykernel.autoreload(made)
+        times, failed = ipykernel_extra.autoreload(made)
         expect(times.get("nbddp") and isinstance(failed, dict), "%autoreload keeps the times of files in another way")
 
 

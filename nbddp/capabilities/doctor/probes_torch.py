@@ -18,7 +18,8 @@ from typing import Any
 
 from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import Failed, Untried, alone, expect
+from nbddp.compat.extra import torch as torch_extra
+from nbddp.compat.extra.probes import Failed, Untried, alone, expect
 from nbddp.deadlock.on_rank import call_log, flight, torch_debug_detail
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 
@@ -235,7 +236,7 @@ def backends_of_a_group() -> None:
     with alone() as (dist, _):
         group = dist.group.WORLD
         other = dist.ProcessGroup(0, 1)
-        expect(torch_compat.share_backends(group, other) == group.name(), "one group cannot have another's backends")
+        expect(torch_extra.share_backends(group, other) == group.name(), "one group cannot have another's backends")
         del other
 
 
@@ -244,7 +245,7 @@ def end_of_backward() -> None:
 
     called: list[int] = []
     leaf = torch.ones(1, requires_grad=True)
-    leaf.register_hook(lambda gradient: torch_compat.autograd_engine().queue_callback(lambda: called.append(1)))
+    leaf.register_hook(lambda gradient: torch_extra.autograd_engine().queue_callback(lambda: called.append(1)))
     leaf.sum().backward()
     expect(called, "the engine does not call back")
 
@@ -253,7 +254,7 @@ def data_loaders() -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    owner = torch_compat.loader_iterator()
+    owner = torch_extra.loader_iterator()
     expect(owner is not None and "__next__" in vars(owner), "iterators over data loaders have no common __next__")
     batches = iter(DataLoader(torch.arange(2)))
     expect(isinstance(batches, owner), "an iterator over a data loader is of another class")
@@ -284,7 +285,7 @@ def ddps_list_of_hooks() -> None:
     with alone():
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
         model.register_comm_hook(None, allreduce_hook)
-        expect(torch_compat.replace_last_hook(model, allreduce_hook, None), "DDP keeps no list of hooks")
+        expect(torch_extra.replace_last_hook(model, allreduce_hook, None), "DDP keeps no list of hooks")
         del model
 
 
@@ -325,8 +326,8 @@ def compiled_modules() -> None:
 
     module = torch.nn.Linear(1, 1)
     made = torch.compile(module)
-    expect(torch_compat.is_compiled(made), "a compiled module does not keep the module")
-    expect(torch_compat.compiled_from(made) is module, "it keeps another one")
+    expect(torch_extra.is_compiled(made), "a compiled module does not keep the module")
+    expect(torch_extra.compiled_from(made) is module, "it keeps another one")
 
 
 def shards_of_dtensors() -> None:
@@ -336,13 +337,13 @@ def shards_of_dtensors() -> None:
 
     with alone():
         made = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)))
-        expect(type(torch_compat.shard(made)) is torch.Tensor, "a DTensor does not keep its shard")
+        expect(type(torch_extra.shard(made)) is torch.Tensor, "a DTensor does not keep its shard")
 
 
 def parts_of_sparse_tensors() -> None:
     import torch
 
-    indices, values = torch_compat.sparse_parts(
+    indices, values = torch_extra.sparse_parts(
         torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,), check_invariants=False)
     )
     expect((indices.shape[1], len(values)) == (2, 2), "the tensor was coalesced")
@@ -352,7 +353,7 @@ def profilers_of_a_program() -> None:
     from torch import profiler
 
     seen: list[str] = []
-    torch_compat.watch_profilers(lambda: seen.append("begins"), lambda: seen.append("on"), lambda: seen.append("off"))
+    torch_extra.watch_profilers(lambda: seen.append("begins"), lambda: seen.append("on"), lambda: seen.append("off"))
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU]):
         expect("on" in seen and seen[0] == "begins", "that a profiler starts is not noticed before it does")
     expect(seen[-1] == "off", "that a profiler has stopped is not noticed")
@@ -361,10 +362,10 @@ def profilers_of_a_program() -> None:
 def history_of_gpu_memory() -> None:
     import torch
 
-    if not torch_compat.begin_memory_history(100):
+    if not torch_extra.begin_memory_history(100):
         raise Untried("torch sees no GPU here")
     tensor = torch.ones(1, device="cuda")
-    found = torch_compat.end_memory_history()
+    found = torch_extra.end_memory_history()
     entries = [e for some in found["device_traces"] for e in some if e["action"] == "alloc"]
     expect(any(e["addr"] == tensor.untyped_storage().data_ptr() for e in entries), "an allocation is not recorded")
     lacking = [key for key in ("size", "time_us", "frames") if key not in entries[-1]]

@@ -28,7 +28,7 @@ from nbddp.capabilities.export.options import ExportArguments, Shape
 from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.sbatch import Job
 from nbddp.errors import BadInput
-from nbddp.launch import spec_merge
+from nbddp.launch import options as launch_options
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.notebook.history import CellHistory, Ran
@@ -214,8 +214,8 @@ def _shape_of(specs: Sequence[LaunchSpec], pool: Shape | None) -> Shape:
 
 def _said(specs: Sequence[LaunchSpec]) -> tuple[str, ...]:
     """What is said of options that hold: `--simulate-gpus 0` has been said, and does not."""
-    held = (spec_merge.merged(spec, None) for spec in specs)
-    return tuple(dict.fromkeys(option.exported for spec in held for option in spec.said() if option.exported))
+    held = (launch_options.merged(spec, None) for spec in specs)
+    return tuple(dict.fromkeys(option.exported for spec in held for option in spec.said if option.exported))
 
 
 def _job(args: ExportArguments, to: str, shape: Shape, script: Path, argv: Sequence[str]) -> list[str]:

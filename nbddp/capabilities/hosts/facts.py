@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pynvml
 
-from nbddp.agent.versions import versions
+from nbddp.compat.extra.versions import versions
 from nbddp.protocol.codec import Json
 
 SHM, INFINIBAND = Path("/dev/shm"), Path("/sys/class/infiniband")

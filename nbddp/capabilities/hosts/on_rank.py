@@ -16,9 +16,9 @@ import struct
 import sys
 from contextlib import suppress
 
-from nbddp.agent.keepalive import GIVEN_UP, keep_alive
 from nbddp.compat import system
 from nbddp.compat.clock import clock
+from nbddp.compat.extra.system import GIVEN_UP, keep_alive
 from nbddp.compat.thread import OwnThread
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker.parts import RankWorker

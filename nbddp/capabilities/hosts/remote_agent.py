@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 from nbddp.agent import child_logs, children, hardware, keeper, runtime_dir, warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.agent.server import WORKER, Child, NodeAgent, Peer
-from nbddp.agent.versions import versions
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.reachability import offers
 from nbddp.capabilities.hosts.sync_remote import FolderCopy
-from nbddp.compat import working_dir
+from nbddp.compat import system
+from nbddp.compat.extra.versions import versions
 from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.protocol.agent import Hello
 from nbddp.protocol.codec import MARK, PING_EVERY, Message, encode, parsed
@@ -64,10 +64,10 @@ class RemoteAgent(NodeAgent):
         """What the owner needs to know of this host before anything is warm."""
         return replace(
             super().hello(),
-            home=str(self.home), bulk=str(runtime_dir.bulk(self.home)), cwd=working_dir.known(),
+            home=str(self.home), bulk=str(runtime_dir.bulk(self.home)), cwd=system.working_dir(),
             host=socket.gethostname(), reached=self._reached or reached_at(), versions=versions(),
             joining={name: os.environ[name] for name in INTERFACES if name in os.environ},
-            moved="" if self._wanted_cwd in ("", working_dir.known()) else self._wanted_cwd,
+            moved="" if self._wanted_cwd in ("", system.working_dir()) else self._wanted_cwd,
         )  # fmt: skip
 
     def _write_owner(self, data: bytes) -> None:
@@ -185,7 +185,7 @@ class RemoteAgent(NodeAgent):
             "kind": FACTS,
             "log": str(log),
             "env": dict(os.environ),
-            "cwd": working_dir.here(),
+            "cwd": system.existing_working_dir(),
             "path": list(sys.path),
         }
         self._asked_facts[super()._do_start(peer, here)["pid"]] = (peer, message["id"])
@@ -206,7 +206,7 @@ class RemoteAgent(NodeAgent):
     def _do_folder(self, peer: Peer, message: Message) -> Message:
         """A copy of the notebook's folder begins, or begins anew."""
         self._end_copy()
-        self._copy = FolderCopy(message["path"], message["of"], message["host"], working_dir.known())
+        self._copy = FolderCopy(message["path"], message["of"], message["host"], system.working_dir())
         return {}
 
     def _end(self) -> None:
@@ -232,7 +232,7 @@ class RemoteAgent(NodeAgent):
 
     def _do_folder_done(self, peer: Peer, message: Message) -> Message:
         """All has been sent: workers that are started from now on begin in the copy."""
-        used, answer = working_dir.known(), self._copying().finish()
+        used, answer = system.working_dir(), self._copying().finish()
         answer["moved"] = answer["folder"] != used
         os.chdir(answer["folder"])
         self._end_copy()
@@ -253,7 +253,7 @@ class RemoteAgent(NodeAgent):
 
     def _do_start(self, peer: Peer, message: Message) -> Message:
         """As an agent beside its owner, in this host's environment with what the owner adds."""
-        here = {"env": {**os.environ, **message["env"]}, "cwd": working_dir.here(), "path": list(sys.path)}
+        here = {"env": {**os.environ, **message["env"]}, "cwd": system.existing_working_dir(), "path": list(sys.path)}
         if "profile_dir" in message:
             os.makedirs(message["profile_dir"], mode=0o700, exist_ok=True)
         return super()._do_start(peer, {**message, **here})

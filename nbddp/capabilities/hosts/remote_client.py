@@ -18,12 +18,12 @@ from typing import Any
 
 from nbddp.agent.child_logs import last_line
 from nbddp.agent.client import START_TIMEOUT, AgentClient, without_stop
-from nbddp.agent.versions import otherwise
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.rejoin import GONE
 from nbddp.capabilities.hosts.transports import Transport
-from nbddp.compat.working_dir import here
+from nbddp.compat.extra.versions import otherwise
+from nbddp.compat.system import existing_working_dir
 from nbddp.errors import AgentFailed
 from nbddp.launch.units import lasts
 from nbddp.protocol.agent import PROTOCOL, Warm
@@ -64,10 +64,9 @@ class RemoteAgentClient(AgentClient):
         lines = LineBuffer(MARK, self.note_unknown)
         super().__init__(log.parent, process.stdout, process.stdin, env, lines)  # type: ignore[arg-type]
         self.process = process
+        here, there = existing_working_dir(), way.address(host)
         with suppress(OSError):  # it has ended already; who waits for it learns why
-            process.stdin.write(
-                encode({"env": dict(env), "cwd": here(), "reached": way.address(host), "keep_alive": keep_alive})
-            )
+            process.stdin.write(encode({"env": dict(env), "cwd": here, "reached": there, "keep_alive": keep_alive}))
             process.stdin.flush()
         threading.Thread(target=self._look_after, name="nbddp-ping", daemon=True).start()
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from nbddp.agent import stop
 from nbddp.agent.stop import uninterrupted
-from nbddp.agent.versions import differing, versions
 from nbddp.capabilities.hosts import pairwise_probe, sync
 from nbddp.capabilities.hosts.elastic import JOIN_TIMEOUT, LOOK_EVERY, Members, NodePlace
 from nbddp.capabilities.hosts.names import Host, hosts_of
@@ -21,6 +20,7 @@ from nbddp.capabilities.hosts.node import RemoteNode
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.hosts.transports import SshTransport, TemplateTransport, Transport
 from nbddp.capabilities.hosts.via import SSH, refuse_more_than_names, via_of
+from nbddp.compat.extra.versions import differing, versions
 from nbddp.errors import AgentFailed, BadInput, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import counted

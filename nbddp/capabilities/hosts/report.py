@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from nbddp.agent.versions import CUDA, DRIVER, NONE, differing
 from nbddp.capabilities.hosts.reachability import ADVICE, NO_ROUTE, Endpoint, Tried, joined
+from nbddp.compat.extra.versions import CUDA, DRIVER, NONE, differing
 from nbddp.errors import counted
 from nbddp.figures.table import Table
 

@@ -25,7 +25,7 @@ from nbddp.analysis.quantities import size
 from nbddp.capabilities.hosts import sync_rules
 from nbddp.capabilities.hosts.remote_client import RemoteAgentClient
 from nbddp.capabilities.hosts.sync_rules import CACHE_MARKS, MOST_BYTES, MOST_FILES, FileEntry
-from nbddp.compat.working_dir import here
+from nbddp.compat.system import existing_working_dir
 from nbddp.errors import BadInput, PoolError
 from nbddp.protocol.codec import Message
 
@@ -160,7 +160,7 @@ def copy(agents: Sequence[RemoteAgentClient], progress: Callable[[str], None], l
     Raises BadInput, with nothing copied, for a folder that is too much.
     """
     began = time.monotonic()
-    root = Path(here())
+    root = Path(existing_working_dir())
     progress(f"listing the files of {root}")
     found = listing(root)
     receivers = [Receiver(agent) for agent in agents]

@@ -27,7 +27,7 @@ MOST_NAMES = 3  # that share memory are named
 def memory(ranks: IdleRanks) -> list[RankMemory]:
     """What each rank's memory holds (`nbddp.capabilities.memory.on_rank`). Raises BadInput if no rank has a
     model."""
-    answers: dict[int, MemoryAnswer | None] = unpacked(ranks.answers("memory"))
+    answers: dict[int, MemoryAnswer | None] = unpacked(ranks.answers("memory", meets=False))
     found = {r: f for r, f in answers.items() if f}
     if not found:
         raise BadInput("no rank has a module or an optimizer; create them in a %%ddp cell first")

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.timings.on_rank import tensors
 from nbddp.compat import system
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker.parts import RankWorker
@@ -123,11 +123,11 @@ class _Tally:
 
 def storages(tensor: Any) -> list[tuple[str, int, int]]:
     """(device, address, bytes) of what a tensor lies in on this rank; nothing for meta tensors."""
-    local = torch_compat.shard(tensor)
+    local = torch_extra.shard(tensor)
     if local.is_meta:
         return []
     if local.is_sparse:
-        return [s for part in torch_compat.sparse_parts(local) for s in storages(part)]
+        return [s for part in torch_extra.sparse_parts(local) for s in storages(part)]
     try:
         storage = local.untyped_storage()
     except (RuntimeError, NotImplementedError):  # a layout without one

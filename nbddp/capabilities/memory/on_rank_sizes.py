@@ -10,7 +10,7 @@ import numpy as np
 from nbddp.analysis import on_rank_walk
 from nbddp.capabilities.memory.on_rank import storages, user_names
 from nbddp.capabilities.memory.parts import NameSize
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.protocol import pickling
 from nbddp.worker.parts import RankWorker
 
@@ -76,7 +76,7 @@ def storages_of(thing: Any) -> list[Storage]:
 
 def _spanned(thing: Any) -> int:
     """Bytes of its own elements on this rank."""
-    own = thing if isinstance(thing, np.ndarray) else torch_compat.shard(thing)
+    own = thing if isinstance(thing, np.ndarray) else torch_extra.shard(thing)
     return int(own.nbytes)
 
 

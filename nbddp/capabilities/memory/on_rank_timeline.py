@@ -35,9 +35,9 @@ from nbddp.capabilities.memory.history import (
 )
 from nbddp.capabilities.memory.on_rank import resident
 from nbddp.capabilities.timings.on_rank import Recorder, now
-from nbddp.compat import system
-from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.extra import system as system_extra
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.compat.thread import OwnThread
 from nbddp.deadlock.on_rank import frames
 from nbddp.deadlock.on_rank.frames import SeenFrame
@@ -56,7 +56,7 @@ class AllocationRecorder:
 
     def __init__(self, worker: RankWorker) -> None:
         self._worker = worker
-        in_use = system.heap_in_use()  # the worker starts: what is in use from then on is the programs'
+        in_use = system_extra.heap_in_use()  # the worker starts: what is in use from then on is the programs'
         self.start = resident() if in_use is None else in_use
         self.why = ""
         self.run = 0
@@ -88,7 +88,7 @@ class AllocationRecorder:
         self._recorder, recorder.heard = recorder, self._mark
         self._began, self._shift = now(), now() - clock.time_ns()
         try:
-            self._kind = CUDA if torch_compat.begin_memory_history(ENTRIES) else _counted()
+            self._kind = CUDA if torch_extra.begin_memory_history(ENTRIES) else _counted()
         except RuntimeError as e:  # an allocator that keeps none
             self._kind, self.why = CUDA, f"{e}"
             return
@@ -115,7 +115,7 @@ class AllocationRecorder:
         if self._kind == CUDA:
             if self.why:
                 return None
-            snapshot = cast(Snapshot, torch_compat.end_memory_history())
+            snapshot = cast(Snapshot, torch_extra.end_memory_history())
             return from_snapshot(snapshot, self._of_frames, self._began, now(), self._shift, ENTRIES)
         self._ended.set()
         if self._thread is not None:
@@ -140,7 +140,7 @@ class AllocationRecorder:
     def _sample(self, its: Iterable[SeenFrame]) -> int:
         """its: the main thread's frames, innermost first."""
         place = next(((f.file, f.line) for f in its if self._is_user(f.file)), None)
-        level = resident() if self._kind == RESIDENT else int(system.heap_in_use() or 0)
+        level = resident() if self._kind == RESIDENT else int(system_extra.heap_in_use() or 0)
         self._samples.append((now(), level, place))
         return level
 
@@ -206,9 +206,9 @@ def _counted() -> str:
     """What can be sampled here: HEAP if malloc's own count sees a tensor come."""
     import torch
 
-    before = system.heap_in_use()
+    before = system_extra.heap_in_use()
     tensor = torch.empty(TRIED, dtype=torch.uint8)
-    after = system.heap_in_use()
+    after = system_extra.heap_in_use()
     del tensor
     return HEAP if before is not None and after is not None and after - before >= TRIED else RESIDENT
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbddp.capabilities.panel.panel import PoolPanel
+from nbddp.errors import warn_deprecated
 from nbddp.notebook.commands import Asked, CommandLine
 from nbddp.notebook.magics import standing_pool
 from nbddp.pool.pool import WorkerPool
-from nbddp.protocol.deprecation import warn_deprecated
 from nbddp.protocol.messages import Metadata, MimeBundle
 from nbddp.public import Pool, face, inner
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from nbddp.compat import ipykernel
+from nbddp.compat.extra import ipykernel as ipykernel_extra
 
 NOW = ("comm_open", "comm_msg", "comm_close", "kernel_info_request", "comm_info_request")
 
@@ -28,7 +28,7 @@ class Pump:
     """The shell channel of the running kernel, during one run. Made and used in the main thread."""
 
     def __init__(self, kernel: Any):
-        self.shell, self.kernel = ipykernel.Shell(kernel), kernel
+        self.shell, self.kernel = ipykernel_extra.Shell(kernel), kernel
         self.loop = asyncio.get_event_loop_policy().get_event_loop() if self.shell.threaded else None
         self._poller = zmq.Poller()
         self._poller.register(self.shell.socket, zmq.POLLIN)
@@ -104,7 +104,7 @@ def can_hear() -> bool:
     """Whether the cell that runs now can hear the front end: in the main thread of a kernel that allows it."""
     kernel = _kernel()
     here = threading.current_thread() is threading.main_thread()
-    return here and kernel is not None and not ipykernel.lacks_of_shell(type(kernel))
+    return here and kernel is not None and not ipykernel_extra.lacks_of_shell(type(kernel))
 
 
 def pump() -> Pump | None:

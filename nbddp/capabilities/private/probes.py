@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from nbddp.capabilities.private import sock_owner
-from nbddp.compat.probes import Untried, expect
+from nbddp.compat.extra.probes import Untried, expect
 
 
 def store_out_of_reach() -> None:

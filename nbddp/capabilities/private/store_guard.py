@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 
 from nbddp.agent import store_host
-from nbddp.agent.keepalive import give_up_silent
 from nbddp.agent.store_host import Served
 from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.private.sock_owner import ProcessTree, SockDiag, SocketOwner, ends
+from nbddp.compat.extra.system import give_up_silent
 from nbddp.protocol.agent import KEY_BYTES, OpenStore
 
 BEHIND = "127.0.0.2"

@@ -25,6 +25,7 @@ from nbddp.capabilities.prove.on_rank_reach import Names, Reached, holds_batch, 
 from nbddp.capabilities.prove.on_rank_run import main, value_of
 from nbddp.capabilities.prove.plan import LATE, BatchFacts, CopyAnswer, CopyState, Plan, StepFacts
 from nbddp.compat import system
+from nbddp.compat.extra import system as system_extra
 from nbddp.execution.report import signal_name
 from nbddp.protocol import pickling
 from nbddp.protocol.codec import from_json
@@ -180,7 +181,7 @@ def refusal(reached: Reached, gpus: bool) -> str:
         return "the ranks have no process group; run dist.init_process_group() in a %%ddp cell first"
     tensors = [*(p for m in reached.modules.values() for p in m.parameters()), *reached.tensors()]
     devices = {t.device.type for t in tensors} - ({"cpu", "cuda"} if gpus else {"cpu"})
-    if gpus and not system.can_fork_quietly():
+    if gpus and not system_extra.can_fork_quietly():
         return "copies with simulated GPUs need the function _Fork of glibc 2.34 or newer, which is not here"
     if devices or (torch.cuda.is_initialized() and not gpus):
         where = f"the step's tensors are on {', '.join(sorted(devices))}" if devices else "this rank has used CUDA"

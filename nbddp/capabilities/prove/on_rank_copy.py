@@ -34,8 +34,9 @@ from typing import Any
 
 from nbddp.agent.children import die_with_parent
 from nbddp.capabilities.prove.on_rank_reach import Names
-from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import system as system_extra
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.worker.parts import RankWorker
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -63,7 +64,7 @@ def forked(quietly: bool, read: int, write: int) -> int:
             warnings.simplefilter("ignore")  # Python 3.12 warns of threads; the module says what is done about them
             return os.fork()
     for _ in range(TRIES):
-        pid = system.fork_quietly()
+        pid = system_extra.fork_quietly()
         if pid == 0:
             bytearray(1 << 14)  # takes the lock that another thread may have held
             os.write(write, BEGUN)
@@ -252,7 +253,7 @@ def put_in_place(pairs: Sequence[tuple[Any, Any]], living: Living) -> None:
         ddp.process_group = new.get(id(ddp.process_group), ddp.process_group)
     for old, now in pairs:
         if id(old) in _names:
-            torch_compat.answer_to(_names[id(old)], now)
+            torch_extra.answer_to(_names[id(old)], now)
 
 
 def replaced(holders: Iterable[Any], new: NewObjects) -> None:
@@ -299,7 +300,7 @@ def take_apart(models: Iterable[Any]) -> list[DdpParts]:
     """Remove each DDP model's reducer and with it its hooks on gradients."""
     parts = []
     for ddp in models:
-        parts.append(DdpParts(ddp, torch_compat.reduced_parameters(ddp), torch_compat.comm_hooks(ddp)))
+        parts.append(DdpParts(ddp, torch_extra.reduced_parameters(ddp), torch_extra.comm_hooks(ddp)))
         del ddp.__dict__["reducer"], ddp.__dict__["logger"]
     return parts
 
@@ -315,7 +316,7 @@ def put_together(parts: Iterable[DdpParts]) -> None:
             if isinstance(m, torch.nn.Embedding | torch.nn.EmbeddingBag) and m.sparse
         }
         flags = [id(p) in sparse for p in part.parameters]
-        torch_compat.make_reducer(part.ddp, part.parameters, flags, part.hooks)
+        torch_extra.make_reducer(part.ddp, part.parameters, flags, part.hooks)
 
 
 def plain_models() -> None:

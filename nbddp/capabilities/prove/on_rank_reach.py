@@ -232,7 +232,7 @@ def _known_libraries() -> frozenset[str]:
 
 
 def is_loader_iterator(value: object) -> bool:
-    from nbddp.compat import torch as torch_compat
+    from nbddp.compat.extra import torch as torch_extra
 
-    kind = torch_compat.loader_iterator()
+    kind = torch_extra.loader_iterator()
     return kind is not None and isinstance(value, kind)

@@ -24,7 +24,7 @@ from nbddp.capabilities.prove import on_rank_shards as sharding
 from nbddp.capabilities.prove.on_rank_batch import CannotJoin, cut, digest, joined, like, samples
 from nbddp.capabilities.prove.on_rank_reach import Names, Reached, reach
 from nbddp.capabilities.prove.plan import CopyAnswer, OneProcess, Plan, SeenFacts, TensorPair
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.deadlock.on_rank import frames
 from nbddp.protocol.codec import from_json, to_json
 from nbddp.worker.parts import RankWorker
@@ -100,7 +100,7 @@ class Copy:
         several = len(self.reached.modules) > 1
         for title, module in self.reached.modules.items():
             for name, parameter in module.named_parameters():
-                plain = ".".join(p for p in name.split(".") if p not in ("module", torch_compat.COMPILED))
+                plain = ".".join(p for p in name.split(".") if p not in ("module", torch_extra.COMPILED))
                 found.setdefault(id(parameter), (f"{title}.{plain}" if several else plain, parameter))
         for title, optimizer in self.reached.optimizers.items():
             some = [p for group in optimizer.param_groups for p in group["params"]]
@@ -409,7 +409,7 @@ def watching(seen: WatchedStep) -> AbstractContextManager[Any]:
     """While this is open, operators are seen."""
     import torch
 
-    watch: AbstractContextManager[Any] = torch_compat.watch_operators(
+    watch: AbstractContextManager[Any] = torch_extra.watch_operators(
         lambda func, args, found: _note(seen, torch, func, args, found)
     )
     return watch

@@ -16,7 +16,7 @@ import psutil
 
 from nbddp.capabilities.prove.on_rank_copy import replaced
 from nbddp.capabilities.prove.on_rank_reach import Names, Reached
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 
 COPIES = 4  # parameters, gradients, updates and states in one process; ranks have gradients and updates
 MIXED = "mixed precision of FSDP2"
@@ -53,7 +53,7 @@ def refusal(reached: Reached) -> str:
                 "fully_shard(module) of torch.distributed.fsdp, or by DDP, and prove the step there"
             )
         for name, parameter in (*module.named_parameters(), *module.named_buffers()):
-            kind = type(torch_compat.shard(parameter.data))
+            kind = type(torch_extra.shard(parameter.data))
             if kind is not torch.Tensor:
                 return (
                     f"{title}.{name} is a {kind.__name__}, and copies compute with plain tensors and DTensors; prove "
@@ -85,7 +85,7 @@ def peers(modules: Iterable[Any]) -> tuple[int, ...]:
     import torch.distributed as dist
 
     each = [m for module in modules for m in module.modules()]
-    data = [_ranks(mesh) for m in each for mesh in torch_compat.fsdp_meshes(m)]
+    data = [_ranks(mesh) for m in each for mesh in torch_extra.fsdp_meshes(m)]
     of_data = {ranks for dims in data for ranks in dims}
     found = {dist.get_rank()}
     for mesh in {id(p.device_mesh): p.device_mesh for m in each for p in m.parameters() if is_shard(p)}.values():
@@ -107,7 +107,7 @@ def reshard(modules: Iterable[Any]) -> None:
     """Have FSDP2 models hold shards, as before a step."""
     for module in modules:
         for part in module.modules():
-            if torch_compat.fsdp_state(part) is not None:
+            if torch_extra.fsdp_state(part) is not None:
                 part.reshard()
 
 
@@ -118,7 +118,7 @@ def settle(modules: Iterable[Any], optimizers: Iterable[Any], double: bool) -> b
     for module in modules:
         if double and any(is_shard(p) for p in module.parameters()):
             module.double()
-        mixed += [torch_compat.without_precision(m) for m in module.modules() if torch_compat.fsdp_state(m) is not None]
+        mixed += [torch_extra.without_precision(m) for m in module.modules() if torch_extra.fsdp_state(m) is not None]
     for state in (state for optimizer in optimizers for state in optimizer.state.values()):
         if double:
             state.update({k: v.double() for k, v in state.items() if is_shard(v) and v.is_floating_point()})
@@ -139,7 +139,7 @@ class WholeModel:
 
         for module in modules:
             for part in module.modules():
-                torch_compat.without_sharding(part)
+                torch_extra.without_sharding(part)
         for state, key, value in self.states:
             state[key] = value
         if self.tensors:

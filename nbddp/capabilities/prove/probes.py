@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import Untried, alone, expect
+from nbddp.compat.extra import torch as torch_extra
+from nbddp.compat.extra.probes import Untried, alone, expect
 
 
 def copies_of_ddp_models() -> None:
@@ -13,9 +13,9 @@ def copies_of_ddp_models() -> None:
     with alone():
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
         model(torch.ones(1, 2)).sum().backward()
-        reduced = torch_compat.reduced_parameters(model)
+        reduced = torch_extra.reduced_parameters(model)
         expect({id(p) for p in reduced} == {id(p) for p in model.parameters()}, "the reducer reports other parameters")
-        torch_compat.make_reducer(model, reduced, [False, False], torch_compat.comm_hooks(model))
+        torch_extra.make_reducer(model, reduced, [False, False], torch_extra.comm_hooks(model))
         model.zero_grad()
         model(torch.ones(1, 2)).sum().backward()
         got = [p.grad is not None for p in model.parameters()]

@@ -21,7 +21,7 @@ def findings(ranks: IdleRanks, *, allow: Sequence[str] = (), same_input: bool = 
     unknown = [name for name in allow if name not in KINDS]
     if unknown:
         raise BadInput(f"{unknown[0]!r} is not a kind of finding; the kinds are {', '.join(KINDS)}")
-    found: dict[int, RankRecord | None] = unpacked(ranks.answers("sanitized"))
+    found: dict[int, RankRecord | None] = unpacked(ranks.answers("sanitized", meets=False))
     newest = max((record.run for record in found.values() if record), default=0)
     if not newest:
         raise BadInput("no run was sanitized on these workers; %%ddp --sanitize does it for a cell")

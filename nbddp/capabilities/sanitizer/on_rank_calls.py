@@ -17,7 +17,7 @@ from nbddp.capabilities.sanitizer.on_rank_models import _ranks
 from nbddp.capabilities.sanitizer.on_rank_recorder import TORCH
 from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall
 from nbddp.capabilities.timings.on_rank import tensors
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.deadlock.on_rank import frames
 from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 from nbddp.worker.gpus import capturing
@@ -97,7 +97,7 @@ class CollectiveCalls:
             recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
         if op == "all_reduce" and given and not recorder.models.known:
             self.by_hand[given[0].data_ptr()] = ranks
-        if not torch.is_grad_enabled() or torch_compat.in_backward():
+        if not torch.is_grad_enabled() or torch_extra.in_backward():
             return
         if op in ("all_reduce", "reduce") and given:
             self._reduced(given[0], reduce_op, at, place, ranks)

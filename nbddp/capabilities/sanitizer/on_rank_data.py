@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_settings import class_numbers, statistics
 from nbddp.capabilities.sanitizer.recording import Pass
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 
 PASSES = 200
 ROWS = 60_000  # of all passes whose digests are kept
@@ -40,7 +40,7 @@ class Data:
         self.loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.open: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self.rows = self.batches = 0
-        self.kind = torch_compat.loader_iterator() or object
+        self.kind = torch_extra.loader_iterator() or object
         self.shared = mmap.mmap(-1, SLOT.size * FETCHES * WORKERS)
         self.fetched = 0
         self.current: Pass | None = None
@@ -51,7 +51,7 @@ class Data:
         self.recorder.wrap(DataLoader, "__iter__", self._iter)
         if "__next__" in vars(self.kind):
             self.recorder.wrap(self.kind, "__next__", self._next)
-        fetcher = torch_compat.fetcher_of_maps()
+        fetcher = torch_extra.fetcher_of_maps()
         if fetcher is not None:
             self.recorder.wrap(fetcher, "fetch", self._fetch)
         self.recorder.wrap(DistributedSampler, "__iter__", self._indices)

@@ -42,7 +42,7 @@ class Hints:
 
         self.worker = worker
         self.recorder: Recorder = worker.parts["timings"]
-        self.on = False
+        self.on, self._sleeps = False, True
         self.world = 1
         self.found: RankHints | None = None
         self._alone: object = None  # of accelerate, as an earlier run left it
@@ -62,6 +62,16 @@ class Hints:
         self.before.clear()
         if self.on:
             self.before.update({tally: (tally.forwards, tally.buckets) for tally in self.recorder.tallies()})
+
+    def group_begins(self) -> None:
+        if self._sleeps:
+            self._wake()
+
+    def _wake(self) -> None:
+        self.worker.parts.wake("hints")
+        self._alone, self._called = None, {}  # it has slept in runs before: what there is now is this one's
+        self.before.clear()
+        self._sleeps = False
 
     def ended(self, error: BaseException | None) -> None:
         on, self.on = self.on, False
@@ -87,7 +97,11 @@ class Hints:
         from torch.compiler import is_compiling
 
         def steps(optimizer: Any, args: Sequence[Any] = (), kwargs: Any = None) -> None:
-            if is_compiling() or not self.on:  # a graph must not depend on what is on
+            if is_compiling():  # a graph must not depend on what is on
+                return
+            if self._sleeps:
+                self._wake()
+            if not self.on:
                 return
             try:
                 watched = self._watched.get(id(optimizer))

@@ -16,7 +16,7 @@ import torch
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.recording import FURTHER, WHOLE, CalledFunction, CountedLoss
-from nbddp.compat.torch import has_hooks, saved
+from nbddp.compat.extra.torch import has_hooks, saved
 from nbddp.worker.gpus import capturing
 
 KEPT = 400  # losses that are looked at

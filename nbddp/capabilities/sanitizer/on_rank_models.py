@@ -17,6 +17,7 @@ from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_settings import module_numbers
 from nbddp.capabilities.sanitizer.recording import Backward, Forward, HookCall, ModelFacts
 from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.worker.gpus import capturing
 
 AT_ONCE = 16  # tensors that one sample of a step has
@@ -64,7 +65,7 @@ class Models:
         self.known: weakref.WeakKeyDictionary[Any, KnownModel] = weakref.WeakKeyDictionary()
         self.members: dict[int, KnownModel] = {}  # id of a module within a model → the model
         self.inside = 0  # depth of forwards of models
-        self.engine = torch_compat.autograd_engine()
+        self.engine = torch_extra.autograd_engine()
         self.trained: set[int] = set()  # models that had a training forward since a loader asked
 
     def install(self) -> None:
@@ -153,12 +154,12 @@ class Models:
             if known is None:
                 return original(ddp, *args, **kwargs)
             armed = torch.is_grad_enabled() and bool(ddp.require_backward_grad_sync)
-            known.facts.joins |= torch_compat.joins(ddp)
+            known.facts.joins |= torch_extra.joins(ddp)
             return self.call(known, ddp, lambda: original(ddp, *args, **kwargs), (args, kwargs), armed)
 
         return forward
 
-    @torch_compat.outside_graphs
+    @torch_extra.outside_graphs
     def call(self, known: KnownModel, module: Any, do: Callable[[], Any], given: Any, armed: bool) -> Any:
         """Call a model and note it."""
         fact = self._begin(known, module, given, armed)
@@ -283,7 +284,7 @@ class Models:
             known.facts.hook_place = self.recorder.place()
             watched = torch.compiler.disable(self._watched(known, hook), recursive=False)
             found = original(ddp, state, watched)
-            torch_compat.replace_last_hook(ddp, hook, state)
+            torch_extra.replace_last_hook(ddp, hook, state)
             return found
 
         return register_comm_hook
@@ -355,7 +356,7 @@ def saved_buffers(module: Any) -> list[tuple[str, Any]]:
     passing = {
         f"{path}.{name}" if path else name
         for path, each in module.named_modules()
-        for name in torch_compat.passing_buffers(each)
+        for name in torch_extra.passing_buffers(each)
     }
     return [(name, each) for name, each in module.named_buffers() if name not in passing]
 

@@ -11,7 +11,7 @@ import torch
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.on_rank_models import is_whole
 from nbddp.capabilities.sanitizer.recording import BesideModule, CalledFunction, Past
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.worker.gpus import capturing
 
 BESIDE_MODULES = 16
@@ -45,11 +45,11 @@ class ModuleWatcher:
     def _outermost(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         models = self.recorder.models
         known = models.members.get(id(module))
-        if models.inside or torch_compat.in_backward() or capturing():
+        if models.inside or torch_extra.in_backward() or capturing():
             return original(module, *args, **kwargs)  # within a model, or recomputed within backward
         self.depth += 1
         try:
-            group = torch_compat.shards_over(module) if known is None or known.facts.kind == "fsdp2" else None
+            group = torch_extra.shards_over(module) if known is None or known.facts.kind == "fsdp2" else None
             if group is not None:
                 known = models.known.get(module) or models.meet_sharded(module, group)
                 sync = torch.is_grad_enabled()

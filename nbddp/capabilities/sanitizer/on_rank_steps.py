@@ -25,7 +25,7 @@ from nbddp.capabilities.sanitizer.recording import (
     OutsideParameter,
     Part,
 )
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.deadlock.on_rank import frames
 from nbddp.worker.gpus import capturing
 
@@ -142,7 +142,7 @@ class Steps:
     def _note(self, optimizer: Any, known: KnownOptimizer, by_closure: bool) -> None:
         recorder = self.recorder
         step = OptimizerStep(known.number, known.steps - 1, recorder.tick(), recorder.place(2))
-        step.hyper, step.within = _hyper(optimizer), torch_compat.in_backward()
+        step.hyper, step.within = _hyper(optimizer), torch_extra.in_backward()
         if not recorder.keep(recorder.record.steps, step, STEPS):
             return
         known.open = step
@@ -279,7 +279,7 @@ class Steps:
 
     def _scaler(self, original: Any) -> Any:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            scale = torch_compat.scale_of(scaler)
+            scale = torch_extra.scale_of(scaler)
             if self.recorder.on and scale is not None and not capturing():
                 fact = CalledFunction("scale", self.recorder.tick(), self.recorder.place())
                 if self.recorder.keep(self.recorder.record.calls, fact):

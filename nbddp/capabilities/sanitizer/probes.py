@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import alone, expect
+from nbddp.compat.extra import torch as torch_extra
+from nbddp.compat.extra.probes import alone, expect
 
 
 def state_of_a_step() -> None:
@@ -14,25 +14,25 @@ def state_of_a_step() -> None:
     seen: list[bool] = []
     with alone():
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
-        outside = torch_compat.joins(model)
+        outside = torch_extra.joins(model)
         with Join([model]):
-            within = torch_compat.joins(model)
+            within = torch_extra.joins(model)
             result = model(torch.ones(1, 2)).sum()
-            result.register_hook(lambda _: seen.append(torch_compat.in_backward()))
+            result.register_hook(lambda _: seen.append(torch_extra.in_backward()))
             result.backward()
         expect((outside, within) == (False, True), "a DDP model does not report that it is within Join")
-        expect(torch_compat.shards_over(model) is None, "a DDP model is taken for one of FSDP2's")
+        expect(torch_extra.shards_over(model) is None, "a DDP model is taken for one of FSDP2's")
         _fsdp2()
         del model
-    expect(seen == [True] and not torch_compat.in_backward(), "whether a backward runs cannot be determined")
+    expect(seen == [True] and not torch_extra.in_backward(), "whether a backward runs cannot be determined")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(torch.ones(1))
-    expect(torch_compat.scale_of(scaler) is not None, "a GradScaler keeps its scale elsewhere")
+    expect(torch_extra.scale_of(scaler) is not None, "a GradScaler keeps its scale elsewhere")
     _counted_losses()
     model = torch.nn.BatchNorm1d(2)
     model.register_buffer("passing", torch.ones(1), persistent=False)
-    expect(torch_compat.passing_buffers(model) == {"passing"}, "buffers that are not saved are listed elsewhere")
-    expect(hasattr(torch_compat.fetcher_of_maps(), "fetch"), "batches are fetched by another class")
+    expect(torch_extra.passing_buffers(model) == {"passing"}, "buffers that are not saved are listed elsewhere")
+    expect(hasattr(torch_extra.fetcher_of_maps(), "fetch"), "batches are fetched by another class")
 
 
 def _counted_losses() -> None:
@@ -41,9 +41,9 @@ def _counted_losses() -> None:
     from nbddp.capabilities.sanitizer.on_rank_losses import counted
 
     logits, labels = torch.ones(3, 2, requires_grad=True), torch.tensor([0, 1, -100])
-    expect(not torch_compat.has_hooks(logits), "a tensor without hooks seems to have some")
+    expect(not torch_extra.has_hooks(logits), "a tensor without hooks seems to have some")
     logits.register_hook(lambda gradient: None)
-    expect(torch_compat.has_hooks(logits), "a tensor's hooks are kept elsewhere")
+    expect(torch_extra.has_hooks(logits), "a tensor's hooks are kept elsewhere")
     mask = torch.tensor([1.0, 1.0, 0.0])
     losses = {
         "cross_entropy": torch.nn.functional.cross_entropy(logits, labels),
@@ -63,4 +63,4 @@ def _fsdp2() -> None:
     if fully_shard is None or not hasattr(torch.cpu.Stream, "record_event"):
         return  # torch 2.6 has no FSDP2 on CPU
     sharded = fully_shard(torch.nn.Linear(2, 2))
-    expect(torch_compat.shards_over(sharded) is not None, "an FSDP2 model does not report its group")
+    expect(torch_extra.shards_over(sharded) is not None, "an FSDP2 model does not report its group")

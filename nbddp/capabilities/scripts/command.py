@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbddp.capabilities.scripts import failures, launch
 from nbddp.capabilities.scripts.part import failures_of
 from nbddp.capabilities.scripts.program import SCRIPT, ScriptProgram, check_file
-from nbddp.compat.working_dir import here
+from nbddp.compat.system import existing_working_dir
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec, Parser
 from nbddp.notebook.commands import Asked, CommandLine
@@ -37,7 +37,7 @@ def run_script(
     """The work of `nbddp.Pool.run_script`. screen: where the output is shown; default: this notebook or terminal."""
     program = ScriptProgram(script, module, keep)
     if not pool.spec.elsewhere:
-        check_file(program, here())
+        check_file(program, existing_working_dir())
     pool.ensure(replace(LaunchSpec() if pool.running else pool.spec, fresh=not keep))
     request = Request(
         op=SCRIPT, program=program, argv=words, logs=logs, max_restarts=max_restarts, hang_after=hang_after,

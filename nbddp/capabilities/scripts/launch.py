@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nbddp.capabilities.scripts.program import ScriptProgram, check_file, own_option
-from nbddp.compat.working_dir import here
+from nbddp.compat.system import existing_working_dir
 from nbddp.launch.options import LaunchSpec
 
 
@@ -18,7 +18,7 @@ def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]
     program = spec.program
     assert isinstance(program, ScriptProgram)
     if not elsewhere:
-        check_file(program, here(), spec.argv)
+        check_file(program, existing_working_dir(), spec.argv)
     if not program.local_rank or program.module or not Path(program.target).is_file():
         return spec, []
     option = own_option(Path(program.target).read_text(encoding="utf-8", errors="replace"))

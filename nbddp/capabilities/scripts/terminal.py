@@ -17,7 +17,7 @@ from nbddp.agent import stop
 from nbddp.agent.client import AgentClient, ask
 from nbddp.capabilities.scripts import launch
 from nbddp.capabilities.scripts.program import ScriptProgram
-from nbddp.compat.working_dir import known
+from nbddp.compat.system import working_dir
 from nbddp.errors import RunFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.units import lasts
@@ -84,13 +84,13 @@ def _carry_out(pool: WorkerPool, spec: LaunchSpec, says_kept: bool) -> int:
         if says_kept:
             _say_kept(pool)
         screen.ready()
-        pool.carry_out(spec.request("", 1), screen)
+        pool.carry_out(spec.as_request("", 1), screen)
     except RunFailed as e:
         screen.finish([])
         print(report.terminal_text(e, _signal_of(pool)), file=sys.stderr)
         return FAILED
     finally:
-        for option in spec.said() if pool.last_run is not None else ():
+        for option in spec.said if pool.last_run is not None else ():
             if option.terminal:
                 print(load(option.terminal)(pool, getattr(spec, option.name)), file=sys.stderr)
     return 0
@@ -127,7 +127,7 @@ def _passing_on(pool: WorkerPool, spec: LaunchSpec) -> Iterator[None]:
 
 def _leave_working_directory() -> None:
     """`python -m` has put the working directory before all else; a script under torchrun has its own folder there."""
-    here = known()
+    here = working_dir()
     first = sys.path[0] if sys.path else None
     ours = Path(__file__).parents[3]
     if first in ("", here) and (Path(here) != ours or here in sys.path[1:]):

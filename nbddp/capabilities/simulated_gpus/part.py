@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nbddp.agent.versions import versions
 from nbddp.capabilities.simulated_gpus import probe
 from nbddp.capabilities.simulated_gpus.cards import Card, cards_of, link_matrix, words
 from nbddp.capabilities.simulated_gpus.options import NONE
+from nbddp.compat.extra.versions import versions
 from nbddp.errors import BadInput
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec

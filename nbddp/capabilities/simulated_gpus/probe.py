@@ -19,7 +19,7 @@ from pathlib import Path
 import nbddp
 from nbddp.agent import stop
 from nbddp.agent.runtime_dir import cache
-from nbddp.agent.versions import versions
+from nbddp.compat.extra.versions import versions
 from nbddp.errors import AgentFailed
 from nbddp.execution.report import signal_name
 

@@ -20,14 +20,14 @@ from nbddp.agent.client import AgentClient
 from nbddp.compat import system
 from nbddp.deadlock import proof
 from nbddp.deadlock.positions import GONE, Position, facts_of, position_of
-from nbddp.errors import BadInput, PoolError, RankStatus
+from nbddp.errors import BadInput, PoolError, RankStatus, inside
 from nbddp.execution.report import omitted_words
 from nbddp.figures.table import Table
 from nbddp.launch.topology import rank_words
 from nbddp.notebook.commands import Asked, CommandLine
-from nbddp.protocol import stack_limit
+from nbddp.protocol import position
 from nbddp.protocol.codec import Message
-from nbddp.protocol.position import StackRow, Whereabouts, inside
+from nbddp.protocol.position import StackRow, Whereabouts
 from nbddp.protocol.run_spec import Question
 
 ANSWER_TIME = 0.5  # seconds
@@ -72,7 +72,7 @@ class Stacks:
 def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
     """One line per frame, outermost first: `  Cell In[3], line 9, in train`."""
     rows, lines = [tuple(row) for row in frames], []
-    for i, end in stack_limit.kept_frames(rows):
+    for i, end in position.kept_frames(rows):
         file, line, name, _ = rows[i]
         short = str(file).replace("\\", "/").split("site-packages/")[-1]
         lines.append(f"  {short}, line {line}{inside(str(name))}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from nbddp.compat import ipykernel
+from nbddp.compat.extra import ipykernel as ipykernel_extra
 from nbddp.deadlock.on_rank import frames
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.run_spec import RunSpec
@@ -90,14 +90,14 @@ class Modules:
             elif now is not None and now != mark:
                 found.append((name, "changed"))
                 self._known[name] = (file, now)
-        self._times = ipykernel.autoreload(self._shell)[0] if found else {}
+        self._times = ipykernel_extra.autoreload(self._shell)[0] if found else {}
         self._seen = {name: self._times[name] for name, _ in found if name in self._times}
         return found
 
     def _was_read(self, name: str, anew: set[str]) -> bool:
         """Whether a module was read anew since `others`. A file that `%autoreload` sees at first it does not read (when
         it is loaded, also again); where it cannot read one, the module has a new spec and its old content."""
-        times, failed = ipykernel.autoreload(self._shell)
+        times, failed = ipykernel_extra.autoreload(self._shell)
         seen = times.get(name)
         if seen is not None and failed.get(self._known[name][0]) == seen:
             return False

@@ -21,7 +21,7 @@ RECORDED_BY = {"DDP's reducer", "end of backward"}  # private APIs without which
 def timings(ranks: IdleRanks) -> Recording:
     """DDP steps of the last run that recorded any; `origin` and `missing` say whether that is the last cell, and
     whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
-    found: dict[int, RankRecording] = unpacked(ranks.answers("timings"))
+    found: dict[int, RankRecording] = unpacked(ranks.answers("timings", meets=False))
     if not any(f.steps for f in found.values()):
         missing = ranks.ask(0, Question.of("seams")) or []
         if not RECORDED_BY.isdisjoint(missing):

@@ -48,6 +48,7 @@ from nbddp.capabilities.timings.on_rank_marks import (
 )
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.deadlock.on_rank import call_log
 from nbddp.deadlock.on_rank.call_log import RECV, SEND, UNKNOWN, CallRecord
 from nbddp.protocol import pickling
@@ -109,6 +110,9 @@ class Recorder:
     a step."""
 
     def __init__(self) -> None:
+        self.sleeps = True
+        self.hears: Callable[[], None] = lambda: None  # has it hear of runs
+        self.began: Callable[[], tuple[int, int, int]] = lambda: (clock.time_ns(), *_clocks())  # when the run did
         self.spent: deque[CallSpan] = deque(maxlen=SPENT)
         self.places = CallPlaces()
         self.runs: deque[RunRecord] = deque(maxlen=call_log.EPOCHS)
@@ -132,6 +136,14 @@ class Recorder:
         self._loads: deque[tuple[int, int]] = deque(maxlen=LOADS)  # since the last step began
         self.own: deque[tuple[str, int, int]] = deque(maxlen=RING)  # `loader` or `optimizer`, begin, end, always
 
+    def wake(self) -> None:
+        """Hear of runs from the one that goes on: it trains, loads data, has a process group, or is traced."""
+        self.hears()
+        self.sleeps = False
+
+    def group_begins(self) -> None:
+        self.wake()
+
     def begin(self, spec: RunSpec) -> None:
         self.run, self.on, self.cell = spec.run, spec.options.get("timings", True), spec.cell
         self._names = self.cells()
@@ -142,10 +154,13 @@ class Recorder:
         """Remember what is spent in this run, if it is one of a cell or a called function."""
         if spec.op in (CELL, CALL) and not self.keeps:
             self.keeps = True
-            self.runs.append(RunRecord(spec.run, spec.cell, clock.time_ns(), _clocks()))
+            began = self.began()
+            self.runs.append(RunRecord(spec.run, spec.cell, began[0], began[1:]))
 
     def _spend(self, waits: bool, began: tuple[int, int], note: CallRecord | None) -> None:
         """Remember a call or a wait that began then and ends now."""
+        if self.sleeps:
+            self.wake()
         if self.keeps:
             ended = _clocks()
             thread = threading.get_native_id()
@@ -179,7 +194,7 @@ class Recorder:
 
         if not dist.is_available() or not hasattr(dist, "Reducer"):
             return
-        self.engine = torch_compat.autograd_engine()
+        self.engine = torch_extra.autograd_engine()
         if self.engine is None:
             return
         from torch.nn.parallel import DistributedDataParallel as DDP
@@ -191,7 +206,7 @@ class Recorder:
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
         if hasattr(DDP, "finalize_backward"):  # torch 2.15
             self._wrap(DDP, "finalize_backward", self._finalize)
-        iterator = torch_compat.loader_iterator()
+        iterator = torch_extra.loader_iterator()
         if iterator is not None and "__next__" in vars(iterator):
             self._wrap(iterator, "__next__", self._next_batch)
         register_optimizer_step_pre_hook(self._optimizer(0))
@@ -265,6 +280,8 @@ class Recorder:
         def __init__(
             reducer: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any
         ) -> None:
+            if self.sleeps:
+                self.wake()
             recording = group_class(group, self._clock) if self.on else None
             if recording is not None:
                 try:
@@ -280,6 +297,8 @@ class Recorder:
 
     def _next_batch(self, original: Any) -> Any:
         def __next__(iterator: Any) -> Any:
+            if self.sleeps:
+                self.wake()
             begin = now()
             try:
                 return original(iterator)
@@ -410,7 +429,7 @@ class Recorder:
                 return future if own is None else group.sent(own, future)
 
             result = original(ddp, state, torch.compiler.disable(recorded, recursive=False))
-            torch_compat.replace_last_hook(ddp, hook, state)  # what pickling takes along is the user's own
+            torch_extra.replace_last_hook(ddp, hook, state)  # what pickling takes along is the user's own
             return result
 
         return register_comm_hook
@@ -422,10 +441,9 @@ class Recorder:
         def steps(optimizer: Any, *_: Any) -> None:
             if is_compiling():  # a compiled step is not noted, but the same graph
                 return
+            if self.sleeps or self.heard is not None:
+                self._optimizer_steps(which == 0)
             self.trained = (self.run, self.cell)
-            if self.heard is not None:
-                last = self.steps[-1] if self.steps and self.steps[-1].run == self.run else None
-                self.heard("optimizer", which == 0, *((0, 0) if last is None else (last.number, id(last.model))))
             if not self.on:
                 return
             if which == 0:
@@ -445,6 +463,13 @@ class Recorder:
                     step.stepped = step.stepped or self._now(step)
 
         return steps
+
+    def _optimizer_steps(self, begins: bool) -> None:
+        if self.sleeps:
+            self.wake()
+        if self.heard is not None:
+            last = self.steps[-1] if self.steps and self.steps[-1].run == self.run else None
+            self.heard("optimizer", begins, *((0, 0) if last is None else (last.number, id(last.model))))
 
 
 class _Backward:
@@ -485,16 +510,16 @@ def _group_class(torch: Any) -> Any:
     """
     unseen = torch.compiler.disable
     reduce = torch.distributed.ProcessGroup.allreduce
-    noted_reduce, own_reduce = unseen(reduce), torch_compat.outside_graphs(call_log.unnoted(reduce))
+    noted_reduce, own_reduce = unseen(reduce), torch_extra.outside_graphs(call_log.unnoted(reduce))
     # what waits for it is no callback of the program's
-    future_of = torch_compat.outside_graphs(call_log.unnoted(torch.distributed.Work.get_future))
+    future_of = torch_extra.outside_graphs(call_log.unnoted(torch.distributed.Work.get_future))
 
     class RecordingGroup(_Notes, torch.distributed.ProcessGroup):  # type: ignore[misc]
         def __init__(self, real: Any, clock: DeviceClock) -> None:
             torch.distributed.ProcessGroup.__init__(self, real.rank(), real.size())
-            _Notes.__init__(self, clock, torch_compat.serves(real, "cuda") == "nccl")
+            _Notes.__init__(self, clock, torch_extra.serves(real, "cuda") == "nccl")
             self.real = real
-            shared = torch_compat.share_backends(real, self)
+            shared = torch_extra.share_backends(real, self)
             self.backend_name = shared or STAND_IN
             # torch's recorder has each all-reduce; where it has none of this group they are noted as a program's are
             self.reduce = own_reduce if shared and torch_compat.has_generic_recorder() else noted_reduce
@@ -503,7 +528,7 @@ def _group_class(torch: Any) -> Any:
         def getBackendName(self) -> str:
             return self.backend_name
 
-        @torch_compat.outside_graphs
+        @torch_extra.outside_graphs
         def allreduce(self, tensors: Any, options: Any) -> Any:
             if self.step is None or len(tensors) != 1 or not tensors[0].is_floating_point():
                 return self.reduce(self.real, tensors, options)
@@ -584,7 +609,7 @@ def keep_out_of_graphs(*modules: Any) -> None:
         for owner in (module, *filter(inspect.isclass, own)):
             for name, function in list(vars(owner).items()):
                 if inspect.isfunction(function) and function.__module__ == module.__name__:
-                    setattr(owner, name, torch_compat.outside_graphs(function))
+                    setattr(owner, name, torch_extra.outside_graphs(function))
 
 
 def tensors(found: Any) -> Iterator[Any]:
@@ -626,7 +651,8 @@ def _values(found: Any) -> Iterator[Any]:
 def part(worker: RankWorker) -> Recorder:
     """The worker's own."""
     recorder = Recorder()
-    recorder.cells = lambda: worker.files.shown
+    recorder.cells, recorder.began = lambda: worker.files.shown, lambda: worker.began
+    recorder.hears = lambda: worker.parts.wake("timings")
     recorder.install()
     return recorder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.compat.probes import alone, expect
+from nbddp.compat.extra.probes import alone, expect
 
 
 def ddps_reducer() -> None:

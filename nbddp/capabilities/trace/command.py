@@ -17,7 +17,8 @@ from nbddp.protocol.pickling import NotSent
 def trace(ranks: IdleRanks) -> Merged:
     """The merged profile of the last cell that ran with `trace`. Ranks that have been replaced since are listed in
     `missing`. Raises PoolNotRunning, or BadInput if there is none."""
-    found: dict[int, RankTrace | str | NotSent] = unpacked(ranks.answers("trace"))  # the trace, or why there is none
+    # of each rank its trace, or why there is none
+    found: dict[int, RankTrace | str | NotSent] = unpacked(ranks.answers("trace", meets=False))
     places = ranks.placed().workers
     traces = {r: replace(t, node=places[r].node) for r, t in found.items() if isinstance(t, RankTrace)}
     lacking = {r: t for r, t in found.items() if t and not isinstance(t, RankTrace)}

@@ -17,8 +17,8 @@ from typing import Any
 
 from nbddp.capabilities.timings import on_rank
 from nbddp.capabilities.trace.merge import Collective, RankTrace
-from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.deadlock.on_rank import position
 from nbddp.protocol import pickling
 from nbddp.protocol.run_spec import RunSpec
@@ -49,7 +49,7 @@ class Tracer:
 
     def install(self) -> None:
         """Know of the profilers of programs; once, when the worker starts. Two at once end the process."""
-        torch_compat.watch_profilers(self._step_back, lambda: self._count(1), lambda: self._count(-1))
+        torch_extra.watch_profilers(self._step_back, lambda: self._count(1), lambda: self._count(-1))
 
     def _count(self, more: int) -> None:
         if not self._ours:
@@ -74,6 +74,7 @@ class Tracer:
             self._ours = False
 
     def begin(self, spec: RunSpec) -> None:
+        self._recorder.wake()
         self._recorder.keep(spec)
         self.start()
 

@@ -25,7 +25,7 @@ from nbddp.agent.hardware import memory_of
 from nbddp.agent.process_id import ProcessId, peer
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
-from nbddp.compat.working_dir import here
+from nbddp.compat.system import existing_working_dir
 from nbddp.launch.units import lasts
 from nbddp.protocol.codec import LineBuffer, Message, encode
 
@@ -162,7 +162,7 @@ class WarmProcesses:
             if connection is None:
                 continue
             asked = AskedProcess(runtime_dir.new_home(), connection)
-            message = {"op": "take", "pool": asked.home.name, "env": own_env(env), "cwd": here()}
+            message = {"op": "take", "pool": asked.home.name, "env": own_env(env), "cwd": existing_working_dir()}
             with suppress(OSError):
                 connection.sendall(encode(message))
                 return asked

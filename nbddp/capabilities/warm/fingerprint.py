@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import nbddp
-from nbddp.compat.working_dir import here
+from nbddp.compat.system import existing_working_dir
 
 ROOT = Path(nbddp.__file__).parent
 DISTRIBUTIONS = (".dist-info", ".egg-info", ".egg-link", ".pth")
@@ -46,7 +46,7 @@ def inherited(env: Mapping[str, str]) -> Facts:
     """What a child of this process, started with `env`, would begin with; values that may be secret as digests."""
     facts: Facts = {f"${name}": _digest(value) for name, value in env.items() if name not in HARMLESS}
     facts |= {"python": sys.version, "executable": sys.executable, "prefixes": [sys.prefix, sys.base_prefix]}
-    facts |= {"nbddp": nbddp.__version__, "package": str(ROOT), "folder": here()}
+    facts |= {"nbddp": nbddp.__version__, "package": str(ROOT), "folder": existing_working_dir()}
     facts |= {"nice": os.getpriority(os.PRIO_PROCESS, 0), "scheduler": os.sched_getscheduler(0)}
     facts |= {name: list(resource.getrlimit(getattr(resource, name))) for name in dir(resource) if _is_limit(name)}
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

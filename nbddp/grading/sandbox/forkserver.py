@@ -27,7 +27,7 @@ import psutil
 from nbddp.agent import children, orphans, warning_filters
 from nbddp.agent.process_id import ProcessId
 from nbddp.compat import system
-from nbddp.compat.working_dir import known
+from nbddp.compat.system import working_dir
 from nbddp.grading.sandbox import rlimits
 from nbddp.protocol.codec import LineBuffer, Message, encode
 
@@ -184,7 +184,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    sys.path[:] = [p for p in sys.path if p not in ("", known()) or p in os.environ.get("PYTHONPATH", "").split(":")]
+    sys.path[:] = [
+        p for p in sys.path if p not in ("", working_dir()) or p in os.environ.get("PYTHONPATH", "").split(":")
+    ]
     rlimits.hide()
     children.adopt_orphans()
     ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
