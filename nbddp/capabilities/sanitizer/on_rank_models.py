@@ -403,7 +403,7 @@ class OwnBuffers:
             for path, module in inner.named_modules() if _is_own(module, is_programs)
             for name, each in module.named_buffers(recurse=False)
             if each.dtype.is_floating_point and type(each) is torch.Tensor
-            and "running" not in name and name not in torch_compat.passing_buffers(module)
+            and "running" not in name and name not in torch_extra.passing_buffers(module)
         )  # fmt: skip
         self._held = list(islice(found, MOST_BUFFERS))
 
