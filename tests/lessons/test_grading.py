@@ -401,8 +401,6 @@ def place_of(rank, n):
 """
 ATTACKS = {  # learner → what is in the file, what is said of place_of
     "class body": (PATCHES + WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
-    "after it": (RIGHT, "ok"),
-    "where": (TELLS_WHERE, "ok"),
     "exits": (
         f"import os\nclass A:\n    os._exit(0)\n{RIGHT}",
         "when its cells were run: every rank called sys.exit()",
@@ -410,15 +408,14 @@ ATTACKS = {  # learner → what is in the file, what is said of place_of
     "forges": (FORGES + RIGHT, "what a rank sent is not an answer"),
     "sends pickles": (SENDS_PICKLES + RIGHT, "ok"),
     "forks twice": (FORKS_TWICE + WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
-    "=1+1": (RIGHT, "ok"),
+    "=1+1": (TELLS_WHERE, "ok"),
     "endless class": (
         f"class A:\n    while True: pass\n{RIGHT}{PATCHED_RANK}",
         "when its cells were run: no answer after 2 s",
     ),
     "patched rank": (RIGHT + PATCHED_RANK, "ok"),
     "x kills": (KILLS, "no verdict: the process that judges it"),
-    "y after that": (RIGHT, "ok"),
-    "z wrong": (WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
+    "z after that": (WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
 }
 ODD = {  # exercise → what its function does, what is said of it
     "gpus_of": ("raise ValueError(chr(0xd800))", "raised ValueError: \\ud800"),
@@ -502,7 +499,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Graded:
     (folder / "submissions" / "unparsed.ipynb").write_text(json.dumps({"cells": cells}))
     deep = '{"cells": ' + "[" * 100_000 + "]" * 100_000 + "}"
     (folder / "submissions" / "deep notebook.ipynb").write_text(deep)
-    (folder / "submissions" / "link.py").symlink_to(folder / "submissions" / "after it.py")
+    (folder / "submissions" / "link.py").symlink_to(folder / "submissions" / "patched rank.py")
     os.mkfifo(folder / "submissions" / "pipe.py")
     options = ("--deadline", "2", "--jobs", "2", "--wide", "wide.csv", "--feedback", "told")
     with tempfile.TemporaryDirectory() as short:

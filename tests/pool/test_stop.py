@@ -43,22 +43,22 @@ model = DDP(torch.nn.Linear(64, 64))
 for _ in range(3): model(torch.ones(8, 64)).sum().backward()""",
 )
 COMMANDS = {
-    "status": "%ddp status",
+    "restart": "%ddp restart --ranks 1",
     "topology": "%ddp topology",
     "timings": "%ddp timings",
     "memory": "%ddp memory",
-    "compare": "%ddp compare model",
     "forecast": "%ddp forecast",
+    "compare": "%ddp compare model",
+    "status": "%ddp status",
     "bench": "%ddp bench --max 4KiB --repeat 3",
     "stacks": "%ddp stacks",
     "log": "%ddp log --rank 0",
-    "push": "%ddp push given",
     "pull": "%ddp pull model",
-    "restart": "%ddp restart --ranks 1",
+    "push": "%ddp push given",
     "start": "%ddp start --nproc 3",
-    "cell": "%%ddp\nprint('done')",
     "stop": "%ddp stop",
     "cold": "%ddp start --nproc 2",
+    "cell": "%%ddp\nprint('done')",
 }
 FIGURES = ("topology", "timings", "memory", "forecast", "bench")
 MOMENTS = int(os.environ.get("NBDDP_STOP_MOMENTS", "2"))  # of each command; more make a longer sweep
