@@ -30,7 +30,7 @@ pytest.register_assert_rewrite("tests.pool.faults")
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 MATRIX = "fault matrix"
-BROWSER = "tests/browser/"
+UNIT, BROWSER = Path(__file__).parent / "unit", "tests/browser/"
 LABS = {f"{BROWSER}test_output_by_rank.py", f"{BROWSER}test_panel_browser.py"}  # half of the time
 # hundreds of processes would compile nbddp anew, and each of pytest's all tests
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if before[item.path, item.originalname] % mark.args[0]:
                 item.add_marker([*mark.args, "more"][1])
             before[item.path, item.originalname] += 1
+    if "PYTEST_XDIST_WORKER" in os.environ:  # small files last, so that all processes have work until the end
+        items.sort(key=lambda item: UNIT in item.path.parents)
 
 
 @pytest.hookimpl(optionalhook=True)
