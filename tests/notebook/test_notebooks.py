@@ -34,7 +34,7 @@ def nbval(paths: Sequence[Path], instructions: str = "") -> str:
         env["ATEN_CPU_CAPABILITY"] = instructions
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     if len(paths) == 1:
-        warm.ready(env, **of_kernels(), folder=str(paths[0].parent))
+        warm.ready(env | {"PYTEST_VERSION": pytest.__version__}, **of_kernels(), folder=str(paths[0].parent))
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-p", "nbval.plugin"]
     command += ["-o", "addopts=", "-W", "ignore", "--nbval", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=FOLDER, timeout=380, check=False)
