@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,7 +14,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+from nbddp.agent import runtime_dir
 from nbddp.agent.client import AgentClient
+from nbddp.capabilities.doctor.background import FOLDER
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
@@ -27,7 +30,7 @@ pytest.register_assert_rewrite("tests.pool.faults")
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 MATRIX = "fault matrix"
-BROWSER = "tests/browser/"
+UNIT, BROWSER = Path(__file__).parent / "unit", "tests/browser/"
 LABS = {f"{BROWSER}test_output_by_rank.py", f"{BROWSER}test_panel_browser.py"}  # half of the time
 # hundreds of processes would compile nbddp anew, and each of pytest's all tests
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -54,6 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if before[item.path, item.originalname] % mark.args[0]:
                 item.add_marker([*mark.args, "more"][1])
             before[item.path, item.originalname] += 1
+    if "PYTEST_XDIST_WORKER" in os.environ:  # small files last, so that all processes have work until the end
+        items.sort(key=lambda item: UNIT in item.path.parents)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -71,6 +76,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_collection() -> None:
+    gc.disable()  # until the tests are there, all that is made stays
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if needs.missing():
         terminalreporter.section("not tested here")
@@ -84,11 +99,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
+def _share_verdicts(runtime: Path, base: Path) -> None:
+    """The private APIs are tested once for all processes of a run, not by each pool until one lives long enough."""
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / FOLDER
+    shared.mkdir(mode=0o700, exist_ok=True)
+    (runtime / FOLDER).symlink_to(shared)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Pools and IPython profiles of the tests are kept apart from the user's."""
     base = tmp_path_factory.mktemp("run")
     os.environ["NBDDP_RUNTIME_DIR"] = str(base)
+    _share_verdicts(runtime_dir.runtime(), tmp_path_factory.getbasetemp())
     os.environ["IPYTHONDIR"] = str(base / "ipython")
     os.environ["PYTHONWARNINGS"] = "ignore"
     yield

@@ -158,7 +158,7 @@ class Kernel:
 
 
 @functools.cache
-def _of_kernels() -> dict[str, Any]:
+def of_kernels() -> dict[str, Any]:
     """What a kernel's process has else than this one: ipykernel sets variables."""
     kernel = Kernel()
     try:
@@ -178,7 +178,7 @@ def loaded(cwd: str, env: dict[str, str] | None = None, *, warm: bool = True) ->
     warm: its agent is a fork of the tests' template (tests/warm.py).
     """
     if warm:
-        tests_warm.ready(env or os.environ, **_of_kernels(), folder=os.path.realpath(cwd))
+        tests_warm.ready(env or os.environ, **of_kernels(), folder=os.path.realpath(cwd))
     kernel = Kernel(cwd, env)
     try:
         shown = kernel.run("%load_ext nbddp")

@@ -95,12 +95,6 @@ def test_words_and_table_are_in_the_html_and_not_twice_in_the_text() -> None:
     assert "<table>" not in plain._repr_mimebundle_()[0]["text/html"]
 
 
-def test_64_ranks_and_1000_steps_are_small() -> None:
-    made = recording(64, 1000)
-    bundle, _ = timings_figure.draw_timings(made, 500)._repr_mimebundle_()
-    assert sum(map(len, bundle.values())) < 1_000_000
-
-
 def timeline() -> DescribedFigure:
     return timings_figure.draw_timings(gallery(8, 8), 20)
 

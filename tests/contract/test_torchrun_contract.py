@@ -65,7 +65,8 @@ def older(theirs: dict[int, dict[str, object]]) -> set[str]:
     return {"MASTER_ADDR"} if env["MASTER_ADDR"] == "127.0.0.1" else set()
 
 
-@pytest.mark.parametrize("nproc", [2, *(pytest.param(n, marks=pytest.mark.torchrun) for n in (1, 4))])
+@pytest.mark.torchrun
+@pytest.mark.parametrize("nproc", [1, 4])  # two are in test_each_process_begins_as_one_that_torchrun_starts
 def test_one_node_equals_torchrun(new_kernel: Kernel, tmp_path: Path, nproc: int) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
@@ -212,33 +213,42 @@ def begun(folder: Path) -> list[dict[str, dict[str, object]]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(list(folder.glob("*.json"))))]
 
 
-def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp_path: Path) -> None:
-    """What it draws is its own in cells, after --fresh, in scripts, in replaced ranks; what it is given is equal. Only
-    spawned ranks have interpreters of their own, which hash strings differently (docs/limits.md)."""
-    script = tmp_path / "begun.py"
+@pytest.mark.parametrize("spawns", [False, pytest.param(True, marks=pytest.mark.torchrun)], ids=["", "spawned too"])
+def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp_path: Path, spawns: bool) -> None:
+    """What it draws is its own in cells, after --fresh, in scripts, in replaced ranks; what it is given is equal, and
+    so are a cell's variables. Only spawned ranks have interpreters of their own, which hash strings differently
+    (docs/limits.md)."""
+    script, theirs, ours = tmp_path / "begun.py", tmp_path / "theirs", tmp_path / "ours"
     script.write_text(PROGRAM)
-    ways = ("torchrun", "cell", "fresh", "replaced", "script", "torchrun line", "spawned")
+    (tmp_path / "dumps.py").write_text(DUMP + PROGRAM)
+    theirs.mkdir()
+    ours.mkdir()
+    ways = ("torchrun", "cell", "fresh", "replaced", "script", "torchrun line", *["spawned"] * spawns)
     folders = [tmp_path / name for name in ways]
     for folder in folders:
         folder.mkdir()
     env = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "PYTEST_CURRENT_TEST")}
     said = {"TZ": "Asia/Tokyo", "TMPDIR": str(tmp_path), "BEGUN": str(folders[0])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    program = [str(tmp_path / "dumps.py"), str(theirs)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *program]
     subprocess.run(command, env={**env, **said}, cwd=tmp_path, check=True, capture_output=True)
     new_kernel.run(f"import os; os.environ.pop('OMP_NUM_THREADS', None); os.environ.update({said})")
     cells = [f"%%ddp {options}\n{PROGRAM}" for options in ("--nproc 2", "--fresh", "")]
     scripts = [f"%ddp run {script}", f"%ddp torchrun --nproc-per-node 2 {script}"]
-    spawned = f"%%ddp --nproc 2 --start-method spawn\n{PROGRAM}"
-    for folder, cell in zip(folders[1:], [*cells, *scripts, spawned], strict=True):
+    spawned = [f"%%ddp --nproc 2 --start-method spawn\n{PROGRAM}"] * spawns
+    for folder, cell in zip(folders[1:], [*cells, *scripts, *spawned], strict=True):
         if folder.name == "replaced":
             assert not new_kernel.run("%%ddp\nimport os; os._exit(3)").ok
         new_kernel.run(f"os.environ['BEGUN'] = {str(folder)!r}")
         shown = new_kernel.run(cell)
         assert shown.ok, (folder.name, shown.error)
+        if folder.name == "cell":
+            assert new_kernel.run(f"%%ddp -- {ours}\n{DUMP}").ok
+    compare(read(ours), read(theirs), OF_A_LAUNCH | {"BEGUN"} | older(read(theirs)))
     found = {folder.name: begun(folder) for folder in folders}
     assert all(len(ranks) == 2 for ranks in found.values())
     for name in found["cell"][0]["drawn"]:
-        unlike = ("torchrun", "spawned") if name == "hash" else ways
+        unlike = ("torchrun", *["spawned"] * spawns) if name == "hash" else ways
         values = [str(rank["drawn"][name]) for way in unlike for rank in found[way]]
         assert len({*values}) == len(values), (name, values)
     for way, ranks in found.items():

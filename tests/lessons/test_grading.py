@@ -122,20 +122,18 @@ SAYS = {
 }
 
 
-def test_every_answer_gets_its_line(grader: grade.Grader, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_answer_gets_its_line_in_the_table(
+    grader: grade.Grader, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     works = grade.found(folder)
     assert [str(w) for w in works] == sorted(SAYS)
-    answers = {str(w): w.check() for w in works}
-    for name, says in SAYS.items():
-        assert says in answers[name].line, f"{name}: {answers[name].line}"
-        assert answers[name].ok == (says == "ok")
+    table = grade.graded(works)
+    assert [*map("-".join, zip(table["learner"], table["exercise"], strict=True))] == sorted(SAYS)
+    for work, ok, line in zip(works, table["ok"], table["says"], strict=True):
+        says = SAYS[str(work)]
+        assert says in line, f"{work}: {line}"
+        assert ok == ("yes" if says == "ok" else "no")
     assert capfd.readouterr().out == "", "what is handed in does not print among the marks"
-
-
-def test_the_table_has_a_row_for_each_answer(grader: grade.Grader, folder: Path) -> None:
-    table = grade.graded([w for w in grade.found(folder) if w.learner in ("ada", "bo")])
-    assert table["learner"] == ["ada", "ada", "bo", "bo"]
-    assert table["ok"] == ["yes", "yes", "no", "no"]
 
 
 def test_an_endless_answer_is_ended_and_the_next_is_graded(
@@ -401,8 +399,6 @@ def place_of(rank, n):
 """
 ATTACKS = {  # learner → what is in the file, what is said of place_of
     "class body": (PATCHES + WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
-    "after it": (RIGHT, "ok"),
-    "where": (TELLS_WHERE, "ok"),
     "exits": (
         f"import os\nclass A:\n    os._exit(0)\n{RIGHT}",
         "when its cells were run: every rank called sys.exit()",
@@ -410,15 +406,14 @@ ATTACKS = {  # learner → what is in the file, what is said of place_of
     "forges": (FORGES + RIGHT, "what a rank sent is not an answer"),
     "sends pickles": (SENDS_PICKLES + RIGHT, "ok"),
     "forks twice": (FORKS_TWICE + WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
-    "=1+1": (RIGHT, "ok"),
+    "=1+1": (TELLS_WHERE, "ok"),
     "endless class": (
         f"class A:\n    while True: pass\n{RIGHT}{PATCHED_RANK}",
         "when its cells were run: no answer after 2 s",
     ),
     "patched rank": (RIGHT + PATCHED_RANK, "ok"),
     "x kills": (KILLS, "no verdict: the process that judges it"),
-    "y after that": (RIGHT, "ok"),
-    "z wrong": (WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
+    "z after that": (WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
 }
 ODD = {  # exercise → what its function does, what is said of it
     "gpus_of": ("raise ValueError(chr(0xd800))", "raised ValueError: \\ud800"),
@@ -502,7 +497,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Graded:
     (folder / "submissions" / "unparsed.ipynb").write_text(json.dumps({"cells": cells}))
     deep = '{"cells": ' + "[" * 100_000 + "]" * 100_000 + "}"
     (folder / "submissions" / "deep notebook.ipynb").write_text(deep)
-    (folder / "submissions" / "link.py").symlink_to(folder / "submissions" / "after it.py")
+    (folder / "submissions" / "link.py").symlink_to(folder / "submissions" / "patched rank.py")
     os.mkfifo(folder / "submissions" / "pipe.py")
     options = ("--deadline", "2", "--jobs", "2", "--wide", "wide.csv", "--feedback", "told")
     with tempfile.TemporaryDirectory() as short:

@@ -214,10 +214,10 @@ FIGURES = "print(sum('figure' in dir(o) for o in Out.values()))"
 def test_what_a_notebook_keeps_of_its_figures_is_neither_a_figure_nor_much(four: Kernel) -> None:
     """`Out` keeps what cells return: 7 to 17 MiB for each, if that were a figure."""
     kernel = psutil.Process(four.pid)
-    often, once = ("timings", "memory", "memory --timeline"), ("timings --collectives", "topology", "forecast")
+    often, once = ("timings", "memory --timeline"), ("topology", "bench --max 4KiB --repeat 2 --warmup 1")
     shown_before = int(four.run(FIGURES).text())
     assert four.run(TRAINED).ok
-    for line in (*often, *once, "bench --max 4KiB --repeat 2 --warmup 1"):
+    for line in (*often, *once):
         shown = four.run(f"%ddp {line}")
         assert shown.ok, shown.error
         assert "image/png" in shown.displays[-1], line
@@ -226,7 +226,7 @@ def test_what_a_notebook_keeps_of_its_figures_is_neither_a_figure_nor_much(four:
     for line in often:
         assert four.run(f"%ddp {line}").ok
     assert four.run(HELD).text() == "0 0\n"
-    assert int(four.run(FIGURES).text()) - shown_before == 10
+    assert int(four.run(FIGURES).text()) - shown_before == 6
     assert kernel.memory_full_info().uss - before < 16 << 20
 
 

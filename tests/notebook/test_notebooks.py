@@ -13,7 +13,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests import places
+from tests import places, warm
+from tests.kernels import of_kernels
 
 FOLDER = places.ROOT / "notebooks"
 AT_A_TIME = 2 if "PYTEST_XDIST_WORKER" not in os.environ else 1  # as many as the smallest machine has cores, in all
@@ -32,6 +33,8 @@ def nbval(paths: Sequence[Path], instructions: str = "") -> str:
     if instructions:
         env["ATEN_CPU_CAPABILITY"] = instructions
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    if len(paths) == 1:
+        warm.ready(env | {"PYTEST_VERSION": pytest.__version__}, **of_kernels(), folder=str(paths[0].parent))
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "-p", "nbval.plugin"]
     command += ["-o", "addopts=", "-W", "ignore", "--nbval", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=FOLDER, timeout=380, check=False)

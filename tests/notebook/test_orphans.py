@@ -155,22 +155,22 @@ def test_machine_suspended_and_resumed(pool: Pool) -> None:
     assert shown.text() == "ranks 0–1 │ 7 2.0\n", shown.error
 
 
-def test_stop_while_the_pool_starts(cold_kernel: Kernel) -> None:
+def test_stop_while_the_pool_starts(new_kernel: Kernel) -> None:
     """Workers that are half started are found again by the next cell."""
-    cold_kernel.run("%ddp start --nproc 1")
-    cell = cold_kernel.send("%ddp start --nproc 6")
+    new_kernel.run("%ddp start --nproc 1")
+    cell = new_kernel.send("%ddp start --nproc 6")
     while True:
-        message = cold_kernel.client.get_iopub_msg(timeout=60)
+        message = new_kernel.client.get_iopub_msg(timeout=60)
         if "starting 5 workers" in str(message["content"].get("data", "")):
             break
-    cold_kernel.interrupt()
-    shown = cold_kernel.collect(cell)
+    new_kernel.interrupt()
+    shown = new_kernel.collect(cell)
     assert shown.ok or shown.reply["ename"] == "CommandStopped", shown.error
-    after = cold_kernel.run("%%ddp --nproc 6\nimport os; print(os.environ['RANK'] in '012345')")
+    after = new_kernel.run("%%ddp --nproc 6\nimport os; print(os.environ['RANK'] in '012345')")
     assert after.text().endswith("ranks 0–5 │ True\n"), after.error
-    pids = cold_kernel.run("%%ddp -o pids\nimport os; os.getpid()\n")
+    pids = new_kernel.run("%%ddp -o pids\nimport os; os.getpid()\n")
     assert pids.ok, pids.error
-    held = cold_kernel.run(AGENT + "print(sum(c['kind'] == 'worker' for c in agent.request('status')['children']))")
+    held = new_kernel.run(AGENT + "print(sum(c['kind'] == 'worker' for c in agent.request('status')['children']))")
     assert held.text().strip() == "6"
 
 

@@ -50,7 +50,7 @@ finally: dist.destroy_process_group()
 @dataclass(frozen=True)
 class Program:
     """A body with a mistake where `bad` holds. kind: of its finding, empty if there is none; line: words of its line.
-    always: it is run without `-m more`."""
+    always: it may be the one of its kind that is run without `-m more`."""
 
     name: str
     kind: str

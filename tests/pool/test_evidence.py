@@ -301,10 +301,10 @@ def spawning(pool: WorkerPool, by: str, folder: Path, how: dict[str, object], sc
         pool.run_script(str(script), hang_after=0.3, timeout=150, shutdown_timeout=1, screen=screen)
 
 
-BY = [(name, by) for name in STARTED for by in ("cell", "script")[:: -1 if "server" in name else 1]]
+BY = [(name, by) for name in STARTED for by in ("cell", "script")[:: -1 if "fork" in name else 1]]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "by"), BY)
 def test_where_started_processes_wait_is_said(one: WorkerPool, name: str, by: str, tmp_path: Path) -> None:
     how, words = STARTED[name]

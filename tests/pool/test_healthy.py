@@ -47,7 +47,7 @@ def pool_for() -> Iterator[Callable[[int], WorkerPool]]:
 HANGS_ON_OLD = ("all_gather_into_tensor of 1 GB",)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], WorkerPool], name: str) -> None:
     if name in HANGS_ON_OLD and TorchVersion(torch.__version__) < (2, 7):
@@ -75,7 +75,7 @@ def stands(pool: WorkerPool, rank: int) -> list[str]:
     return [*from_json(Whereabouts, answer).acts]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], WorkerPool], name: str) -> None:
     """And nothing of it stands when it is over, so that the next is judged as well."""

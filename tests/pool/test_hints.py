@@ -215,7 +215,7 @@ def program(body: str) -> str:
     )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CORPUS)
 def test_of_the_corpus_only_what_is_sure_is_told_and_no_twin(ready: WorkerPool, name: str) -> None:
     define(ready, PROGRAMS[name].body, name)

@@ -23,7 +23,7 @@ def ready(pool: WorkerPool) -> WorkerPool:
     return pool
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", ODD)
 def test_a_healthy_program_that_looks_odd_is_not_accused(ready: WorkerPool, name: str) -> None:
     define(ready, ODD[name], name)

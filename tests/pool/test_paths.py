@@ -16,7 +16,6 @@ import pytest
 
 from nbddp.launch.options import LaunchSpec
 from nbddp.pool.host_source import HostSource
-from nbddp.pool.pool import WorkerPool
 from tests import warm
 from tests.house import measures
 from tests.places import ROOT
@@ -91,9 +90,8 @@ def test_a_line_is_planned_once_and_again_when_something_has_happened(
             assert not pids & {w.pid for w in pool.workers.values()}
 
 
-@pytest.mark.usefixtures("cold")
 def test_a_pool_that_has_ended_between_two_cells_is_noticed() -> None:
-    with WorkerPool(nproc=2) as pool:
+    with warm.pool(2) as pool:
         line = LaunchSpec(nproc=2)
         pool.ensure(line), pool.ensure(line)  # type: ignore[func-returns-value]
         os.kill(pool.agent.hello.pid, signal.SIGKILL)

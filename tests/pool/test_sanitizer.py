@@ -23,7 +23,11 @@ from tests.pool.silent import HELPERS, PROGRAMS, Program, define, found_in
 if TYPE_CHECKING:
     from nbddp.capabilities.sanitizer.on_rank_recorder import SanitizerRecorder
 
-CASES = [pytest.param(each, id=each.name, marks=() if each.always else pytest.mark.more) for each in PROGRAMS.values()]
+FIRST = {each.kind: each.name for each in reversed(PROGRAMS.values()) if each.always}  # of a kind is always run
+CASES = [
+    pytest.param(each, id=each.name, marks=() if each.name == FIRST.get(each.kind) else pytest.mark.more)
+    for each in PROGRAMS.values()
+]
 # a twin, a small change of it, and the kind that must be found; empty: the change is harmless
 MUTANTS = (
     ("set_epoch_forgotten", "loader(r, w)", "loader(0, w)", "sampler-rank"),
@@ -75,7 +79,6 @@ def ready(pool: WorkerPool) -> WorkerPool:
     return pool
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize("program", CASES)
 def test_a_mistake_is_found_with_kind_and_line_and_its_healthy_twin_is_silent(
     ready: WorkerPool, program: Program
@@ -173,7 +176,10 @@ def test_an_error_in_recording_is_no_error_of_the_program(ready: WorkerPool) -> 
 
 
 def test_a_cell_that_fails_has_findings_until_then(ready: WorkerPool) -> None:
-    body = PROGRAMS["module_forward"].body + "\n    dist.barrier()  # rank 0 has trained\n    if r: raise ValueError('late')"
+    body = (
+        PROGRAMS["module_forward"].body
+        + "\n    dist.barrier()  # rank 0 has trained\n    if r: raise ValueError('late')"
+    )
     define(ready, body, "fails")
     found = found_in(ready, "fails", bad=True)
     assert [each.kind for each in found] == ["past-ddp"]

@@ -27,7 +27,7 @@ LOST = "all workers were replaced, and their variables are lost"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    with warm.pool(2) as made:
+    with warm.pool(1) as made:
         yield made
 
 
@@ -46,21 +46,21 @@ def test_another_method_replaces_the_workers_and_the_same_keeps_them(
 ) -> None:
     assert pool.ensure(parse_cell("--start-method fork")) == []
     assert spawned(pool) == []
-    assert len({*hashes(pool)}) == 1
+    before = hashes(pool)
     monkeypatch.setattr("nbddp.pool.worker_group.REGISTER_TIMEOUT", 0.001)  # of one that is forked
     assert pool.ensure(parse_cell("--start-method spawn")) == [f"--start-method spawn: {LOST}"]
     monkeypatch.undo()
-    assert spawned(pool) == [0, 1]
-    assert len({*hashes(pool)}) == 2
+    assert spawned(pool) == [0]
+    assert hashes(pool) != before, "an interpreter of its own"
     pids = [worker.pid for worker in pool.workers.values()]
     for line in ("", "--start-method spawn"):
         assert pool.ensure(parse_cell(line)) == []
     assert [worker.pid for worker in pool.workers.values()] == pids
     assert "workers start by spawn (--start-method)" in str(status(pool))
     with pytest.raises(WorkerFailed):
-        pool.run_cell("import os\nif os.environ['RANK'] == '1': os._exit(3)", screen=NullScreen())
+        pool.run_cell("import os\nos._exit(3)", screen=NullScreen())
     pool.ensure(LaunchSpec())
-    assert spawned(pool) == [0, 1], "a rank that is replaced starts by the pool's method"
+    assert spawned(pool) == [0], "a rank that is replaced starts by the pool's method"
     assert pool.ensure(parse_cell("--start-method fork")) == [f"--start-method fork: {LOST}"]
     assert spawned(pool) == []
     assert "workers start by fork (--start-method)" in str(status(pool))

@@ -43,22 +43,22 @@ model = DDP(torch.nn.Linear(64, 64))
 for _ in range(3): model(torch.ones(8, 64)).sum().backward()""",
 )
 COMMANDS = {
-    "status": "%ddp status",
+    "restart": "%ddp restart --ranks 1",
     "topology": "%ddp topology",
     "timings": "%ddp timings",
     "memory": "%ddp memory",
-    "compare": "%ddp compare model",
     "forecast": "%ddp forecast",
+    "compare": "%ddp compare model",
+    "status": "%ddp status",
     "bench": "%ddp bench --max 4KiB --repeat 3",
     "stacks": "%ddp stacks",
     "log": "%ddp log --rank 0",
-    "push": "%ddp push given",
     "pull": "%ddp pull model",
-    "restart": "%ddp restart --ranks 1",
+    "push": "%ddp push given",
     "start": "%ddp start --nproc 3",
-    "cell": "%%ddp\nprint('done')",
     "stop": "%ddp stop",
     "cold": "%ddp start --nproc 2",
+    "cell": "%%ddp\nprint('done')",
 }
 FIGURES = ("topology", "timings", "memory", "forecast", "bench")
 MOMENTS = int(os.environ.get("NBDDP_STOP_MOMENTS", "2"))  # of each command; more make a longer sweep
@@ -288,25 +288,27 @@ def test_an_event_loops_handler_is_called_once_though_native_code_keeps_the_rank
     pools[2].restart()  # asyncio has changed how the process takes signals
 
 
-@pytest.mark.usefixtures("cold")
-def test_stop_just_before_workers_are_started_leaves_none_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_just_before_workers_are_started_leaves_none_that_is_not_known(
+    pools: dict[int, WorkerPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command has noted it, and first says so once the workers are written down."""
-    real = start_requests.worker
+    real, pool = start_requests.worker, pools[2]
 
     def pressed(*args: Any, **kwargs: Any) -> StartWorker:
         signal.raise_signal(signal.SIGINT)
         return real(*args, **kwargs)
 
-    with WorkerPool(nproc=1) as pool:
-        pool.start()
-        with monkeypatch.context() as patch, stop.heard_at_checks():
-            patch.setattr(start_requests, "worker", pressed)
-            patch.setattr(client, "SLICE", 0.0)  # as where the agent's answer takes longer
-            with pytest.raises(KeyboardInterrupt):
-                pool.ensure(LaunchSpec(nproc=2))
-        assert sorted(pool.workers) == [0, 1]
-        pool.ensure(LaunchSpec(nproc=2))
-        assert list(pool.run_cell("import os; int(os.environ['RANK'])", want_value=True, screen=NullScreen())) == [0, 1]
+    pool.ensure(LaunchSpec(nproc=2))
+    with monkeypatch.context() as patch, stop.heard_at_checks():
+        patch.setattr(start_requests, "worker", pressed)
+        patch.setattr(client, "SLICE", 0.0)  # as where the agent's answer takes longer
+        with pytest.raises(KeyboardInterrupt):
+            pool.ensure(LaunchSpec(nproc=3))
+    assert sorted(pool.workers) == [0, 1, 2]
+    pool.ensure(LaunchSpec(nproc=3))
+    ranks = "import os; int(os.environ['RANK'])"
+    assert list(pool.run_cell(ranks, want_value=True, screen=NullScreen())) == [0, 1, 2]
+    pool.ensure(LaunchSpec(nproc=2))
 
 
 def test_a_rank_that_goes_on_is_ended_by_a_second_stop_and_what_was_lost_is_told(pools: dict[int, WorkerPool]) -> None:

@@ -114,7 +114,7 @@ def train(pool: WorkerPool, where: str, burn: float = 0.002, usual: float = 0.0,
     return found
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @needs_recorder
 @pytest.mark.parametrize(
     ("where", "recorded", "traced"),
