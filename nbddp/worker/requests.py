@@ -20,6 +20,7 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import exit_info
+from nbddp.worker.cell_end import StartedProcesses
 from nbddp.worker.parts import RankWorker
 from nbddp.worker.program import CellSource, WorkerInterrupts
 
@@ -108,6 +109,7 @@ class QuestionsKernel(RankWorker, Protocol):
     that are too large to be kept."""
 
     interrupts: WorkerInterrupts
+    children: StartedProcesses
     began_ns: int
     begun: int
     known: position.KnownEntries | None
@@ -243,6 +245,12 @@ def _interrupt(worker: QuestionsKernel, again: int | None = None) -> bool:
     return True
 
 
+def _interrupt_started(worker: QuestionsKernel, run: int) -> None:
+    """SIGINT for what the program of run `run` has started."""
+    if worker.spec is not None and worker.spec.run == run:
+        worker.children.interrupt()
+
+
 # each is given the worker and, as keyword arguments, the question's fields
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "where": _where,
@@ -251,6 +259,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "through": _through,
     "release": _release,
     "interrupt": _interrupt,
+    "interrupt_started": _interrupt_started,
 }
 
 

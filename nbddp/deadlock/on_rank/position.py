@@ -286,7 +286,7 @@ def _met(call: BlockingCall | None, inside: list[SeenFrame]) -> PendingCollectiv
     if meeting is None:
         return None
     group, key, sequence = meeting
-    return _collective(key, group.group_name, group.group_desc, sequence, "", seen=True)
+    return collective(key, group.group_name, group.group_desc, sequence, "", seen=True)
 
 
 def _place(frame: SeenFrame, names: dict[str, str]) -> Place:
@@ -436,7 +436,7 @@ def _in_library(inside: list[SeenFrame]) -> bool:
 
 def _of_entry(entry: flight.FlightEntry) -> PendingCollective:
     key, epoch = key_of(entry), CALLS.epoch_at(entry.created_ns)
-    found = _collective(key, entry.group, entry.description, entry.sequence, entry.op, seen=entry.active)
+    found = collective(key, entry.group, entry.description, entry.sequence, entry.op, seen=entry.active)
     root = _root(key, entry.group, entry.sequence)
     return replace(found, what=entry.what, backend=entry.backend, root=root, epoch=(epoch.run, epoch.init))
 
@@ -444,7 +444,7 @@ def _of_entry(entry: flight.FlightEntry) -> PendingCollective:
 def _unseen(op: str, key: str, sequence: int) -> PendingCollective:
     group = next((g for g in call_log.groups().values() if CALLS.key(g) == key), None)
     name, description = (group.group_name, group.group_desc) if group is not None else ("", "")
-    return _collective(key, name, description, sequence, op)
+    return collective(key, name, description, sequence, op)
 
 
 def _told_apart(pending: PendingCollective, names: dict[str, str]) -> PendingCollective:
@@ -457,7 +457,8 @@ def _told_apart(pending: PendingCollective, names: dict[str, str]) -> PendingCol
     return replace(pending, nth=nth, made_at=at)
 
 
-def _collective(key: str, name: str, description: str, sequence: int, op: str, seen: bool = False) -> PendingCollective:
+def collective(key: str, name: str, description: str, sequence: int, op: str, seen: bool = False) -> PendingCollective:
+    """One of a group that torch calls `name`; key: what its collectives are noted under."""
     whole = sys.modules["torch.distributed"].group.WORLD
     default = description == DEFAULT or (whole is not None and whole.group_name == name)
     ranks = tuple(members_of(name)[0] or CALLS.members().get(key, ()))
