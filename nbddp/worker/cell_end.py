@@ -47,8 +47,9 @@ class StartedProcesses:
     def interrupt(self) -> None:
         """The cell is interrupted; an executor of processes, say, is left only when what they do has ended."""
         for process in self._started():
-            with contextlib.suppress(ProcessLookupError):
-                _kill(process.pid, signal.SIGINT)
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    _kill(process.pid, signal.SIGINT)
 
     def end(self) -> None:
         """The cell did not end well."""

@@ -128,6 +128,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, requests.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
+        self.awaited: asyncio.Future[Any] | None = None  # the code of a cell that awaits something, as a task
         self._has_run, self._placed = False, ("", "")  # rank and size of the world, as they were placed last
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
@@ -267,10 +268,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 raise KeyboardInterrupt
             loop.call_soon_threadsafe(future.cancel)
 
-        before = signal.signal(signal.SIGINT, interrupt)
+        before, self.awaited = signal.signal(signal.SIGINT, interrupt), future
         try:
             yield
         finally:
+            self.awaited = None
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: RunSpec) -> None:

@@ -3,6 +3,7 @@ for each."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import signal
 import sys
@@ -106,10 +107,11 @@ Sent = tuple[Outcome, "list[bytes] | None", JupyterMessage]  # an outcome, its b
 class QuestionsKernel(RankWorker, Protocol):
     """What these need of the IPython kernel besides. `spec` began at `began_ns`; known: what the flight recorders held
     when the rank was last asked; told: run → its outcome, of the last run and what that left to do, without buffers
-    that are too large to be kept."""
+    that are too large to be kept; awaited: the code of a cell that awaits something."""
 
     interrupts: WorkerInterrupts
     children: StartedProcesses
+    awaited: asyncio.Future[Any] | None
     began_ns: int
     begun: int
     known: position.KnownEntries | None
@@ -142,6 +144,7 @@ def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) 
     at_work = worker.spec is not None
     if at_work:
         found = position.position(shown, groups, worker.began_ns, recorded.open, worker.parts.of("claim"))
+        found = replace(found, user=found.user or position.awaits(worker.awaited, shown))
     else:
         found = position.idle(shown, groups, recorded.open, begun=_has_begun(worker, run))
     taken, over = (worker.interrupts.taken, not worker.interrupts.is_on) if at_work else (False, False)

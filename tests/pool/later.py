@@ -356,17 +356,11 @@ HOOKS = {
         "own = threading.local()\nclass It:\n    def __del__(self): meet()\n"
         "def hold(): own.it = It(); time.sleep(SECONDS)\nthreading.Thread(target=hold).start()"
     ),
-    "the file of a bar": (
-        "import io, tqdm\n"
-        "class File(io.StringIO):\n    def write(self, text):\n"
-        "        if threading.current_thread() is not threading.main_thread(): bar.miniters = 0; meet()\n"
-        "tqdm.tqdm.monitor_interval, bar = SECONDS / 2, None\n"
-        "bar = tqdm.tqdm(range(9), file=File(), miniters=5, mininterval=0, maxinterval=SECONDS)"
-    ),
     "a signal that a thread waits for": (
-        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}); child = shell(f'kill -USR2 {os.getpid()}')\n"
-        "def wait(): signal.sigwait({signal.SIGUSR2}); meet()\n"
-        "threading.Thread(target=wait).start(); signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})"
+        "def wait():\n    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+        "    signal.sigwait({signal.SIGUSR1}); meet()\n"
+        "thread = threading.Thread(target=wait); thread.start()\n"
+        "threading.Timer(SECONDS, lambda: signal.pthread_kill(thread.ident, signal.SIGUSR1)).start()"
     ),
 }
 EVENTS = {

@@ -98,7 +98,7 @@ class Checker:
         where = name_of(group)
         op, what_of = mine[0], ", ".join(w for w in mine[1:] if w)
         claim = position.collective(where, group.group_name, group.group_desc, number, op, seen=True)
-        claim = replace(claim, what=what_of, backend="store")
+        claim = replace(claim, what=what_of, backend="store", epoch=(CALLS.epoch.run, CALLS.epoch.init))
         self._called.setdefault(where, []).append((number, op, what_of, None))
         store, prefix = store_of(group), f"nbddp/check/{self._run}/{number}"
         store.set(f"{prefix}/{me}", json.dumps(mine))

@@ -8,12 +8,13 @@ those of DDP above all. Plain data out, with what is evidence marked as such; wh
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType, TracebackType
+from types import CoroutineType, FrameType, TracebackType
 from typing import Any, TypedDict
 
 from nbddp.compat import torch
@@ -126,7 +127,7 @@ def _position(
         pending=pending,
         exact=claim is not None or note is not None,
         waits="futex" if any(map(_looks_for_key, inside)) else threads.waits(threads.native(ident)),
-        cpu=clock.process_time(), bytes=threads.bytes_moved(),
+        cpu=_computed(), bytes=threads.bytes_moved(),
         children=(len(processes), ticks), child_waits=child_waits.of(processes),
         also=_also(of_all, {ident, threading.main_thread().ident}, names),
         token=(serial, *counts, hash(tuple(f.lasti for f in its))),
@@ -139,6 +140,12 @@ def _position(
 def _users(its: list[SeenFrame], names: dict[str, str]) -> Place | None:
     """The user's innermost place among these frames. A thread that is waited for may be a library's alone."""
     return next((_place(f, names) for f in its if frames.is_user(f.file, names)), None)
+
+
+def awaits(task: asyncio.Future[Any] | None, names: dict[str, str]) -> Place | None:
+    """The user's innermost place in a cell that awaits something, while its loop runs."""
+    of = task.get_coro() if isinstance(task, asyncio.Task) else None
+    return _users(frames.awaiting(of), names) if isinstance(of, CoroutineType) else None
 
 
 def _also(
@@ -162,9 +169,14 @@ def idle(names: dict[str, str], groups: Any, recorded: list[flight.FlightEntry],
     acts = (*runnable.idle(of_all, _is_torch, lambda f: frames.is_user(f.file, names)), *_calls_back(recorded, set()))
     (processes, ticks), (inits, count) = threads.children(), _counts(groups)
     return Whereabouts(
-        idle=True, begun=begun, acts=acts, cpu=clock.process_time(), bytes=threads.bytes_moved(),
+        idle=True, begun=begun, acts=acts, cpu=_computed(), bytes=threads.bytes_moved(),
         children=(len(processes), ticks), child_waits=child_waits.of(processes), inits=inits, groups=count,
     )  # fmt: skip
+
+
+def _computed() -> float:
+    """Seconds of CPU time of this process. RPC's threads spin while they wait."""
+    return clock.process_time() - (threads.spun() if runnable.rpc() else 0.0)
 
 
 def _counts(groups: Any) -> tuple[int, int]:
