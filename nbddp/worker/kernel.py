@@ -227,6 +227,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 else:
                     buffers += self.requests[spec.op](self, self._parent["buffers"], **spec.fields)
             finally:
+                self.imports.end()
                 self.interrupts.end()
         except BaseException as raised:
             error = raised if error is None else error
@@ -320,7 +321,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _end(self, outcome: Outcome, error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
         self.reserve.free()
-        self.imports.end()
         try:
             self._have_streams()
             if self.release.end():
@@ -347,6 +347,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             reply = await executed if inspect.isawaitable(executed) else executed
         except BaseException as e:  # an interrupt, or ipykernel's own words for an exception whose __str__ raises
             met = e
+        self.imports.end()
         result, self._result = self._result, None
         error: BaseException | None = _error_of(result)
         shown, self._shown = self._shown, None

@@ -177,7 +177,7 @@ NAMED = {
         r"rank 0 waits in wait\(\) for a recv from rank 1 \(line \d+\); rank 1 has finished the cell",
     ),
     "a barrier in a hook of one rank's backward": (
-        "loss = DDP(torch.nn.Linear(2, 1))(torch.ones(1, 2)).sum()\n"
+        "model = DDP(torch.nn.Linear(2, 1)); loss = model(torch.ones(1, 2)).sum()\n"
         "if rank: loss.register_hook(lambda gradient: dist.barrier())\nloss.backward()",
         r"collective #\d+ differs between ranks, with all_reduce on rank 0 \(line \d+\), barrier on rank 1 \(line",
     ),
@@ -223,7 +223,8 @@ def test_a_child_of_multiprocessings_server_counts_and_the_server_does_not(two: 
 SEEMS = {  # what cannot be proven: the words of the live view, after `hang_after` and a second
     "a call in a thread that the cell awaits": (
         "import asyncio\nif rank: await asyncio.to_thread(dist.barrier)",
-        r'rank 1 \(thread "asyncio_\d" is in barrier\); no progress for \d s; rank 0 has finished the cell; '
+        r'rank 1 \(cell line \d+, thread "asyncio_\d" is in barrier\); no progress for \d s; '
+        r"rank 0 has finished the cell; "
         r'rank 1 may still call from thread "asyncio_\d"; press Stop to unblock the ranks',
     ),
     "an executor that may call": (
