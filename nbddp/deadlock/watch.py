@@ -264,6 +264,11 @@ class RankWatcher:
         parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
         return "running: " + "; ".join(parts)
 
+    def place_words(self, rank: int) -> str:
+        """`cell line 5, its 1 child process does nothing`; empty if it is not known."""
+        p = self.positions.get(rank)
+        return "" if p is None else ", ".join(filter(None, (p.where, *self._also(p))))
+
     @staticmethod
     def _also(p: Position) -> tuple[str, ...]:
         """What a rank is in besides, for as long as it waits."""

@@ -134,6 +134,8 @@ class Escalation:
         self._taken = {r: at for r, at in self._taken.items() if by_stop and now - at < supervise.STOP_COMES}
         still = tuple(r for r in still if r not in self._taken)
         run.workers.signal(still, signal.SIGTERM if ends else run.stop_signal, group=group)
+        if self._is_gentle:  # as Ctrl-C in a terminal, and Stop in a plain kernel
+            run.workers.look(still, Question.of("interrupt_started", run=run.number), lambda rank, reply: None)
         self.interrupted_at = time.monotonic()
         self._next_told = self.interrupted_at + TELL
         run.watcher.ends(self.interrupted_at)
@@ -294,8 +296,7 @@ class Escalation:
         """`rank 1 is cleaning up, cell line 9, 3 s`."""
         at: dict[tuple[bool, str], list[int]] = {}
         for r in ranks:
-            position = self._run.watcher.positions.get(r)
-            at.setdefault((r in self._taken, "" if position is None else position.where), []).append(r)
+            at.setdefault((r in self._taken, self._run.watcher.place_words(r)), []).append(r)
         found = []
         for (cleans, where), its in at.items():
             does = ("is cleaning up", "are cleaning up") if cleans else (f"has {UNNOTICED}", f"have {UNNOTICED}")

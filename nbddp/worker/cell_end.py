@@ -12,10 +12,12 @@ import functools
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
@@ -29,10 +31,12 @@ END_SECONDS = 0.3  # that a process has from SIGTERM to its end
 LOOK_SECONDS = 0.005
 LOADER_SECONDS = 0.3  # that processes of data loaders have to end, after an interrupt or a failure
 
+_kill = os.kill  # whatever a program puts in its place
+
 
 class StartedProcesses:
     """Processes of multiprocessing's that a cell has started. A daemon goes with the object that holds it (a data
-    loader, a pool), as ever; only what a script would wait for at its end is ended."""
+    loader, a pool), as ever; only what a script would wait for at its end is interrupted and ended."""
 
     def __init__(self) -> None:
         self._before: set[int | None] = set()
@@ -40,9 +44,16 @@ class StartedProcesses:
     def begin(self) -> None:
         self._before = {p.pid for p in multiprocessing.active_children()}
 
+    def interrupt(self) -> None:
+        """The cell is interrupted; an executor of processes, say, is left only when what they do has ended."""
+        for process in self._started():
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    _kill(process.pid, signal.SIGINT)
+
     def end(self) -> None:
         """The cell did not end well."""
-        started = [p for p in multiprocessing.active_children() if p.pid not in self._before and not p.daemon]
+        started = self._started()
         for process in started:
             process.terminate()
         until = clock.monotonic() + END_SECONDS
@@ -51,6 +62,9 @@ class StartedProcesses:
         for process in started:
             if process.exitcode is None:
                 process.kill()
+
+    def _started(self) -> list[BaseProcess]:
+        return [p for p in multiprocessing.active_children() if p.pid not in self._before and not p.daemon]
 
 
 class Forked:

@@ -79,12 +79,12 @@ class Chains:
     def _one(self, error: BaseException) -> Raised:
         found = Raised(type_name(error), message(error), notes=_readable(lambda: _notes(error), "notes", ("",)))
         try:
-            whole = replace(found, frames=frames(traceback_of(error), self._names, self._hide, self._values))
-            more = [said for note in self._notes if (said := note(whole))]
-            return replace(whole, notes=(*found.notes, *more))
-        except Exception as e:  # a module's __loader__ is asked for its source
-            unread = f"(its frames cannot be shown: reading them raises {type_name(e)})"
-            return replace(found, notes=(*found.notes, unread))
+            found = replace(found, frames=frames(traceback_of(error), self._names, self._hide, self._values))
+            more = [said for note in self._notes if (said := note(found))]
+            return replace(found, notes=(*found.notes, *more))
+        except Exception as e:
+            unread = f"({'more about it' if found.frames else 'its frames'} cannot be shown: "
+            return replace(found, notes=(*found.notes, f"{unread}{type_name(e)} was raised)"))
 
     def _group(self, error: BaseException, depth: int) -> tuple[tuple[tuple[Raised, ...], ...], int]:
         """Of an ExceptionGroup: the chain of each exception in it, and how many there is no room for."""
@@ -167,16 +167,20 @@ def _frame(frame: FrameType, line: int, names: dict[str, str], values: Values) -
     """Source is looked up for the user's frames alone: torch's files are long."""
     file = frame.f_code.co_filename
     user = is_user(file, names)
-    if told := user and values is not None:
-        linecache.checkcache(file)
-        linecache.lazycache(file, frame.f_globals)
+    try:
+        if told := user and values is not None:
+            linecache.checkcache(file)
+            linecache.lazycache(file, frame.f_globals)
+        rows, text = context(file, line) if told else (), linecache.getline(file, line).strip() if values else ""
+    except Exception:  # a module's __loader__ is asked for it, and `open` may be the program's
+        rows, text = (), ""
     return Frame(
         names.get(file, file)[:FILE].encode("utf-8", "replace").decode(),  # an escape would look like a folder
         line,
         name_of(frame.f_code.co_name),
         user,
-        context(file, line) if told else (),
-        tuple([each for of in values or () if told for each in of(frame, linecache.getline(file, line).strip())]),
+        rows,
+        tuple([each for of in values or () if told for each in of(frame, text)]),
     )
 
 

@@ -128,6 +128,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, requests.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
+        self.awaited: asyncio.Future[Any] | None = None  # the code of a cell that awaits something, as a task
         self._has_run, self._placed = False, ("", "")  # rank and size of the world, as they were placed last
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
@@ -226,6 +227,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 else:
                     buffers += self.requests[spec.op](self, self._parent["buffers"], **spec.fields)
             finally:
+                self.imports.end()
                 self.interrupts.end()
         except BaseException as raised:
             error = raised if error is None else error
@@ -267,10 +269,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 raise KeyboardInterrupt
             loop.call_soon_threadsafe(future.cancel)
 
-        before = signal.signal(signal.SIGINT, interrupt)
+        before, self.awaited = signal.signal(signal.SIGINT, interrupt), future
         try:
             yield
         finally:
+            self.awaited = None
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: RunSpec) -> None:
@@ -318,7 +321,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _end(self, outcome: Outcome, error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
         self.reserve.free()
-        self.imports.end()
         try:
             self._have_streams()
             if self.release.end():
@@ -345,6 +347,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             reply = await executed if inspect.isawaitable(executed) else executed
         except BaseException as e:  # an interrupt, or ipykernel's own words for an exception whose __str__ raises
             met = e
+        self.imports.end()
         result, self._result = self._result, None
         error: BaseException | None = _error_of(result)
         shown, self._shown = self._shown, None

@@ -25,7 +25,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import IPython
@@ -194,22 +194,28 @@ def _asked_once(shell: Any, ask: Callable[..., bool]) -> Callable[..., bool]:
 
 
 class OwnImports:
-    """Modules that were there before any program, and the function that imports. A program may take both away, and at
-    the end of a run the worker imports. A function that a program has put there is back in its next run."""
+    """Modules that were there before any program, and Python's own functions, that which imports among them. A program
+    may take all away, and at the end of a run the worker needs them. A function that a program has put there is back in
+    its next run."""
 
     def __init__(self) -> None:
-        self._import, self._modules = builtins.__import__, dict[str, ModuleType]()
-        self._programs: Any = None
+        self._there, self._modules = vars(builtins), dict[str, ModuleType]()
+        own = {name: it for name, it in self._there.items() if isinstance(it, (type, BuiltinFunctionType))}
+        self._own = {**own, "__import__": self._there["__import__"]}
+        self._programs: dict[str, Any] = {}
 
     def begin(self) -> None:
         self._modules = self._modules or dict(sys.modules)
-        if self._programs is not None:
-            builtins.__import__, self._programs = self._programs, None
+        self._there.update({name: it for name, it in self._programs.items() if it is not None})
+        self._programs = {}
 
     def end(self) -> None:
-        found = vars(builtins).get("__import__")
-        if found is not self._import:
-            self._programs, builtins.__import__ = found, self._import
+        """At once when a program has ended, which may have been told before: nothing else works before."""
+        there = self._there
+        changed = {name: there.get(name) for name, it in self._own.items() if there.get(name) is not it}
+        if changed:
+            self._programs = changed
+            there.update(self._own)
         if __name__ not in sys.modules:  # not if it has removed some of its own
             sys.modules.update(self._modules | sys.modules)
 

@@ -3,6 +3,7 @@ for each."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import signal
 import threading
@@ -18,6 +19,7 @@ from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import CallHistory, Whereabouts
 from nbddp.protocol.run_spec import RunSpec
 from nbddp.worker import exit_info
+from nbddp.worker.cell_end import StartedProcesses
 from nbddp.worker.parts import RankWorker
 from nbddp.worker.program import WorkerInterrupts
 
@@ -63,9 +65,12 @@ Sent = tuple[Outcome, "list[bytes] | None", JupyterMessage]  # an outcome, its b
 
 class QuestionsKernel(RankWorker, Protocol):
     """What these need of the IPython kernel besides. known: what the flight recorders held when it was asked last.
-    told: run → its outcome, of the last run and what that left to do, without buffers that are too large to keep."""
+    told: run → its outcome, of the last run and what that left to do, without buffers that are too large to keep.
+    awaited: the code of a cell that awaits something."""
 
     interrupts: WorkerInterrupts
+    children: StartedProcesses
+    awaited: asyncio.Future[Any] | None
     begun: int
     known: position.KnownEntries | None
     told: dict[int, Sent]
@@ -97,6 +102,7 @@ def _look(worker: QuestionsKernel, run: int | None, history: bool, names: bool) 
     at_work = worker.spec is not None
     if at_work:
         found = position.position(shown, groups, worker.began[0], recorded.open, worker.parts.of("claim"))
+        found = replace(found, user=found.user or position.awaits(worker.awaited, shown))
     else:
         found = position.idle(shown, groups, recorded.open, begun=_has_begun(worker, run))
     taken, over = (worker.interrupts.taken, not worker.interrupts.is_on) if at_work else (False, False)
@@ -200,6 +206,12 @@ def _interrupt(worker: QuestionsKernel, again: int | None = None) -> bool:
     return True
 
 
+def _interrupt_started(worker: QuestionsKernel, run: int) -> None:
+    """SIGINT for what the program of run `run` has started."""
+    if worker.spec is not None and worker.spec.run == run:
+        worker.children.interrupt()
+
+
 # each is given the worker and, as keyword arguments, the question's fields
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "where": _where,
@@ -208,6 +220,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "through": _through,
     "release": _release,
     "interrupt": _interrupt,
+    "interrupt_started": _interrupt_started,
 }
 
 

@@ -324,6 +324,121 @@ TORCH = {
         "dist.recv(torch.ones(1), rank - 1); dist.send(torch.ones(1), rank - 1)",
     ),
 }
+# what is called by what another thing does, or where nobody thinks of a call
+HOOKS = {
+    "a trace function": (
+        "def trace(frame, event, arg):\n    if frame.f_code.co_name == 'go': sys.settrace(None); meet()\n"
+        "def go(): pass\n"
+        "threading.settrace(trace); threading.Timer(SECONDS, go).start(); threading.settrace(None)"
+    ),
+    "a collection of garbage": (
+        "import gc\ndef collected(phase, about): gc.callbacks.remove(collected); meet()\n"
+        "def collect(): gc.callbacks.append(collected); gc.collect()\nthreading.Timer(SECONDS, collect).start()"
+    ),
+    "a fork": (
+        "once = []\ndef forked():\n    if not once: once.append(1); meet()\n"
+        "os.register_at_fork(after_in_parent=forked)\n"
+        "def fork_once():\n    child = fork.Process(target=int); child.start(); child.join()\n"
+        "threading.Timer(SECONDS, fork_once).start()"
+    ),
+    "a warning": (
+        "import warnings\nkept = warnings.showwarning\n"
+        "def show(*of): warnings.showwarning = kept; meet()\n"
+        "def warn(): warnings.showwarning = show; warnings.warn_explicit('it', UserWarning, 'f', 1, registry={})\n"
+        "threading.Timer(SECONDS, warn).start()"
+    ),
+    "the end of a generator": (
+        "def rows():\n    try: yield\n    finally: meet()\n"
+        "def hold(its): next(its); time.sleep(SECONDS); its.close()\n"
+        "threading.Thread(target=hold, args=(rows(),)).start()"
+    ),
+    "what a thread has of its own": (
+        "own = threading.local()\nclass It:\n    def __del__(self): meet()\n"
+        "def hold(): own.it = It(); time.sleep(SECONDS)\nthreading.Thread(target=hold).start()"
+    ),
+    "a signal that a thread waits for": (
+        "def wait():\n    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+        "    signal.sigwait({signal.SIGUSR1}); meet()\n"
+        "thread = threading.Thread(target=wait); thread.start()\n"
+        "threading.Timer(SECONDS, lambda: signal.pthread_kill(thread.ident, signal.SIGUSR1)).start()"
+    ),
+}
+EVENTS = {
+    "epoll": (
+        "import select\nends, of = socket.socketpair(), select.epoll()\nof.register(ends[0], select.EPOLLIN)\n"
+        "threading.Thread(target=lambda: (of.poll(), meet())).start()\n"
+        "threading.Timer(SECONDS, ends[1].send, (b'x',)).start()"
+    ),
+    "inotify": (
+        "import ctypes, tempfile\nfolder, libc = tempfile.mkdtemp(), ctypes.CDLL(None)\nat = libc.inotify_init()\n"
+        "libc.inotify_add_watch(at, folder.encode(), 0x100); child = shell(f'touch {folder}/it')\n"
+        "threading.Thread(target=lambda: (os.read(at, 999), os.close(at), meet())).start()"
+    ),
+    "a file that is looked for": (
+        "import tempfile\nfolder = tempfile.mkdtemp(); child = shell(f'touch {folder}/it')\n"
+        "def look():\n    while not os.path.exists(f'{folder}/it'): time.sleep(0.05)\n    meet()\n"
+        "threading.Thread(target=look).start()"
+    ),
+    "a lock of a file": (
+        "import fcntl, tempfile\nfile = tempfile.NamedTemporaryFile()\n"
+        "child = subprocess.Popen(['flock', file.name, 'sleep', str(SECONDS)])\ntime.sleep(0.2)\n"
+        "threading.Thread(target=lambda: (fcntl.flock(file, fcntl.LOCK_EX), meet())).start()"
+    ),
+    "an answer that takes long": (
+        "import urllib.request\nat = socket.create_server(('127.0.0.1', 0)); port = at.getsockname()[1]\n"
+        "code = f'import socket, time; s = socket.socket(fileno={at.fileno()}); c = s.accept()[0]; c.recv(999); '\n"
+        "code += f'time.sleep({SECONDS}); c.sendall(b\"HTTP/1.0 200 OK\\\\r\\\\n\\\\r\\\\n\")'\n"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', code], pass_fds=[at.fileno()])\n"
+        "def ask(): urllib.request.urlopen(f'http://127.0.0.1:{port}').read(); meet()\n"
+        "threading.Thread(target=ask).start()"
+    ),
+    "a manager": (
+        "its = fork.Manager(); event = its.Event()\n"
+        "def tell():\n    time.sleep(SECONDS); event.set()\nchild = fork.Process(target=tell); child.start()\n"
+        "threading.Thread(target=lambda: (event.wait(), meet(), child.join(), its.shutdown())).start()"
+    ),
+    "a queue's join": (
+        "calls = queue.Queue(); calls.put(later)\n"
+        "def work(): calls.get()(); calls.task_done()\nthreading.Thread(target=work).start(); calls.join()"
+    ),
+    "as_completed of a spawned process": (
+        "ex = cf.ProcessPoolExecutor(1, mp_context=mp.get_context('spawn')); asked = ex.submit(time.sleep, SECONDS)\n"
+        "def wait():\n    for _ in cf.as_completed([asked]): meet()\n    ex.shutdown()\n"
+        "threading.Thread(target=wait).start()"
+    ),
+    "several Futures of torch's": (
+        "futures = [torch.futures.Future() for _ in range(2)]\n"
+        "after = torch.futures.collect_all(futures).then(meet); futures[0].set_result(1)\n"
+        "threading.Timer(SECONDS, futures[1].set_result, (1,)).start()"
+    ),
+    "a protocol of a process of a loop": (
+        "class Protocol(asyncio.SubprocessProtocol):\n    def process_exited(self): meet(); transport.close()\n"
+        "loop = asyncio.get_running_loop()\n"
+        "transport, _ = await loop.subprocess_exec(Protocol, 'sleep', str(SECONDS))"
+    ),
+    "the end of an asynchronous generator": (
+        "async def rows():\n    try: yield\n    finally: meet()\n"
+        "async def hold():\n    its = rows(); await its.__anext__(); await asyncio.sleep(SECONDS); await its.aclose()\n"
+        "task = asyncio.ensure_future(hold())"
+    ),
+    "a stream of zmq's": (
+        "import zmq\nfrom zmq.eventloop.zmqstream import ZMQStream\ncontext = zmq.Context()\n"
+        "gets = context.socket(zmq.PULL); gets.bind('inproc://it'); puts = context.socket(zmq.PUSH)\n"
+        "puts.connect('inproc://it'); stream = ZMQStream(gets)\n"
+        "def got(message): stream.close(); puts.close(); meet()\nstream.on_recv(got)\n"
+        "threading.Timer(SECONDS, puts.send, (b'x',)).start()"
+    ),
+    "anyio in a thread": (
+        "import anyio\nasync def do():\n"
+        "    async with anyio.create_task_group() as group: group.start_soon(anyio.sleep, SECONDS)\n    meet()\n"
+        "threading.Thread(target=anyio.run, args=(do,)).start()"
+    ),
+    "joblib": (
+        "import joblib\n"
+        "def load(): joblib.Parallel(2, backend='threading')([joblib.delayed(time.sleep)(SECONDS)]); meet()\n"
+        "threading.Thread(target=load).start()"
+    ),
+}
 # a thread of the C library's comes to Python late; it stays, so what is run after it is not judged
 TIMER_OF_C = (
     "import ctypes\nCALL = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)\n"
@@ -338,7 +453,7 @@ TIMER_OF_C = (
     "assert libc.timer_settime(timer, 0, ctypes.byref(when), None) == 0"
 )
 KINDS = {"threads": THREADS, "servers": SERVERS, "processes": PROCESSES, "loops": LOOPS, "signals": SIGNALS,
-         "torch": TORCH}  # fmt: skip
+         "torch": TORCH, "hooks": HOOKS, "events": EVENTS}  # fmt: skip
 
 
 def cell(*pairs: tuple[str, str]) -> str:

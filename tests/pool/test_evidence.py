@@ -166,6 +166,26 @@ NAMED = {
         "distribute_tensor(torch.ones(4, 4), mesh, [Shard(0) if rank else Replicate()])",
         r"collective #1 differs between ranks, with broadcast on rank 0 \(line \d+\), scatter on rank 1",
     ),
+    "messages with other tags": (
+        "dist.recv(torch.ones(1), 0, tag=2) if rank else dist.send(torch.ones(1), 1, tag=1)",
+        r"rank 0 waits in send to rank 1 \(line \d+\), and rank 1 waits in recv from rank 0 \(line \d+\)",
+    ),
+    "a batch of messages that lacks one": (
+        "ops = [dist.P2POp(dist.irecv, torch.ones(1), 1 - rank)]\n"
+        "ops += [dist.P2POp(dist.isend, torch.ones(1), 1 - rank)] * (rank == 0)\n"
+        "[work.wait() for work in dist.batch_isend_irecv(ops)]",
+        r"rank 0 waits in wait\(\) for a recv from rank 1 \(line \d+\); rank 1 has finished the cell",
+    ),
+    "a barrier in a hook of one rank's backward": (
+        "model = DDP(torch.nn.Linear(2, 1)); loss = model(torch.ones(1, 2)).sum()\n"
+        "if rank: loss.register_hook(lambda gradient: dist.barrier())\nloss.backward()",
+        r"collective #\d+ differs between ranks, with all_reduce on rank 0 \(line \d+\), barrier on rank 1 \(line",
+    ),
+    "a checkpoint that one rank writes": (
+        "import tempfile, torch.distributed.checkpoint as dcp\n"
+        "if rank: dcp.save({'a': torch.ones(4)}, checkpoint_id=tempfile.mkdtemp())",
+        r"rank 1 waits in gather_object #\d+ \(line \d+\); rank 0 has finished the cell",
+    ),
     "a key of the store, with a time limit of its own": (
         "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
         "store.set_timeout(datetime.timedelta(seconds=25))\nif rank: store.wait(['key'])",
@@ -203,7 +223,8 @@ def test_a_child_of_multiprocessings_server_counts_and_the_server_does_not(two: 
 SEEMS = {  # what cannot be proven: the words of the live view, after `hang_after` and a second
     "a call in a thread that the cell awaits": (
         "import asyncio\nif rank: await asyncio.to_thread(dist.barrier)",
-        r'rank 1 \(thread "asyncio_\d" is in barrier\); no progress for \d s; rank 0 has finished the cell; '
+        r'rank 1 \(cell line \d+, thread "asyncio_\d" is in barrier\); no progress for \d s; '
+        r"rank 0 has finished the cell; "
         r'rank 1 may still call from thread "asyncio_\d"; press Stop to unblock the ranks',
     ),
     "an executor that may call": (
@@ -248,18 +269,84 @@ SEEMS = {  # what cannot be proven: the words of the live view, after `hang_afte
         r".*press Stop to unblock the ranks",
     ),
 }
+QUIET = r"; no progress for \d s; .*press Stop to unblock the ranks"
+LINE = r"rank 1 \(cell line \d+\)" + QUIET
+MORE_SEEMS = {  # further kinds of waits that a program can be in
+    "RPC that one rank shuts down": (
+        "import torch.distributed.rpc as rpc\nrpc.init_rpc(f'w{rank}', rank=rank, world_size=world)\n"
+        "if rank: rpc.shutdown()",
+        r"rank 1 \(cell line \d+\); no progress for \d s; ranks 0–1 may still call from .*RPC; press Stop",
+    ),
+    "an event that a cell awaits": (
+        "import asyncio\nif rank: await asyncio.Event().wait()\nelse: dist.barrier()", LINE,
+    ),
+    "a lock of a file that the other rank has": (
+        "import fcntl, tempfile\nfile = open(os.path.join(tempfile.gettempdir(), f'{os.getppid()}.lock'), 'w')\n"
+        "if rank == 0: fcntl.flock(file, fcntl.LOCK_EX)\ndist.barrier()\n"
+        "if rank: fcntl.flock(file, fcntl.LOCK_EX)\ndist.barrier()",
+        r"waiting in barrier #2 for rank 1\); " + LINE,
+    ),
+    "a barrier of threads that no other thread enters": (
+        "import threading\nif rank: threading.Barrier(2).wait()\nelse: dist.barrier()", LINE,
+    ),
+    "a lock that the rank itself has": (
+        "import threading\nlock = threading.Lock()\n"
+        "if rank: lock.acquire(); lock.acquire()\nelse: dist.barrier()", LINE,
+    ),
+    "a queue": ("import queue\nif rank: queue.SimpleQueue().get()\nelse: dist.barrier()", LINE),
+    "a pipe": ("ends = os.pipe()\nif rank: os.read(ends[0], 1)\nelse: dist.barrier()", LINE),
+    "a Future": (
+        "import concurrent.futures as cf\nif rank: cf.Future().result()\nelse: dist.barrier()", LINE,
+    ),
+    "a program that reads": (
+        "import subprocess\nif rank: subprocess.run(['cat'], stdin=(lower := os.pipe())[0])\nelse: dist.barrier()",
+        r"rank 1 \(cell line \d+, its 1 child process does nothing\)" + QUIET,
+    ),
+    "a page that nobody serves": (
+        "import socket, urllib.request\nat = socket.create_server(('127.0.0.1', 0))\n"
+        "if rank: urllib.request.urlopen(f'http://127.0.0.1:{at.getsockname()[1]}')\nelse: dist.barrier()", LINE,
+    ),
+    "zmq": (
+        "import zmq\nif rank: gets = zmq.Context().socket(zmq.PULL); gets.bind('inproc://it'); gets.recv()\n"
+        "else: dist.barrier()", LINE,
+    ),
+    "a monitored barrier with a time limit": (
+        "import datetime\nif not rank: dist.monitored_barrier(timeout=datetime.timedelta(seconds=60))",
+        r"rank 0 \(cell line \d+, in monitored_barrier\)" + QUIET,
+    ),
+    "a group that only its members make": (
+        "if rank: dist.new_group([0, 1], use_local_synchronization=True)",
+        r"rank 1 \(cell line \d+, in new_group\); no progress for \d s; rank 0 has finished the cell; press Stop",
+    ),
+    "a loader whose workers do not come on": (
+        "class Slow(torch.utils.data.Dataset):\n    def __len__(self): return 2\n"
+        "    def __getitem__(self, i): time.sleep(60)\n"
+        "if rank: list(torch.utils.data.DataLoader(Slow(), num_workers=1))\nelse: dist.barrier()",
+        r"rank 1 \(cell line \d+, its 1 child process does nothing\)" + QUIET,
+    ),
+    "an executor whose thread is in a collective": (
+        "import concurrent.futures as cf\nif rank:\n"
+        "    with cf.ThreadPoolExecutor(2) as ex: list(ex.map(lambda _: dist.barrier(), range(1)))",
+        r'rank 1 \(cell line \d+, thread "ThreadPoolExecutor-\d+_0" is in barrier \(cell line \d+, in <lambda>\)\)'
+        + QUIET,
+    ),
+}  # fmt: skip
+ALWAYS = 2  # of these, the first are always run
 
 
 @needs_recorder
-@pytest.mark.parametrize("name", SEEMS)
+@pytest.mark.parametrize(
+    "name",
+    [*SEEMS, *(pytest.param(n, marks=[pytest.mark.more] * (i >= ALWAYS)) for i, n in enumerate(MORE_SEEMS))],
+)
 def test_what_only_seems_to_wait_is_said_and_not_ended(two: WorkerPool, name: str) -> None:
-    code, words = SEEMS[name]
+    code, words = {**SEEMS, **MORE_SEEMS}[name]
     screen, began = Impatient(words), time.monotonic()
     with pytest.raises((RunStopped, RunTimedOut)):
         two.run_cell(PREPARE + code, hang_after=0.3, timeout=20, screen=screen)
     assert screen.said, screen.shown[-1]
     assert screen.said - began < 10
-    two.ensure(LaunchSpec(nproc=2))
+    two.ensure(LaunchSpec(nproc=2, fresh=name.startswith("RPC")))
     two.run_cell(PREPARE + "dist.barrier()", hang_after=0.3, timeout=20, screen=NullScreen())
 
 

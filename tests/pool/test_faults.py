@@ -595,6 +595,20 @@ def test_check_leaves_a_right_program_alone_and_goes_away(pools: dict[int, Worke
     )
 
 
+@needs_recorder
+@pytest.mark.parametrize(
+    "name",
+    ["groups in different orders", "groups of one name in different orders", "a second init on one rank"],
+)
+def test_check_names_the_groups_of_a_deadlock(two: WorkerPool, name: str) -> None:
+    """As without it: ranks that wait in different groups of the same ranks are told apart."""
+    code, words, _ = HANGS[name]
+    with pytest.raises(nbddp.RunHung) as caught:
+        two.run_cell(PREPARE + code, check=True, hang_after=0.3, timeout=30, screen=NullScreen())
+    assert str(caught.value) == f"deadlock: {words}"
+    check_after(two, ())
+
+
 def test_check_sees_a_missing_call_as_a_deadlock(two: WorkerPool) -> None:
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell(

@@ -208,6 +208,15 @@ SPOILS = {  # what a program does to the process in which the worker has to come
         "import builtins\ndel builtins.__import__\n1 / 0",
         "rank 1 raised ZeroDivisionError: division by zero (cell line 5)",
     ),
+    "an open that raises": (
+        "import builtins\nbuiltins.open = lambda *_, **__: 1 / 0\nraise ValueError('mine')",
+        "rank 1 raised ValueError: mine (cell line 5)",
+    ),
+    "no functions of Python's": (
+        "import builtins\nfor name in ('len', 'isinstance', 'print', 'getattr'): setattr(builtins, name, None)\n"
+        "raise ValueError('mine')",
+        "rank 1 raised ValueError: mine (cell line 5)",
+    ),
     "no modules": ("import sys\nsys.modules.clear()", ""),
     "an odd hook of the collector": ("import gc\ndef bad(*_): raise RuntimeError('no')\ngc.callbacks.append(bad)", ""),
     "no word": (

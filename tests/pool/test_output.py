@@ -258,7 +258,14 @@ def test_what_faulthandler_dumps_is_output(pool: WorkerPool, shows: Callable[...
 
 
 def test_dumps_that_no_pipe_has_room_for_block_nobody(shows: Callable[..., list[str]]) -> None:
-    rows = shows("import faulthandler\nfor _ in range(20): faulthandler.dump_traceback()\nprint('through')")
+    """One that is larger than a pipe is written while its reader waits for the interpreter."""
+    threads = "threads = [threading.Thread(target=deep, args=(95,)) for _ in range(30)]\n"
+    rows = shows(
+        "import faulthandler, threading\ngo = threading.Event()\n"
+        "def deep(n): return deep(n - 1) if n else go.wait()\n"
+        f"{threads}for thread in threads: thread.start()\nfaulthandler.dump_traceback(); go.set()\n"
+        "for thread in threads: thread.join()\nprint('through')"
+    )
     assert rows[-1].endswith("│ through")
 
 

@@ -30,6 +30,7 @@ import nbddp
 from nbddp.agent import controller
 from nbddp.agent.client import AgentClient
 from nbddp.agent.controller import ephemeral_ports
+from nbddp.capabilities.capacity import part as capacity
 from nbddp.errors import AgentFailed, PoolNotRunning, RankStatus
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
@@ -583,7 +584,9 @@ def test_what_a_rank_has_started_ends_with_it_whoever_is_killed(whom: str) -> No
             until(lambda: not home.exists(), 5)
 
 
-def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with warm.pool(1) as pool:
         pids = {w.pid for w in pool.workers.values()}
         with monkeypatch.context() as patched:
@@ -591,6 +594,11 @@ def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monke
             with pytest.raises(nbddp.BadInput, match=r"99999 more workers would need about .* add --oversubscribe"):
                 pool.ensure(LaunchSpec(nproc=100_000))
         assert {w.pid for w in pool.workers.values()} == pids
+        with monkeypatch.context() as patched:
+            patched.setattr(capacity, "MANY", 0)
+            notes = pool.ensure(LaunchSpec(nproc=2))
+        assert any(note.startswith("2 workers share ") and "so that starts, steps" in note for note in notes), notes
+        pool.ensure(LaunchSpec(nproc=1))
         assert pool.agent is not None
         take = pool.agent.take
         tight = {"limits": [{"what": "memory", "each": 50 << 20, "free": 1 << 20}]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,19 @@ from tests.pool.faults import StopWhenReady
 from tests.screens import Hearing
 
 needs_autoreload = pytest.mark.skipif(not HAS_AUTORELOAD, reason="this Python cannot load this IPython's %autoreload")
+
+
+class StopOnLine(NullScreen):
+    """A screen that presses Stop when a line is printed."""
+
+    def __init__(self, line: str) -> None:
+        self.awaited = line
+
+    def line(self, rank: int, stream: str, text: str) -> None:
+        if text == self.awaited:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 METHODS = ("spawn", "forkserver", "fork")
 EARLIER = """
 import inspect, logging, os, sys, time, __main__
@@ -240,6 +255,46 @@ process = mp.get_context({how!r}).Process(target=waits, args=(1,)); process.star
         one.run_cell(code, screen=StopWhenReady(after=0.2))
     assert [s.lost for s in caught.value.states] == [()]
     assert not psutil.pid_exists(value(one, "pid"))
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_an_interrupt_reaches_what_the_cell_has_started(one: WorkerPool, how: str, tmp_path: Path) -> None:
+    """As Ctrl-C in a terminal does: an executor is left once its processes have ended what they do. They clean up, and
+    the next cell has all variables."""
+    file = tmp_path / "file"
+    code = f"""def waits():
+    print("at work", flush=True)
+    try: time.sleep(20); how = "slept"
+    except KeyboardInterrupt: how = "interrupted"
+    open({str(file)!r}, "w").write(how)
+kept = mp.get_context({how!r}).Process(target=time.sleep, args=(600,), daemon=True); kept.start()
+with ProcessPoolExecutor(1, mp_context=mp.get_context({how!r})) as executor: executor.submit(waits).result()"""
+    with pytest.raises(nbddp.RunStopped) as caught:
+        one.run_cell(code, timeout=60, screen=StopOnLine("at work"))
+    assert [s.lost for s in caught.value.states] == [()]
+    assert file.read_text() == "interrupted"
+    assert value(one, "alive = kept.is_alive(); kept.kill(); kept.join(); alive") is True, "a daemon is its holder's"
+
+
+def test_a_rank_that_waits_for_what_it_has_started_says_so(one: WorkerPool, tmp_path: Path) -> None:
+    """A process that does not heed the interrupt has its time, as the rank's own code has."""
+    file, told = tmp_path / "told", list[str]()
+
+    class Tells(StopOnLine):
+        def ends(self, text: str) -> None:
+            told.append(text)
+            if re.search(r"rank 0 is cleaning up, cell line \d+, its 1 child process does nothing, \d s; press", text):
+                file.touch()
+
+    code = f"""def waits():
+    __import__("signal").signal(2, __import__("signal").SIG_IGN); print("at work", flush=True)
+    while not os.path.exists({str(file)!r}): time.sleep(0.05)
+process = mp.get_context("fork").Process(target=waits); process.start()
+try: process.join()
+finally: process.join()"""
+    with pytest.raises(nbddp.RunStopped):
+        one.run_cell(code, timeout=60, screen=Tells("at work"))
+    assert file.exists(), told
 
 
 def test_what_other_cells_started_and_daemons_stay(one: WorkerPool) -> None:

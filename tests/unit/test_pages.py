@@ -9,9 +9,12 @@ import pytest
 
 import nbddp
 from docs import assembly, messages, reference
+from nbddp.execution.supervise import PATIENCE
 from nbddp.figures.result import Result
 from nbddp.launch.options import cell_parser, parse_cell
+from nbddp.lessons.framework.explorer import Explorer
 from nbddp.notebook.commands import known, parse_command
+from nbddp.teach import explore
 from tests.places import ROOT
 from tests.unit.test_front import anchors, links
 
@@ -151,6 +154,51 @@ def test_the_recording_is_small() -> None:
 def recording_most() -> int:
     (most,) = re.findall(r"(?m)^MOST = ([\d_]+)", (ROOT / "docs/recording.py").read_text(encoding="utf-8"))
     return int(most)
+
+
+# -- what several pages say -------------------------------------------------------------------------
+
+PAGES = [ROOT / "README.md", ROOT / "notebooks/INSTRUCTORS.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXPLORERS = r"there are (\d+) now|(?:all|the|has|have|with) (\w+) explorers\b"
+VS_CODE = "how-to/use-vs-code.md"
+OF_FRONT_ENDS = ("docs/start/is-it-for-me.md", "docs/start/faq.md", "docs/limits.md", "docs/lessons.md")
+
+
+def sentences_of(page: Path) -> list[str]:
+    return re.split(r"(?<=[.;:]) |\n\s*\n|\n- |\n\| ", page.read_text(encoding="utf-8").replace("\n  ", " "))
+
+
+def test_pages_agree_on_the_number_of_explorers() -> None:
+    made = sum(isinstance(getattr(explore, name), Explorer) for name in explore.__all__)
+    said = [
+        (page.name, n)
+        for page in PAGES
+        for each in re.findall(EXPLORERS, page.read_text(encoding="utf-8"))
+        for n in each
+        if n.isdecimal()
+    ]
+    assert said
+    assert [(page, n) for page, n in said if int(n) != made] == []
+
+
+def test_pages_agree_on_when_a_rank_is_replaced() -> None:
+    said = [
+        (page.name, float(seconds))
+        for page in PAGES
+        if "explanation" not in page.parts
+        for sentence in sentences_of(page)
+        for seconds in re.findall(r"replace[sd]? (?:it )?after ([\d.]+) s\b", sentence)
+    ]
+    assert {page for page, _ in said} >= {"when-something-goes-wrong.md", "limits.md"}
+    assert [(page, seconds) for page, seconds in said if seconds != PATIENCE] == []
+
+
+def test_what_works_in_vs_code_is_said_on_one_page() -> None:
+    """The others link to it, and none has a version or a verdict of its own."""
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+    assert [page for page in OF_FRONT_ENDS if Path(VS_CODE).name not in texts[page]] == []
+    tested = [page for page, text in texts.items() if re.search(r"code-server|VS Code \d", text)]
+    assert tested == [f"docs/{VS_CODE}"]
 
 
 # -- references -----------------------------------------------------------------------------------

@@ -15,12 +15,14 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from nbddp.compat import torch
-from nbddp.deadlock.on_rank.call_log import COLLECTIVES, groups, ranks_of
+from nbddp.deadlock.on_rank import position
+from nbddp.deadlock.on_rank.call_log import CALLS, COLLECTIVES, groups, ranks_of
 from nbddp.deadlock.on_rank.frames import SeenFrame
 from nbddp.protocol.outcome import Outcome
 from nbddp.protocol.position import PastCall, PendingCollective
@@ -95,7 +97,8 @@ class Checker:
         me, size, ranks = group.rank(), group.size(), ranks_of(group)
         where = name_of(group)
         op, what_of = mine[0], ", ".join(w for w in mine[1:] if w)
-        claim = PendingCollective(where, tuple(ranks), number, op, what_of, backend="store", seen=True)
+        claim = position.collective(where, group.group_name, group.group_desc, number, op, seen=True)
+        claim = replace(claim, what=what_of, backend="store", epoch=(CALLS.epoch.run, CALLS.epoch.init))
         self._called.setdefault(where, []).append((number, op, what_of, None))
         store, prefix = store_of(group), f"nbddp/check/{self._run}/{number}"
         store.set(f"{prefix}/{me}", json.dumps(mine))
@@ -191,8 +194,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def name_of(group: Any) -> str:
-    """Under which name what is compared in a group is noted."""
-    return f"{group.group_name} checked"
+    """Under which name what is compared in a group is noted: that of its collectives, and more."""
+    return f"{CALLS.key(group)} checked"
 
 
 def store_of(group: Any) -> Any:

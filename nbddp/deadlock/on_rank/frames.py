@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, compress, islice, repeat, starmap, takewhile
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, CoroutineType, FrameType
 from typing import Any
 
 ROOT = str(Path(__file__).parents[2])  # the package
@@ -32,6 +32,7 @@ PACKAGES = ("site-packages", "dist-packages")
 NO_ARGUMENTS: tuple[tuple[()]] = ((),)
 FACTS = operator.attrgetter("f_code", "f_lineno", "f_lasti")
 PLACE, NAMES = operator.attrgetter("f_code", "f_lasti"), operator.attrgetter("f_locals")
+SUSPENDED = operator.attrgetter("cr_code", "cr_frame.f_lineno", "cr_frame.f_lasti")
 
 
 class Moved(RuntimeError):
@@ -90,6 +91,16 @@ def of_all() -> dict[int, list[SeenFrame]]:
     """Thread → its frames, innermost first; without the thread that asks."""
     idents = _at_once(chain.from_iterable(starmap(sys._current_frames, NO_ARGUMENTS)))
     return {ident: of(ident) for ident in idents if ident != threading.get_ident()}
+
+
+def awaiting(coroutine: CoroutineType[Any, Any, Any]) -> list[SeenFrame]:
+    """Where a coroutine is that no thread runs, and those that it awaits: innermost first."""
+    inwards: Iterator[Any] = chain((coroutine,), repeat("cr_await"))
+    try:
+        facts = _at_once(map(SUSPENDED, takewhile(CoroutineType.__instancecheck__, accumulate(inwards, getattr))))
+    except AttributeError:  # it has ended
+        return []
+    return [SeenFrame(*each) for each in reversed(facts)]
 
 
 def own(frame: FrameType) -> SeenFrame:

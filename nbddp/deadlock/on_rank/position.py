@@ -8,12 +8,13 @@ those of DDP above all. Plain data out, with what is evidence marked as such; wh
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType, TracebackType
+from types import CoroutineType, FrameType, TracebackType
 from typing import Any, TypedDict
 
 from nbddp.compat import torch
@@ -126,7 +127,7 @@ def _position(
         pending=pending,
         exact=claim is not None or note is not None,
         waits="futex" if any(map(_looks_for_key, inside)) else threads.waits(threads.native(ident)),
-        cpu=clock.process_time(), bytes=threads.bytes_moved(),
+        cpu=_computed(), bytes=threads.bytes_moved(),
         children=(len(processes), ticks), child_waits=child_waits.of(processes),
         also=_also(of_all, {ident, threading.main_thread().ident}, names),
         token=(serial, *counts, hash(tuple(f.lasti for f in its))),
@@ -139,6 +140,12 @@ def _position(
 def _users(its: list[SeenFrame], names: dict[str, str]) -> Place | None:
     """The user's innermost place among these frames. A thread that is waited for may be a library's alone."""
     return next((_place(f, names) for f in its if frames.is_user(f.file, names)), None)
+
+
+def awaits(task: asyncio.Future[Any] | None, names: dict[str, str]) -> Place | None:
+    """The user's innermost place in a cell that awaits something, while its loop runs."""
+    of = task.get_coro() if isinstance(task, asyncio.Task) else None
+    return _users(frames.awaiting(of), names) if isinstance(of, CoroutineType) else None
 
 
 def _also(
@@ -162,9 +169,14 @@ def idle(names: dict[str, str], groups: Any, recorded: list[flight.FlightEntry],
     acts = (*runnable.idle(of_all, _is_torch, lambda f: frames.is_user(f.file, names)), *_calls_back(recorded, set()))
     (processes, ticks), (inits, count) = threads.children(), _counts(groups)
     return Whereabouts(
-        idle=True, begun=begun, acts=acts, cpu=clock.process_time(), bytes=threads.bytes_moved(),
+        idle=True, begun=begun, acts=acts, cpu=_computed(), bytes=threads.bytes_moved(),
         children=(len(processes), ticks), child_waits=child_waits.of(processes), inits=inits, groups=count,
     )  # fmt: skip
+
+
+def _computed() -> float:
+    """Seconds of CPU time of this process. RPC's threads spin while they wait."""
+    return clock.process_time() - (threads.spun() if runnable.rpc() else 0.0)
 
 
 def _counts(groups: Any) -> tuple[int, int]:
@@ -286,7 +298,7 @@ def _met(call: BlockingCall | None, inside: list[SeenFrame]) -> PendingCollectiv
     if meeting is None:
         return None
     group, key, sequence = meeting
-    return _collective(key, group.group_name, group.group_desc, sequence, "", seen=True)
+    return collective(key, group.group_name, group.group_desc, sequence, "", seen=True)
 
 
 def _place(frame: SeenFrame, names: dict[str, str]) -> Place:
@@ -436,7 +448,7 @@ def _in_library(inside: list[SeenFrame]) -> bool:
 
 def _of_entry(entry: flight.FlightEntry) -> PendingCollective:
     key, epoch = key_of(entry), CALLS.epoch_at(entry.created_ns)
-    found = _collective(key, entry.group, entry.description, entry.sequence, entry.op, seen=entry.active)
+    found = collective(key, entry.group, entry.description, entry.sequence, entry.op, seen=entry.active)
     root = _root(key, entry.group, entry.sequence)
     return replace(found, what=entry.what, backend=entry.backend, root=root, epoch=(epoch.run, epoch.init))
 
@@ -444,7 +456,7 @@ def _of_entry(entry: flight.FlightEntry) -> PendingCollective:
 def _unseen(op: str, key: str, sequence: int) -> PendingCollective:
     group = next((g for g in call_log.groups().values() if CALLS.key(g) == key), None)
     name, description = (group.group_name, group.group_desc) if group is not None else ("", "")
-    return _collective(key, name, description, sequence, op)
+    return collective(key, name, description, sequence, op)
 
 
 def _told_apart(pending: PendingCollective, names: dict[str, str]) -> PendingCollective:
@@ -457,7 +469,8 @@ def _told_apart(pending: PendingCollective, names: dict[str, str]) -> PendingCol
     return replace(pending, nth=nth, made_at=at)
 
 
-def _collective(key: str, name: str, description: str, sequence: int, op: str, seen: bool = False) -> PendingCollective:
+def collective(key: str, name: str, description: str, sequence: int, op: str, seen: bool = False) -> PendingCollective:
+    """One of a group that torch calls `name`; key: what its collectives are noted under."""
     whole = sys.modules["torch.distributed"].group.WORLD
     default = description == DEFAULT or (whole is not None and whole.group_name == name)
     ranks = tuple(members_of(name)[0] or CALLS.members().get(key, ()))

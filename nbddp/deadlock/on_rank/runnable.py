@@ -101,7 +101,7 @@ def acts(of_all: threads.Stacks, ident: int, is_torch: threads.Asks, is_user: th
     found = [*_python_threads(of_all, {ident, main}, is_programs), *_native_threads(of_all)]
     if ident != main:  # the main thread waits in Python for `ident`
         found += handlers()
-    return [*found, *_rpc()]
+    return [*found, *rpc()]
 
 
 def idle(of_all: threads.Stacks, is_torch: threads.Asks, is_user: threads.Asks) -> list[str]:
@@ -158,19 +158,13 @@ def _native_threads(of_all: threads.Stacks) -> Iterator[str]:
     _natives.intersection_update(there)
     pythons = {str(t.native_id) for t in threading.enumerate() if t.ident in of_all}
     ours = {str(threads.main_native()), str(threading.get_native_id())}
-    named = {thread: _name(thread) for thread in there - threads.machinery() - _natives - pythons - ours}
+    named = {thread: threads.name(thread) for thread in there - threads.machinery() - _natives - pythons - ours}
     unknown = {thread: name for thread, name in named.items() if name and not NATIVE.match(name.lower())}
     if unknown:
         CODE.read()
     acts = {thread: name for thread, name in unknown.items() if not _in_libraries(thread)}
     _natives.update(named.keys() - acts.keys())
     yield from (f'thread "{name}" of a library' for name in acts.values())
-
-
-def _name(thread: str) -> str:
-    with suppress(OSError):  # it has ended
-        return threads.short(f"/proc/self/task/{thread}/comm").decode(errors="replace").strip()
-    return ""
 
 
 def _in_libraries(thread: str) -> bool:
@@ -257,7 +251,8 @@ def _handles_known(number: int, handler: Any) -> bool:
     return _handlers.get(number) is handler or _is_known(handler, MACHINERY)
 
 
-def _rpc() -> list[str]:
+def rpc() -> list[str]:
+    """Whether others may call the program's functions here."""
     rpc = sys.modules.get("torch.distributed.rpc")
     try:
         return ["RPC"] if rpc is not None and rpc.get_worker_info() is not None else []

@@ -19,6 +19,7 @@ SHORT = 4096  # bytes of a file in /proc/self/task
 ENDED = "ZX"  # states of a process that nobody has waited for
 # command lines of the tracker of multiprocessing's resources, and of its server that forks
 SERVES = re.compile(r"from multiprocessing\.(resource_tracker|forkserver) import main")
+SPINS = "TP_"  # how names of the threads of RPC's transport begin
 JOINS = 8  # threads that join threads, followed so far
 
 # system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
@@ -76,6 +77,18 @@ def ran(thread: int | None) -> int | None:
         return int(short(f"/proc/self/task/{thread}/schedstat").split()[0])
     except (OSError, IndexError):
         return None
+
+
+def spun() -> float:
+    """Seconds of CPU time of the threads of torch's that look at shared memory again and again."""
+    return sum((ran(thread) or 0) / 1e9 for thread in map(int, tasks()) if name(thread).startswith(SPINS))
+
+
+def name(thread: int | str) -> str:
+    """What Linux calls a thread; empty if it has ended."""
+    with suppress(OSError):
+        return short(f"/proc/self/task/{thread}/comm").decode(errors="replace").strip()
+    return ""
 
 
 def native(ident: int) -> int | None:
