@@ -129,7 +129,7 @@ def test_a_part_is_made_before_the_first_run_that_needs_it(heard: list[str]) -> 
 
 
 def test_a_part_that_sleeps_hears_of_no_run_until_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Noting, "heard", [])
+    monkeypatch.setattr(Noting, "heard", [], raising=False)
     rank = tuple(RankPart(name=name, target=name, sleeps=name == "sleeper") for name in ("sleeper", "other"))
     monkeypatch.setattr(worker_parts, "rows", lambda: (Capability(name="one", rank=rank),))
     monkeypatch.setattr(worker_parts, "load", made_by)
