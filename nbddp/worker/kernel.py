@@ -130,11 +130,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.begun = 0  # the newest run, whether it has an outcome or not
         self.awaited: asyncio.Future[Any] | None = None  # the code of a cell that awaits something, as a task
         self._has_run, self._placed = False, ("", "")  # rank and size of the world, as they were placed last
-        packages = (IPython, ipykernel, ipyparallel)
-        self._machinery = (
-            *(os.path.dirname(m.__file__) for m in packages),
-            os.path.dirname(os.path.dirname(__file__)),
-        )
+        own = os.path.dirname(os.path.dirname(__file__))
+        self._machinery = (*(os.path.dirname(m.__file__) for m in (IPython, ipykernel, ipyparallel)), own)
         self.leavings = Leftovers(self._machinery)
         self.leaves = False
         self.files, self.imports = CellFiles(), OwnImports()
@@ -215,8 +212,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.begun = spec.run
         self.outcome = outcome = Outcome(spec.run, END, "begin")
         self._error_bytes: bytes | None = None
-        buffers: list[bytes] = []
-        error: BaseException | None = None
+        buffers, error = list[bytes](), None
         try:
             try:
                 self.interrupts.begin()
