@@ -97,6 +97,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     log_file: int | None = None  # descriptor of the worker's log
     log_path = ""  # of it, where an agent has started the worker
     pool_options: Mapping[str, Any] = {}  # that an agent of ours got
+    awaited: asyncio.Future[Any] | None = None  # the code of a cell that awaits something, as a task
 
     def __init__(self, **kwargs: Any) -> None:
         with ipykernel_compat.unlisted_modules():
@@ -128,7 +129,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, requests.Sent] = {}  # run → its outcome
         self.begun = 0  # the newest run, whether it has an outcome or not
-        self.awaited: asyncio.Future[Any] | None = None  # the code of a cell that awaits something, as a task
         self._has_run, self._placed = False, ("", "")  # rank and size of the world, as they were placed last
         own = os.path.dirname(os.path.dirname(__file__))
         self._machinery = (*(os.path.dirname(m.__file__) for m in (IPython, ipykernel, ipyparallel)), own)
@@ -223,8 +223,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 else:
                     buffers += self.requests[spec.op](self, self._parent["buffers"], **spec.fields)
             finally:
-                self.imports.end()
-                self.interrupts.end()
+                self._programs_end()
         except BaseException as raised:
             error = raised if error is None else error
         self.forked.end(error)
@@ -245,6 +244,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self.leaves = True
             self.leavings.hold(error)
         return then
+
+    def _programs_end(self) -> None:
+        """Nothing of the program's runs any more in the main thread."""
+        self.imports.end()
+        self.interrupts.end()
 
     def pre_handler_hook(self) -> None:
         """ipykernel sets Python's handler of SIGINT here, where an interrupt would leave the event loop and end the

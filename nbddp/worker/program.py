@@ -210,7 +210,7 @@ class OwnImports:
         self._programs = {}
 
     def end(self) -> None:
-        """At once when a program has ended, which may have been told before: nothing else works before."""
+        """At once when a program has ended: nothing else works before. A second call changes nothing."""
         there = self._there
         changed = {name: there.get(name) for name, it in self._own.items() if there.get(name) is not it}
         if changed:

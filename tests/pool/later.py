@@ -341,12 +341,6 @@ HOOKS = {
         "def fork_once():\n    child = fork.Process(target=int); child.start(); child.join()\n"
         "threading.Timer(SECONDS, fork_once).start()"
     ),
-    "a warning": (
-        "import warnings\nkept = warnings.showwarning\n"
-        "def show(*of): warnings.showwarning = kept; meet()\n"
-        "def warn(): warnings.showwarning = show; warnings.warn_explicit('it', UserWarning, 'f', 1, registry={})\n"
-        "threading.Timer(SECONDS, warn).start()"
-    ),
     "the end of a generator": (
         "def rows():\n    try: yield\n    finally: meet()\n"
         "def hold(its): next(its); time.sleep(SECONDS); its.close()\n"
