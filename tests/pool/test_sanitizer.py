@@ -90,7 +90,8 @@ def test_a_mistake_is_found_with_kind_and_line_and_its_healthy_twin_is_silent(
         assert program.line in each.place.text
         assert each.evidence
         assert each.cure
-    assert not found_in(ready, program.name, bad=False), str(ready.findings())
+    if program.has_twin:
+        assert not found_in(ready, program.name, bad=False), str(ready.findings())
 
 
 @pytest.mark.more
