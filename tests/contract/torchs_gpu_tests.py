@@ -225,6 +225,8 @@ def _together(name: str, folder: str) -> Ended:
         return "skip", test.__unittest_skip_why__
     torch.cuda.set_device(rank)
     os.environ["LOCAL_RANK"] = str(rank)
+    os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)  # torch's decorator of levels leaves the last one, here DETAIL
+    dist.set_debug_level_from_env()
     store = dist.FileStore(os.path.join(folder, f"store-{run}-{name}"), torchs_own.RANKS)
     try:
         found = torchs_own.outcome(name, os.path.join(folder, run), store, "nccl")

@@ -58,6 +58,11 @@ class Program:
     always: bool
     body: str
 
+    @property
+    def has_twin(self) -> bool:
+        """Whether the body has two programs in it: one with the mistake, and one without."""
+        return re.search(r"\bbad\b", self.body) is not None
+
 
 def programs(file: Path = ROOT / "tests/data/silent.txt") -> list[Program]:
     found = []

@@ -239,6 +239,30 @@ def test_a_line_may_change_them(pool: WorkerPool) -> None:
     assert pool.placed().simulates_gpus
 
 
+ORDINAL = "CUDA error: invalid device ordinal"
+BY_RANK = {  # a line that takes the global rank for the number of a GPU → the words of the hardware, or of torch there
+    "torch.cuda.set_device(rank)": ORDINAL,
+    "torch.nn.Linear(8, 4).to(rank)": ORDINAL,
+    # torch takes it, and has a list of streams as long as there are GPUs
+    "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 4).to(local), device_ids=[rank])(t)": (
+        "IndexError: list index out of range"
+    ),
+}
+
+
+@pytest.mark.more
+def test_a_global_rank_is_no_gpu_of_the_second_node(pool: WorkerPool) -> None:
+    pool.ensure(parse_cell("--simulate-gpus 2 --nproc 2 --nnodes 2 --gpus-per-proc 1"))
+    try:
+        said = {code: failed(pool, code) for code in BY_RANK}
+    finally:
+        pool.ensure(parse_cell("--simulate-gpus 4 --nproc 2 --nnodes 1 --gpus-per-proc 1"))
+    for code, words in BY_RANK.items():
+        assert words in said[code]
+        assert "rank 2" in said[code]
+        assert "rank 3" in said[code]
+
+
 def test_where_torch_is_unknown_the_pool_is_refused(monkeypatch: pytest.MonkeyPatch, pool: WorkerPool) -> None:
     monkeypatch.setattr(probe, "unusable", lambda: "torch 9.9 cannot simulate GPUs here (a slot); known: 2.13")
     with pytest.raises(BadInput, match=r"--simulate-gpus 4xL4: torch 9\.9 cannot simulate GPUs here"):

@@ -13,6 +13,7 @@ from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
 
 LEAST = 2  # batches that must have been seen
+SHIFTS = 4  # times the shift and the ranks, that the compared batches must be
 LEAKED = 0.2  # of the evaluated samples, at least
 RESTORED = 4  # forwards with equal states, after others
 LATEST = 1 << 60  # after all that happened
@@ -31,6 +32,7 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _overlap(view, replica)
             yield from _all_of_it(view, replica)
             yield from _by_workers(view, replica)
+            yield from _shifted(view, replica)
             yield from _augmentation(view, replica)
             yield from _mask(replica)
         yield from _evaluated(view)
@@ -233,6 +235,33 @@ def _by_workers(view: RanksView, replica: Replica) -> Iterator[Seen]:
             about=replica.group, ranks=tuple(some),
         )  # fmt: skip
         return
+
+
+def _shifted(view: RanksView, replica: Replica) -> Iterator[Seen]:
+    """Each batch of a rank is that of another, a few forwards later."""
+    seen = {rank: [f for f in some if f.batch] for rank, some in replica.training.items()}
+    rank, *others = sorted(seen)
+    row = [f.batch for f in seen[rank]]
+    world = len(seen)
+    for other in others:
+        two = [f.batch for f in seen[other]]
+        length = min(len(row), len(two))
+        for shift in range(1, length // (SHIFTS * world) + 1):
+            pairs = [(row, two), (two, row)]
+            if len({*row[:length]}) < length or len({*two[:length]}) < length:
+                return
+            if any(a[shift:length] == b[: length - shift] for a, b in pairs):
+                passes = next(iter(view.passes(replica)), None)
+                yield make(
+                    "overlap", "ranks train on the same batches, one after the other",
+                    [f"each batch of rank {other} was one of rank {rank}, {counted(shift, 'training forward')} "
+                     f"{'earlier' if row[shift:length] == two[: length - shift] else 'later'}, at all of {length}"],
+                    f"nearly all samples are seen {world} times: a rank's position moves by its own share, and not by "
+                    "that of all ranks", place_of(view, passes) if passes else replica.place(rank, seen[rank][0].place),
+                    about=replica.group, ranks=replica.ranks,
+                    cure="move each rank's position by the samples of all ranks: position += batch * world",
+                )  # fmt: skip
+                return
 
 
 def _groups(one: Pass) -> list[tuple[int, ...]]:

@@ -44,6 +44,7 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _ends(replica)
         elif replica.kind == "fsdp2":
             yield from _sharded_hyper(replica)
+            yield from _clipped_shards(replica)
 
 
 def by_value(values: Mapping[int, object]) -> str:
@@ -196,6 +197,7 @@ def _beside(replica: Replica) -> Iterator[Seen]:
             continue
         if differs is None:
             yield from _left_behind(replica, some)
+            yield from _drifted(replica, some)
             continue
         if not all(_stays(m) for m in some.values()):
             continue
@@ -253,6 +255,37 @@ def _left_behind(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator
         cure="update it on all ranks alike, or broadcast it: for t in module.state_dict().values(): "
         "dist.broadcast(t, 0)",
     )  # fmt: skip
+
+
+def _drifted(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator[Seen]:
+    """A copy of the model that was equal on all ranks, and moves on each in another way; the model stays equal."""
+    first = next(iter(some.values()))
+    if any(_stays(m) or not _is_copy(replica, rank, m) for rank, m in some.items()):
+        return
+    if not replica.steps or any(s.before is not None or s.after is not None for s in replica.steps):
+        return
+    looks = range(min(len(m.values) for m in some.values()))
+    apart = [(i, d) for i in looks if (d := difference({r: m.values[i] for r, m in some.items()}, first.names))]
+    if not apart or apart[-1][0] != looks[-1]:
+        return
+    look, differs = apart[0]
+    yield make(
+        "frozen-differs",
+        f"{first.title}, which is called beside {replica.title}, follows it in another way on each rank",
+        [f"it had the values of {replica.title} at its first call; at call {2**look} {differs.number} of "
+         f"{counted(differs.of, 'tensor')} differed between ranks, {differs.words}",
+         f"{replica.title} was equal on all ranks at all {counted(len(replica.steps), 'compared step')}"],
+        f"if the loss depends on it, the ranks average gradients of different losses of {replica.title}",
+        replica.place(min(some), first.place), about=replica.group, ranks=replica.ranks,
+        cure="update it on all ranks at the same point of a step, by the same numbers",
+    )  # fmt: skip
+
+
+def _is_copy(replica: Replica, rank: int, module: BesideModule) -> bool:
+    """Whether a module had the model's first values at its first call."""
+    facts = replica.facts[rank]
+    start = norms(facts.start, facts.start_names, module.names)
+    return bool(start) and not _differs(start, norms(module.values[0], module.names, module.names))
 
 
 def _stays(module: BesideModule) -> bool:
@@ -380,6 +413,34 @@ def _sharded_hyper(replica: Replica) -> Iterator[Seen]:
                 about=replica.group, ranks=replica.ranks,
             )  # fmt: skip
             return
+
+
+CLIPS = 2  # steps at which shards were clipped
+
+
+def _clipped_shards(replica: Replica) -> Iterator[Seen]:
+    """Each rank clips its parts of the gradients by the norm of these parts alone."""
+    own = {rank: [c for c in replica.calls("shards clipped", rank) if _detail(c)[0] == replica.facts[rank].number]
+           for rank in replica.ranks}  # fmt: skip
+    rows = [{rank: 1 / max(1.0, float(str(_detail(c)[1]))) for rank, c in zip(own, row, strict=True)}
+            for row in zip(*own.values(), strict=False)]  # fmt: skip
+    bad = [row for row in rows if max(row.values()) > 1.001 * min(row.values())]
+    if len(bad) < CLIPS:
+        return
+    rank = min(own)
+    factors: dict[int, object] = {r: round(factor, 4) for r, factor in bad[0].items()}
+    yield make(
+        "edited-gradients", f"each rank clips its shards of {replica.title}'s gradients by their own norm",
+        [f"clip_grad_norm_ had plain tensors, which are this rank's shards of gradients, {counted(len(rows), 'time')}",
+         f"it multiplied them by {by_value(factors)}; so at {len(bad)} of these"],
+        "the gradient of the whole model gets another direction, and its norm is not limited",
+        replica.place(rank, own[rank][0].place), about=replica.group, ranks=replica.ranks,
+        cure="clip_grad_norm_(model.parameters(), limit), whose norm is that of all shards",
+    )  # fmt: skip
+
+
+def _detail(call: CalledFunction) -> list[object]:
+    return list(call.detail) if isinstance(call.detail, (list, tuple)) else [call.detail]
 
 
 def _of_schedulers(replica: Replica, step: AlignedStep) -> Place:

@@ -22,6 +22,29 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _steps(replica)
             yield from _kept(replica)
             yield from _without_optimizer(replica, view)
+    yield from _sharded_optimizer(view)
+
+
+def _sharded_optimizer(view: RanksView) -> Iterator[Seen]:
+    """ZeroRedundancyOptimizer shares out the parameters' updates, and not their gradients."""
+    first = next(iter(view.records.values()))
+    for number, group in dict.fromkeys((s.optimizer, s.group) for s in first.sharded):
+        of = {r: [s for s in view.records[r].sharded if (s.optimizer, s.group) == (number, group)]
+              for r in group if r in view.records}  # fmt: skip
+        rows = [dict(zip(of, row, strict=True)) for row in zip(*of.values(), strict=False)]
+        apart = [difference({rank: s.grads for rank, s in row.items()}, next(iter(row.values())).names) for row in rows]
+        if len(group) < 2 or len(of) < len(group) or len(rows) < LEAST or any(each is None for each in apart):
+            continue
+        rank = min(of)
+        yield make(
+            "no-exchange", "ZeroRedundancyOptimizer steps by gradients that no DDP model has exchanged",
+            [f"its parameters are in no DDP model, and gradients differed between ranks at each of its first "
+             f"{counted(len(rows), 'step')}, {apart[0].words}"],  # type: ignore[union-attr]
+            "each parameter moves by the gradient of the one rank that updates it, and the other ranks' samples count "
+            "for nothing there", view.records[rank].at(of[rank][0].place), ranks=tuple(of),
+            cure="ZeroRedundancyOptimizer(ddp.parameters(), ...), with ddp = DDP(model), and ddp(x) for the loss",
+        )  # fmt: skip
+        return
 
 
 def _without_optimizer(replica: Replica, view: RanksView) -> Iterator[Seen]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
-from nbddp.capabilities.sanitizer.kinds_drift import by_value
-from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss, GroupCall, Place
+from nbddp.capabilities.sanitizer.kinds_drift import EDITS, by_value
+from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss, GroupCall, HandAveraged, Place
 from nbddp.capabilities.sanitizer.rules import Seen, make
 from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica
 from nbddp.launch.machine import counted
@@ -18,6 +18,7 @@ LEAST, MOST = 2, 0.5  # forwards that differ; share of a rank's that have its us
 LEAST_SHARE = 0.1  # of the forwards at which sizes must differ
 APART, FEWEST = 1.2, 4  # largest count over the smallest; steps at which they are so
 LATEST = 1 << 60  # after all that happened
+APART_BY = 1e-3  # of a factor
 COUNTS = 4  # elements of a tensor that may carry a count
 
 
@@ -25,11 +26,13 @@ def found(view: RanksView) -> Iterator[Seen]:
     for replica in view.replicas:
         yield from _hook(replica)
         yield from _by_hand(replica)
+        yield from _divided(replica)
         if view.trains:
             yield from _unequal(replica)
         yield from _scheduler(replica)
         yield from _tokens(replica)
     yield from _graph(view)
+    yield from _summed(view)
     yield from _gather(view)
     yield from _crossed(view)
 
@@ -99,6 +102,83 @@ def _by_hand(replica: Replica) -> Iterator[Seen]:
         slow if name == "exchanged-again" else f"each gradient is {said} times the mean over ranks",
         replica.place(rank, calls[0].place), about=replica.group, ranks=replica.ranks,
     )  # fmt: skip
+
+
+def _divided(replica: Replica) -> Iterator[Seen]:
+    """Gradients of a mean that the program divides by the number of ranks, after DDP has averaged them."""
+    world = len(replica.group)
+    if replica.kind != "ddp" or len(replica.steps) < FEWEST or any(f.hook for f in replica.facts.values()):
+        return
+    rank = min(replica.ranks)
+    for step in replica.steps:
+        if not step.armed_last() or any(len(backs) != 1 for backs in step.backs.values()) or step.grads is not None:
+            return
+        if not all(_is_mean(step.between(r, replica.records[r].losses)) for r in step.steps):
+            return
+        ended = step.backs[rank][-1].ended
+        edits = [c for c in replica.records[rank].calls if c.what in EDITS and ended < c.at < step.steps[rank].at]
+        factor = _changed_by(step, rank)
+        if edits or factor is None or abs(factor * world - 1) > APART_BY:
+            return
+    yield make(
+        "averaged-twice", f"gradients are divided by {world}, the number of ranks, after DDP has averaged them",
+        [f"at all {counted(len(replica.steps), 'step')} they were 1/{world} of what DDP's exchange had left, and no "
+         "clipping or scaling was seen",
+         "the factors in each rank's loss make it the mean over the rank's own samples"],
+        f"each gradient is 1/{world} of the mean over ranks",
+        replica.place(rank, replica.steps[0].steps[rank].place), about=replica.group, ranks=replica.ranks,
+        cure="remove the division: DDP has averaged the gradients when backward returns",
+    )  # fmt: skip
+
+
+def _is_mean(losses: Sequence[CountedLoss]) -> bool:
+    """Whether the weights of all that losses sum up are known, and are 1 in all."""
+    known = [loss for loss in losses if loss.weight and loss.count > 0 and not loss.odd]
+    return bool(known) and len(known) == len(losses) and abs(sum(e.weight * e.count for e in known) - 1) < APART_BY
+
+
+def _summed(view: RanksView) -> Iterator[Seen]:
+    """Gradients of means that the program adds up over ranks, without DDP, and steps by the sums."""
+    first = next(iter(view.records.values()))
+    for group in dict.fromkeys(each.group for each in first.averaged):
+        of = {r: [a for a in view.records[r].averaged if a.group == group and a.op == "SUM" and a.own]
+              for r in group if r in view.records}  # fmt: skip
+        rows = [dict(zip(of, row, strict=True)) for row in zip(*of.values(), strict=False)]
+        if len(group) < 2 or len(of) < len(group) or len(rows) < FEWEST:
+            continue
+        if not all(_is_sum(row) for row in rows) or not all(_sums_means(view, r, some) for r, some in of.items()):
+            continue
+        rank = min(of)
+        yield make(
+            "summed-by-hand", f"gradients are added up over {len(group)} ranks, and not divided",
+            [f"before each of {counted(len(rows), 'step')} gradients were all-reduced by SUM, and each step used "
+             f"{len(group)} times their mean",
+             "the factors in each rank's loss make it the mean over the rank's own samples"],
+            f"each gradient is {len(group)} times the mean over ranks; the learning rate is, in effect, {len(group)} "
+            "times as large, and changes with the number of ranks", view.records[rank].at(of[rank][0].place),
+            ranks=tuple(of),
+        )  # fmt: skip
+        return
+
+
+def _is_sum(row: Mapping[int, HandAveraged]) -> bool:
+    befores = [[dot for dot, _ in each.own] for each in row.values()]
+    afters = [[dot for dot, _ in each.grads] for each in row.values()]
+    if len({len(each) for each in (*befores, *afters)}) != 1:
+        return False
+    mean = [sum(each) / len(row) for each in zip(*befores, strict=True)]
+    factor = _factor(mean, afters[0])
+    return factor is not None and abs(factor - len(row)) < 0.01 * len(row)
+
+
+def _sums_means(view: RanksView, rank: int, some: Sequence[HandAveraged]) -> bool:
+    """Whether the losses before each step are a mean, as the graph shows."""
+    begin = 0
+    for each in some:
+        if not _is_mean([loss for loss in view.records[rank].losses if begin < loss.at < each.at]):
+            return False
+        begin = each.at
+    return True
 
 
 def _reduced(replica: Replica, step: AlignedStep) -> list[CalledFunction]:

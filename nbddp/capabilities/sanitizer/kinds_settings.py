@@ -99,6 +99,7 @@ def _data(view: RanksView, replica: Replica) -> Iterator[Seen]:
         yield from _classes(view, replica, some)
         if all(each.replicas for each in some.values()):
             yield from _scales(view, replica, some)
+            yield from _lists(view, replica, some)
         return
 
 
@@ -115,6 +116,30 @@ def _classes(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterat
             place_of(view, some), about=replica.group, ranks=tuple(some),
             cure="sort the names before they are numbered: {name: i for i, name in enumerate(sorted(names))}",
         )  # fmt: skip
+
+
+def _lists(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterator[Seen]:
+    """The same files in another order, or other choices of a data set, behind samplers that share it out."""
+    maps = [each.lists for each in some.values()]
+    for name in maps[0]:
+        if any(name not in each for each in maps) or len({each[name][1] for each in maps}) == 1:
+            continue
+        same = len({each[name][0] for each in maps}) == 1
+        if not same and name != "indices":
+            continue  # texts may be drawn for a sample
+        length, world = next(iter(some.values())).length, len(some)
+        yield make(
+            "dataset-differs", f"the ranks' data sets list their samples in another order (dataset.{name})" if same
+            else "the ranks' data sets are different choices of samples (Subset.indices)",
+            [f"dataset.{name} has the same {length} entries on all ranks, in another order" if same
+             else f"each rank's Subset has {length} indices, and not the same ones",
+             f"the DistributedSamplers split it for {world} ranks, by position"],
+            "the ranks' parts overlap, and other samples are missing" if same else
+            f"each rank trains on 1/{world} of its own choice, and the rest of it is never used", place_of(view, some),
+            about=replica.group, ranks=tuple(some),
+            cure="sort the files on all ranks" if same else "split once: give the sampler the whole data set",
+        )  # fmt: skip
+        return
 
 
 def _scales(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterator[Seen]:

@@ -7,13 +7,13 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import _ranks
+from nbddp.capabilities.sanitizer.on_rank_models import ranks_of, sharded_over
 from nbddp.capabilities.sanitizer.on_rank_recorder import TORCH
 from nbddp.capabilities.sanitizer.recording import CalledFunction, GroupCall
 from nbddp.capabilities.timings.on_rank import tensors
@@ -23,13 +23,23 @@ from nbddp.deadlock.on_rank.call_log import COLLECTIVES
 from nbddp.worker.gpus import capturing
 
 KEPT = 600  # collectives
+PARTS = 4096  # entries of a saved dict that are looked at
 NODES = 4000  # of a graph that are looked through
 SAVES = (  # module, function, which argument is the file, what is added to its name
     ("torch", "save", 1, ""), ("numpy", "save", 0, ".npy"), ("safetensors.torch", "save_file", 1, ""),
 )  # fmt: skip
 NAMES = ("f", "file", "filename", "fp")  # of such an argument
 DUMPS = ("json", "pickle")  # modules whose `dump` writes into an open file
+LOOKS = 16  # tensors of a step, and steps, that are looked at before the program reduces gradients
 SUSPECTS = 8  # gathers whose results are looked for in a graph
+
+
+class ReducedByHand(NamedTuple):
+    """own: a sample of the rank's tensor before; None where it was not looked at."""
+
+    group: tuple[int, ...]
+    op: str
+    own: Any
 
 
 def _file_of(args: Sequence[object], kwargs: Mapping[str, object], at: int) -> Any:
@@ -42,7 +52,7 @@ class CollectiveCalls:
         self.recorder = recorder
         self.inside = False
         self.gathers: list[tuple[int, tuple[int, ...], list[Any]]] = []
-        self.by_hand: dict[int, tuple[int, ...]] = {}  # address of what was all-reduced since the last step → its group
+        self.by_hand: dict[int, ReducedByHand] = {}  # address of what was all-reduced since the last step → how
         self._grads: tuple[int, dict[int, str]] = (-1, {})
         self._ranks: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
@@ -85,7 +95,7 @@ class CollectiveCalls:
         given = list(tensors(args))
         recorder.models.exchanged(given)
         if group not in self._ranks:
-            self._ranks[group] = _ranks(group)
+            self._ranks[group] = ranks_of(group)
         ranks = self._ranks[group]
         reduce_op = (
             str(getattr(getattr(args[-1], "reduceOp", ""), "op", getattr(args[-1], "reduceOp", ""))) if args else ""
@@ -96,7 +106,9 @@ class CollectiveCalls:
         if _is_the_programs():  # and not of a part of torch, as Join or FSDP2
             recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
         if op == "all_reduce" and given and not recorder.models.known:
-            self.by_hand[given[0].data_ptr()] = ranks
+            looks = len(self.by_hand) < LOOKS and len(recorder.record.averaged) < LOOKS
+            own = digest.sample(given[:1]) if looks and given[0].is_floating_point() else None
+            self.by_hand[given[0].data_ptr()] = ReducedByHand(ranks, reduce_op, own)
         if not torch.is_grad_enabled() or torch_extra.in_backward():
             return
         if op in ("all_reduce", "reduce") and given:
@@ -180,9 +192,19 @@ class CollectiveCalls:
             file = _file_of(args, kwargs, at)
             if self.recorder.on and isinstance(file, (str, os.PathLike)):
                 self._saved(os.fspath(file), shown, ending)
+                self._shards(args[0] if args else None)
             return saved
 
         return save
+
+    @digest.safely
+    def _shards(self, value: Any) -> None:
+        """What a file has of sharded tensors is this rank's part of each."""
+        some = [each for each in digest.tensors_in(value, PARTS) if sharded_over(each)]
+        if some:
+            fact = CalledFunction("shards saved", self.recorder.tick(), self.recorder.place(2), None)
+            fact.detail = (len(some), list(sharded_over(some[0])))
+            self.recorder.keep(self.recorder.record.calls, fact)
 
     def _dump(self, original: Any, shown: str) -> Any:
         def dump(*args: Any, **kwargs: Any) -> Any:

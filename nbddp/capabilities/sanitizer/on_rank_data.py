@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_settings import class_numbers, statistics
+from nbddp.capabilities.sanitizer.on_rank_settings import class_numbers, lists, statistics
 from nbddp.capabilities.sanitizer.recording import Pass
 from nbddp.compat.extra import torch as torch_extra
 
@@ -122,7 +122,7 @@ class Data:
 
     @digest.safely
     def _settings(self, fact: Pass, dataset: Any) -> None:
-        fact.classes, fact.statistics = class_numbers(dataset), statistics(dataset)
+        fact.classes, fact.statistics, fact.lists = class_numbers(dataset), statistics(dataset), lists(dataset)
 
     @digest.safely
     def _content(self, dataset: Any) -> int:

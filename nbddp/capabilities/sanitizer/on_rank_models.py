@@ -35,6 +35,15 @@ def is_whole(tensor: Any) -> bool:
     return not hasattr(tensor, "device_mesh") and tensor.device.type != "meta"
 
 
+def sharded_over(tensor: Any) -> tuple[int, ...]:
+    """The ranks that have the other parts of a DTensor; none if it is whole."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return ()
+    dims = [i for i, each in enumerate(tensor.placements) if each.is_shard() and mesh.size(i) > 1]
+    return tuple(sorted({rank for i in dims for rank in ranks_of(mesh.get_group(i))}))
+
+
 class KnownModel:
     """A DDP model, or an FSDP2 root, that this rank has met. parameters: name → parameter that is exchanged."""
 
@@ -89,7 +98,7 @@ class Models:
         """The model's facts, taken when it is made or first called."""
         inner = ddp.module
         facts = ModelFacts(
-            len(self.recorder.record.models), "ddp", type(inner).__name__, _ranks(ddp.process_group),
+            len(self.recorder.record.models), "ddp", type(inner).__name__, ranks_of(ddp.process_group),
             self.recorder.place(2), made_before,
         )  # fmt: skip
         ignored = set(getattr(ddp, "parameters_to_ignore", ()))
@@ -114,7 +123,7 @@ class Models:
             len(self.recorder.record.models),
             "fsdp2",
             type(module).__name__,
-            _ranks(group),
+            ranks_of(group),
             self.recorder.place(2),
             True,
         )
@@ -376,7 +385,7 @@ def _device(known: KnownModel) -> Any:
     return torch.device("cpu") if first is None else first[1]
 
 
-def _ranks(group: Any) -> tuple[int, ...]:
+def ranks_of(group: Any) -> tuple[int, ...]:
     try:
         return tuple(dist.get_process_group_ranks(group))
     except (RuntimeError, ValueError, KeyError):

@@ -32,7 +32,7 @@ TORCH = f"{Path(torch.__file__).parent}/"
 MACHINERY = ("", "torch", "ipykernel", "IPython")  # packages whose lines are never shown; empty: of none
 WATCHERS = (
     "models:Models", "modules:ModuleWatcher", "steps:Steps", "data:Data", "calls:CollectiveCalls", "reads:HostReads",
-    "losses:Losses", "noise:NoiseWatcher",
+    "losses:Losses", "noise:NoiseWatcher", "mesh:MeshInputs",
 )  # fmt: skip
 FRAMES = 80  # that are looked through for the program's line
 
@@ -60,7 +60,7 @@ class SanitizerRecorder:
         self.thread = threading.get_ident()
         self.record = RankRecord(int(env.get("RANK", 0)), spec.run, spec.cell, socket.gethostname())
         self.watchers = [load(f"nbddp.capabilities.sanitizer.on_rank_{target}")(self) for target in WATCHERS]
-        self.models, self.modules, self.steps, self.data, self.calls, self.reads, self.losses, self.noise = (
+        self.models, self.modules, self.steps, self.data, self.calls, self.reads, self.losses, self.noise, _ = (
             self.watchers
         )
         self.on = True

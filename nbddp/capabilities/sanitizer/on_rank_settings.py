@@ -16,6 +16,7 @@ import torch
 NUMBERS = ("p", "dropout", "drop_prob", "eps", "momentum", "negative_slope")  # of modules
 OF_TORCH = ("torch.nn.modules.", "torch.ao.nn.")
 MODULES, ENTRIES, OBJECTS, CLASSES = 200, 64, 16, 4096  # at most
+LISTED = 200_000  # entries of a list that is compared
 STATISTICS = re.compile(r"(^|_)(mean|std|var|variance)s?($|_)", re.I)
 MOVES = re.compile(r"running|moving|ema", re.I)  # statistics that go on as samples are read
 OF_RANKS = re.compile(r"rank|peer|worker|node|host|process", re.I)
@@ -59,6 +60,30 @@ def statistics(dataset: Any) -> dict[str, list[float]]:
         if STATISTICS.search(name) and not MOVES.search(name) and (numbers := _plain(value)):
             found[f"{path}{name}"] = numbers
     return found
+
+
+def lists(dataset: Any) -> dict[str, tuple[int, int]]:
+    """Name of a list of texts with an entry for each sample, or of the indices that a Subset chooses → a digest of its
+    entries in any order, and one of their order."""
+    found = {}
+    for path, name, value in _attributes(dataset):
+        if type(value) not in (list, tuple, range) or not 1 < len(value) <= LISTED:
+            continue
+        inner = path == "dataset." and len(value) >= len(dataset)
+        entries = _texts(value) if inner or len(value) == len(dataset) else []
+        if name == "indices" and isinstance(dataset, torch.utils.data.Subset) and not path:
+            entries = [str(int(each)).encode() for each in value]
+        if entries:
+            numbers = [zlib.crc32(each) for each in entries]
+            found[f"{path}{name}"] = (sum(numbers), zlib.crc32(b"|".join(entries)))
+    return found
+
+
+def _texts(values: Any) -> list[bytes]:
+    """The last parts of texts: ranks may keep copies of the same files in folders of their own."""
+    if not all(type(each) is str for each in values):
+        return []
+    return [each.rsplit("/", 1)[-1].encode(errors="replace") for each in values]
 
 
 def _plain(value: Any) -> list[float]:

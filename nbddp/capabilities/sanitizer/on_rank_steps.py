@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, ENDS, KnownModel, is_whole
+from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, ENDS, KnownModel, is_whole, ranks_of
 from nbddp.capabilities.sanitizer.recording import (
     BESIDE,
     CalledFunction,
@@ -24,6 +24,7 @@ from nbddp.capabilities.sanitizer.recording import (
     OptimizerStep,
     OutsideParameter,
     Part,
+    ShardedStep,
 )
 from nbddp.compat.extra import torch as torch_extra
 from nbddp.deadlock.on_rank import frames
@@ -86,7 +87,7 @@ class Steps:
         recorder.record.step_counts[known.number] = known.steps
         if known.steps & (known.steps - 1) == 0:
             recorder.calls.settings_now()
-        shape = tuple(len(group["params"]) for group in optimizer.param_groups)
+        shape = tuple(sum(p.requires_grad for p in group["params"]) for group in optimizer.param_groups)
         if known.steps <= LOOKS or known.steps % 50 == 0 or shape != known.shape:
             known.shape = shape
             self._split(optimizer, known)
@@ -94,6 +95,7 @@ class Steps:
             if known.steps == LOOKS:
                 self._idle(optimizer)
             self._averaged_by_hand(optimizer, known)
+            self._sharded(optimizer, known)
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         self._note(optimizer, known, callable(closure))
@@ -109,12 +111,38 @@ class Steps:
         if known.steps > LOOKS or not reduced:
             return
         own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None and is_whole(p)]
-        groups = {reduced.get(p.grad.data_ptr()) for p in own}
+        calls = [reduced.get(p.grad.data_ptr()) for p in own]
+        groups = {None if call is None else call.group for call in calls}
         if len(groups) == 1 and (group := groups.pop()) is not None:
             shapes = [tuple(p.shape) for p in own]
             fact = HandAveraged(known.number, recorder.place(3), group, digest.of_names(map(str, shapes)), len(own))
+            ops = {call.op for call in calls if call is not None}
+            fact.at, fact.op = recorder.tick(), ops.pop() if len(ops) == 1 else ""
             if recorder.keep(recorder.record.averaged, fact, 64):
                 recorder.later(fact, "values", digest.sample(own[:AT_ONCE]))
+                for p, call in list(zip(own, calls, strict=True))[:AT_ONCE]:
+                    if call is not None and call.own is not None:
+                        recorder.later(fact.own, "append", call.own)
+                        recorder.later(fact.grads, "append", digest.sample([p.grad]))
+
+    def _sharded(self, optimizer: Any, known: KnownOptimizer) -> None:
+        """A sharded optimizer, each of whose ranks moves its part of the parameters by its own gradients."""
+        kind = type(optimizer)
+        if (
+            known.steps > LOOKS
+            or kind.__name__ != "ZeroRedundancyOptimizer"
+            or kind.__module__.split(".")[0] != "torch"
+        ):
+            return
+        named = [
+            (f"parameter {i} of shape {list(p.shape)}", p) for i, p in enumerate(optimizer.param_groups[0]["params"])
+        ]
+        whole = [(name, p) for name, p in named if is_whole(p)][:AT_ONCE]
+        fact = ShardedStep(
+            known.number, self.recorder.place(3), ranks_of(optimizer.process_group), [name for name, _ in whole]
+        )
+        if whole and self.recorder.keep(self.recorder.record.sharded, fact, 64):
+            self.recorder.later(fact, "grads", digest.sample([p.grad for _, p in whole]))
 
     def _idle(self, optimizer: Any) -> None:
         """An optimizer of no model, whose parameters have the shapes of a sharded one's, and no gradients."""
@@ -276,6 +304,19 @@ class Steps:
         """The norm of the gradients that are clipped, over the limit."""
         if type(norm) is torch.Tensor and not norm.requires_grad and norm.numel() == 1 and not capturing():
             self.recorder.later(fact.detail, "append", (norm / limit).reshape(()))
+            self._of_shards(fact.place, parameters, norm / limit)
+
+    def _of_shards(self, place: int, parameters: Any, ratio: Any) -> None:
+        """Whether a rank clips its parts of gradients, as plain tensors: their norm is of these alone."""
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        places = {each.grad.data_ptr() for each in given if each.grad is not None and is_whole(each.grad)}
+        for model in self.recorder.models.known.values() if places else ():
+            held = [reference() for _, reference in model.parameters.values()]
+            own = [torch_extra.shard(each.grad) for each in held if each is not None and each.grad is not None]
+            if model.facts.kind == "fsdp2" and {each.data_ptr() for each in own if each.numel()} & places:
+                fact = CalledFunction("shards clipped", self.recorder.tick(), place, [model.facts.number])
+                if self.recorder.keep(self.recorder.record.calls, fact):
+                    self.recorder.later(fact.detail, "append", ratio.reshape(()))
 
     def _scaler(self, original: Any) -> Any:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:

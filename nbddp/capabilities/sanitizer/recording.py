@@ -174,8 +174,8 @@ class Pass:
     random_before: (worker, number, generator, digest before) of fetches that drew random numbers. waits: seconds for
     each batch. order: digest of the indices that the sampler gave; total: how many those of all ranks are. content:
     digest of what the data set holds, 0 if unknown. sizes: batches' rows; shapes: of a row of their first tensor.
-    epoch: of the sampler, or of an iterable data set. whole: whether it came to its end. classes, statistics: what a
-    data set holds of those, at a loader's first pass."""
+    epoch: of the sampler, or of an iterable data set. whole: whether it came to its end. classes, statistics, lists:
+    what a data set holds of those, at a loader's first pass."""
 
     loader: int
     number: int
@@ -204,6 +204,7 @@ class Pass:
     whole: bool = False
     classes: dict[str, tuple[int, int]] = field(default_factory=dict)
     statistics: dict[str, list[float]] = field(default_factory=dict)
+    lists: dict[str, tuple[int, int]] = field(default_factory=dict)
     models: set[int] = field(default_factory=set)
 
 
@@ -256,14 +257,30 @@ class HeldParameters:
 @dataclass
 class HandAveraged:
     """An optimizer's step, before which the program has all-reduced the gradients of all its parameters over a group.
-    shapes: a digest; values: of the first parameters."""
+    shapes: a digest; values: of the first parameters. at: of the step. op: of the reduction, empty if they are several.
+    own, grads: samples of some gradients before the reduction and at the step, each sampled alone."""
 
     optimizer: int
     place: int
     group: tuple[int, ...]
     shapes: int
     number: int
+    at: int = 0
+    op: str = ""
     values: Sample = field(default_factory=list)
+    own: list[Sample] = field(default_factory=list)
+    grads: list[Sample] = field(default_factory=list)
+
+
+@dataclass
+class ShardedStep:
+    """A step of ZeroRedundancyOptimizer whose parameters are of no model. names, grads: of its first parameters."""
+
+    optimizer: int
+    place: int
+    group: tuple[int, ...]
+    names: list[str]
+    grads: Sample = field(default_factory=list)
 
 
 @dataclass
@@ -281,11 +298,12 @@ class BesideModule:
 
 @dataclass
 class DrawnTensor:
-    """A random tensor that the program drew by torch's own generator. value: a digest."""
+    """Random numbers that the program drew by the own generator of torch or numpy (`by`). value: a digest."""
 
     at: int
     place: int
     shape: tuple[int, ...]
+    by: str = "torch"
     value: int = 0
 
 
@@ -356,6 +374,7 @@ class RankRecord:
     drawn: list[DrawnTensor] = field(default_factory=list)
     held: list[HeldParameters] = field(default_factory=list)
     averaged: list[HandAveraged] = field(default_factory=list)
+    sharded: list[ShardedStep] = field(default_factory=list)
     beside: list[BesideModule] = field(default_factory=list)
     reads: list[HostRead] = field(default_factory=list)
     settings: dict[str, object] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from nbddp.protocol.capability import load
 
 RULES = tuple(
     f"nbddp.capabilities.sanitizer.kinds_{group}:found"
-    for group in ("gradients", "drift", "data", "means", "losses", "noise", "modes", "micro_steps", "settings")
+    for group in ("gradients", "drift", "data", "means", "losses", "noise", "modes", "micro_steps", "settings", "mesh")
 )
 
 

@@ -308,3 +308,166 @@ def program_tokens_to_experts() -> Any:
     dist.all_to_all_single(there, x, got.tolist(), given.tolist())
     dist.all_to_all_single(back, there * 2, given.tolist(), got.tolist())
     return there.double().sum().item(), torch.equal(back, 2 * x)
+
+
+# -- what published programs call beside their training ---------------------------------------------
+
+
+def program_one_scaler_of_two_optimizers() -> Any:
+    """A step whose first optimizer meets an infinity: the scaler skips that one, and makes the other's."""
+    torch.manual_seed(0)
+    one, two = (wrapped(nn.Linear(12, 10)) for _ in range(2))
+    first, second = torch.optim.SGD(one.parameters(), 0.1), torch.optim.Adam(two.parameters(), 1e-2)
+    scaler, scales = torch.amp.GradScaler(KIND, init_scale=64.0, growth_interval=2), []
+    for n, (x, y) in enumerate(batches(5)):
+        x = x.flatten(1)[:, :12]
+        losses = F.cross_entropy(one(x), y) * (float("inf") if n == 3 else 1), F.cross_entropy(two(x), y)
+        for loss, optimizer in zip(losses, (first, second), strict=True):
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+        for optimizer in (first, second):
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return weights(one), weights(two), scales
+
+
+def program_pinned_batches_of_a_loader() -> Any:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(24, 3, 8, 8), torch.randint(0, 10, (24,)))
+    loader = DataLoader(data, 8, pin_memory=ON_GPUS)
+    ddp, copied = wrapped(small()), torch.cuda.Stream() if ON_GPUS else None
+    optimizer, pinned = torch.optim.SGD(ddp.parameters(), 0.1), []
+    for x, y in loader:
+        pinned.append(x.is_pinned() == ON_GPUS)
+        with torch.cuda.stream(copied) if ON_GPUS else contextlib.nullcontext():
+            x, y = x.to(device(), non_blocking=True), y.to(device(), non_blocking=True)
+        if copied is not None:
+            torch.cuda.current_stream().wait_stream(copied)
+        optimizer.zero_grad()
+        F.cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+    return weights(ddp), all(pinned)
+
+
+def program_steps_between_events() -> Any:
+    ddp = wrapped(small())
+    optimizer, times = torch.optim.SGD(ddp.parameters(), 0.1), []
+    for _ in range(2):
+        begin, end = (torch.cuda.Event(enable_timing=True) if ON_GPUS else None for _ in range(2))
+        if begin is not None:
+            begin.record()
+        found = trained(ddp, optimizer, 1)
+        if begin is not None and end is not None:
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) >= 0 and end.query())
+    return found, all(times)
+
+
+def program_old_names_of_amp() -> Any:
+    """`torch.cuda.amp`, as most published programs write it."""
+    torch.manual_seed(0)
+    ddp = wrapped(nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 10)))
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    scaler = torch.cuda.amp.GradScaler(init_scale=16.0) if ON_GPUS else torch.amp.GradScaler("cpu", init_scale=16.0)
+    old = functools.partial(torch.cuda.amp.autocast, dtype=torch.bfloat16)
+    for x, y in batches(3):
+        optimizer.zero_grad()
+        with old() if ON_GPUS else torch.autocast("cpu", dtype=torch.bfloat16):
+            out = ddp(x.flatten(1)[:, :12])
+        scaler.scale(F.cross_entropy(out.float(), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return weights(ddp), str(out.dtype)
+
+
+def program_ranges_of_nvtx() -> Any:
+    ddp = wrapped(small())
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    for n in range(2):
+        if ON_GPUS:
+            torch.cuda.nvtx.range_push(f"step {n}")
+            torch.cuda.nvtx.mark("begins")
+        with torch.cuda.nvtx.range("training") if ON_GPUS else contextlib.nullcontext():
+            found = trained(ddp, optimizer, 1)
+        if ON_GPUS:
+            torch.cuda.nvtx.range_pop()
+    return found
+
+
+def program_report_of_memory() -> Any:
+    """Peaks are those of a model whose sizes are known; a fraction of the memory is enough for it."""
+    if ON_GPUS:
+        torch.cuda.set_per_process_memory_fraction(0.5, dist.get_rank())
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if ON_GPUS else 0
+    kept = torch.ones(1 << 20, device=device())
+    said = [True, True, True]
+    if ON_GPUS:
+        summary, stats = torch.cuda.memory_summary(abbreviated=True), torch.cuda.memory_stats()
+        said = [
+            "PyTorch CUDA memory summary" in summary,
+            torch.cuda.max_memory_allocated() - before == kept.numel() * 4,
+            stats["allocation.all.allocated"] > 0,
+        ]
+        torch.cuda.set_per_process_memory_fraction(1.0, dist.get_rank())
+    return said, kept.sum().item()
+
+
+def program_fallback_without_apex() -> Any:
+    try:
+        from apex.optimizers import FusedAdam as Adam
+        from apex.parallel import DistributedDataParallel as Wrapped
+    except ImportError:
+        Adam, Wrapped = functools.partial(torch.optim.AdamW, fused=True), wrapped
+    ddp = Wrapped(small())
+    return trained(ddp, Adam(ddp.parameters(), 1e-2))
+
+
+def program_fallback_without_dali() -> Any:
+    try:
+        from nvidia.dali.plugin.pytorch import DALIClassificationIterator as Batches
+    except ImportError:
+        Batches = batches
+    ddp = wrapped(small())
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    for x, y in Batches(2):
+        optimizer.zero_grad()
+        F.cross_entropy(ddp(x.to(memory_format=torch.channels_last)), y).backward()
+        optimizer.step()
+    return weights(ddp)
+
+
+def program_choice_of_an_attention() -> Any:
+    """By the old context of `torch.backends.cuda`, and by the new one."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    generator, found = torch.Generator().manual_seed(1), []
+    q, k, v = (torch.randn(2, 2, 6, 8, generator=generator).to(device()).requires_grad_() for _ in range(3))
+    old = functools.partial(torch.backends.cuda.sdp_kernel, enable_flash=False, enable_mem_efficient=False)
+    for context in (old() if ON_GPUS else sdpa_kernel(SDPBackend.MATH), sdpa_kernel([SDPBackend.MATH])):
+        with context:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out.square().mean().backward()
+        found.append((out.double().sum().item(), q.grad.double().sum().item()))
+    return found
+
+
+def program_reproducible_settings() -> Any:
+    """Flags of cuDNN and of matrix products, seeds of all GPUs, and deterministic algorithms."""
+    kept = torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32
+    torch.cuda.manual_seed_all(3)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            ddp = wrapped(small())
+            return trained(ddp, torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9, foreach=True), 3)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = kept
