@@ -101,6 +101,16 @@ def signature(thing: Any, method: bool = False) -> str:
     return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
+def returned(method: Any) -> str:
+    """A line with a link to the class of the value, if it has its own text on the page."""
+    words = str(getattr(method, "__annotations__", {}).get("return", ""))
+    found = re.search(r"\b(\w+Result|RankValues)\b", words)
+    if not found:
+        return ""
+    name = found[1] if found[1].endswith("Result") else f"nbddp.{found[1]}"
+    return f"\n\nReturns {{py:class}}`{name}`."
+
+
 def described(kind: str, name: str, doc: str, shape: str = "", inner: str = "") -> str:
     fence = ":" * (3 if not inner else 4)
     return f"{fence}{{py:{kind}}} {name}{shape}\n\n{doc}\n\n{inner}{fence}\n\n"
@@ -115,7 +125,8 @@ def members(kind: type, only: str = "") -> str:
         if isinstance(value, property) and value.__doc__:
             parts.append(described("property", name, markdown(value.__doc__)))
         elif callable(shown) and shown.__doc__ and not isinstance(shown, type):
-            parts.append(described("method", name, markdown(shown.__doc__), signature(shown, method=True)))
+            doc = markdown(shown.__doc__) + returned(shown)
+            parts.append(described("method", name, doc, signature(shown, method=True)))
     return "".join(parts)
 
 
