@@ -159,9 +159,9 @@ def reports_page() -> str:
 INTRO = f"""\
 # Messages
 
-Every sentence that nbddp can print, sorted by the part of nbddp that prints it. `{FILLED}` stands for a value that nbddp
-fills in. Search this page for a few words of your message that are not your own. nbddp joins [reports](reports.md)
-from several of these texts.
+Every sentence that nbddp can print, sorted by the part of nbddp that prints it. `{FILLED}` stands for a value that
+nbddp fills in. Search this page for a few words of your message that are not your own. nbddp joins
+[reports](reports.md) from several of these texts.
 
 The name in brackets is the [exception](python.md#exceptions) that nbddp raises with the message.
 [When something goes wrong](../when-something-goes-wrong.md) explains reports. This page is generated from the

@@ -74,5 +74,7 @@ def bench(
         found = pool.bench("all_reduce", [1024, 65536], repeat=2)
         assert [row["size_bytes"] for row in found.to_dict()["measured"]] == [1024, 65536]
     """
-    found = command.bench(pool, collective, sizes, repeat=repeat, warmup=warmup, progress=progress or (lambda text: None))
+    found = command.bench(
+        pool, collective, sizes, repeat=repeat, warmup=warmup, progress=progress or (lambda text: None)
+    )
     return BenchResult(found, *pool.marks("bench"))
