@@ -159,11 +159,12 @@ def reports_page() -> str:
 INTRO = f"""\
 # Messages
 
-Each sentence that nbddp can print, by the part of nbddp that prints it; where a message is filled in stands `{FILLED}`.
-Search this page for a few words that are not your own variables. [Reports](reports.md) are joined from several texts.
+Every sentence that nbddp can print, sorted by the part of nbddp that prints it. `{FILLED}` stands for a value that
+nbddp fills in. Search this page for a few words of your message that are not your own. nbddp joins
+[reports](reports.md) from several of these texts.
 
-In brackets is the exception that is raised with a message: [exceptions](python.md#exceptions) says what each holds.
-[When something goes wrong](../when-something-goes-wrong.md) explains reports. This page is made from the
+The name in brackets is the [exception](python.md#exceptions) that nbddp raises with the message.
+[When something goes wrong](../when-something-goes-wrong.md) explains reports. This page is generated from the
 [sources]({REPOSITORY}).
 """
 

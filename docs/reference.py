@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable
+from textwrap import dedent
 from typing import Any
 
 import nbddp
@@ -85,9 +86,12 @@ def command_text(name: str, prog: str) -> str:
 # -- Python ---------------------------------------------------------------------------------------
 
 
+EXAMPLE = re.compile(r"^Example:\n\n((?: {4}.*\n?|\n)+)", re.M)
+
+
 def markdown(doc: str) -> str:
     """A docstring as Markdown: examples are fenced, names in braces are no roles."""
-    text = inspect.cleandoc(doc)
+    text = EXAMPLE.sub(lambda found: f"Example:\n\n```python\n{dedent(found[1]).strip()}\n```\n", inspect.cleandoc(doc))
     return re.sub(r"(?m)(^ *>>> .*\n?(?:^(?! *$).*\n?)*)", lambda found: f"```pycon\n{found[1].rstrip()}\n```\n", text)
 
 
@@ -99,6 +103,16 @@ def signature(thing: Any, method: bool = False) -> str:
     given = list(found.parameters.values())[method:]
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in given]
     return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def returned(method: Any) -> str:
+    """A paragraph with a link to the class of the value, if it has its own text on the page."""
+    words = str(getattr(method, "__annotations__", {}).get("return", ""))
+    found = re.search(r"\b(\w+Result|RankValues)\b", words)
+    if not found:
+        return ""
+    name = found[1] if found[1].endswith("Result") else f"nbddp.{found[1]}"
+    return f"Returns {{py:class}}`{name}`.\n\n"
 
 
 def described(kind: str, name: str, doc: str, shape: str = "", inner: str = "") -> str:
@@ -115,7 +129,9 @@ def members(kind: type, only: str = "") -> str:
         if isinstance(value, property) and value.__doc__:
             parts.append(described("property", name, markdown(value.__doc__)))
         elif callable(shown) and shown.__doc__ and not isinstance(shown, type):
-            parts.append(described("method", name, markdown(shown.__doc__), signature(shown, method=True)))
+            text, example, code = markdown(f"{inspect.cleandoc(shown.__doc__)}\n").partition("Example:\n")
+            doc = f"{text}{returned(shown)}{example}{code}"
+            parts.append(described("method", name, doc, signature(shown, method=True)))
     return "".join(parts)
 
 

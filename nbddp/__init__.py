@@ -81,7 +81,7 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics and start the node agent in the background: `%load_ext nbddp` calls this.
 
-    shell: IPython's. Its `%unload_ext nbddp` stops the pool and removes the magics.
+    - shell (InteractiveShell): IPython's. Its `%unload_ext nbddp` stops the pool and removes the magics.
 
     Example:
 

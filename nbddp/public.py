@@ -39,7 +39,9 @@ class Pool(PublicMethods):
     As a context manager the pool starts at once and stops at the end of the block. Otherwise it starts with `start()`
     or with the first run. It stops with `stop()`, or when no variable refers to it any more.
 
-    The arguments are the options of `%ddp start`; all are optional.
+    The arguments are the options of `%ddp start`; all are optional. Messages write them as a line does: `--nproc` is
+    `nproc`. Methods that show something, such as `timings` and `status`, return a `Result`: a figure in a notebook,
+    text with `str()`, and data with `to_dict()` and `to_frame()`.
 
     - nproc (int or str): workers per node, a number, `gpu` (one per GPU), `cpu` (one per core) or `auto`. Default: one
       per GPU, or 2 without GPUs.
@@ -52,9 +54,10 @@ class Pool(PublicMethods):
     - start_method (str): how workers start. `fork` (default, except on macOS): from a process that has imported torch.
       `spawn`: as under torchrun; each imports torch itself, and `hash()` of a string differs by rank.
     - debug (str): debug output of torch, gloo and NCCL: `off` (default), `info` or `detail`.
-    - env (mapping of str to str): environment variables of the ranks.
+    - env (mapping of str to str): more environment variables for the ranks. Default: none.
     - simulate_gpus (int or str): simulated GPUs on each node, such as 4 or `4xA100-80GB`. Default: none.
     - hosts (str): start the workers on these hosts, as `nodea,user@nodeb:2222`, or a file with one host per line.
+      Default: this machine.
     - via (str): how to start a process there: `ssh` (default), `mpiexec`, or a command with {host} and {command}.
     - ssh_config, python, setup (str): ssh's configuration file, the Python interpreter there, and a shell line to run
       there first. Defaults: the user's own file, the path of this interpreter, nothing.
@@ -62,9 +65,9 @@ class Pool(PublicMethods):
       Default: 0.
     - interface (str): the network interface that connects all hosts. Default: chosen by trying them.
     - sync (bool): copy the working directory to the hosts first. Default: False.
-    - cluster (str): a running ipyparallel cluster: its id, PROFILE/ID or its connection file.
+    - cluster (str): a running ipyparallel cluster: its id, PROFILE/ID or its connection file. Default: none.
     - slurm (`nbddp.Slurm` or True): nodes of a new Slurm job, as `nbddp.Slurm(nodes=2, time="1:00:00")`; True for the
-      job of this process.
+      job of this process. Default: no job.
 
     Raises BadInput for an invalid argument. `start` and runs raise BadInput for a placement that is impossible here,
     and AgentFailed for a host that does not start.

@@ -167,7 +167,7 @@ class AgentClient:
 
     @property
     def hello(self) -> Hello:
-        """What it said of itself first. Raises AgentFailed if it has said nothing."""
+        """Its first message about itself. Raises AgentFailed if there was none."""
         if self._hello is None:
             raise AgentFailed(self.ended())
         return self._hello

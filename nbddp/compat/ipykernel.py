@@ -92,7 +92,7 @@ def sign_once(shell: Any) -> None:
 
 
 def is_outermost(code: types.CodeType) -> bool:
-    """Whether this is IPython's function around all that runs a cell: what it meets is no error of the cell's code."""
+    """Whether this is IPython's function around a whole cell: an exception that it catches is not the cell's own."""
     return code.co_name == "_run_cell"
 
 

@@ -186,7 +186,7 @@ class RankWatcher:
         return self._round.open
 
     def answered(self, rank: int, number: int, facts: Whereabouts | None) -> None:
-        """What a rank said to question `number`."""
+        """A rank's answer to question `number`."""
         self._owing.discard(rank)
         if number == self._round.number and self._round.open:
             self._round.answers[rank] = facts

@@ -208,7 +208,7 @@ class Escalation:
                 self.released.discard(rank)  # it does not free itself
 
     def saw(self, rank: int, facts: Whereabouts) -> None:
-        """What a rank has said of itself while it was at work."""
+        """A rank's reports while it was at work."""
         if facts.interrupted:
             self.took(rank)
         if not facts.over or self.interrupted_at is None:

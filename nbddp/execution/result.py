@@ -358,7 +358,7 @@ def _first(bad: list[RankExit]) -> RankExit:
 
 
 def lost_connection(ended: RankExit) -> bool:
-    """Whether what a rank raised is how torch says that a peer has gone."""
+    """Whether a rank's exception is torch's report of a lost peer."""
     return _is_lost(ended.chain)
 
 

@@ -48,7 +48,7 @@ class RankValues(Sequence[Value]):
         return dict(self._values)
 
     def count(self, value: Any) -> int:
-        """Return on how many ranks the value equals `value`.
+        """Return on how many ranks the value equals `value` (any type).
 
         Example:
 
@@ -86,7 +86,7 @@ class RankValues(Sequence[Value]):
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
         """Return the first rank whose value equals `value`.
 
-        - start, stop (int): only ranks from `start` and below `stop`. Default: all.
+        - value (any type). start, stop (int): only ranks from `start` and below `stop`. Default: all.
 
         Raises ValueError if no rank has the value.
 

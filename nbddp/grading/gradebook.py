@@ -44,7 +44,7 @@ class GradeRow:
 
     @property
     def lines(self) -> list[str]:
-        """What is said, line by line where it is a rubric."""
+        """The line of an answer; of a rubric, all lines."""
         return lines_of(self.says) or [self.says]
 
     @property

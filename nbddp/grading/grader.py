@@ -64,8 +64,8 @@ class Work:
         return f"{self.learner}-{self.exercise}"
 
     def check(self) -> Answer:
-        """What the exercise's check says, on the ranks of `ranks` or else on two of its own; a NoVerdict if it could
-        not be asked. It never raises for what was handed in."""
+        """Run the exercise's check, on the ranks of `ranks` or else on two new ones. Returns its answer, or a NoVerdict
+        if the check could not run. A submission never makes it raise."""
         return (_active[-1] if _active else _of_two()).check(self)
 
     def row(self, answer: Answer) -> gradebook.GradeRow:

@@ -62,7 +62,7 @@ def read(data: bytes) -> Any:
     try:
         return _untagged(json.loads(data), 0)
     except (ValueError, TypeError, RecursionError):
-        raise BadInput("what a rank sent is not an answer: its code has changed how answers are sent") from None
+        raise BadInput("a rank sent no valid answer: its code has changed the functions that send answers") from None
 
 
 def _untagged(found: Any, depth: int) -> Any:

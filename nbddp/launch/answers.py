@@ -85,14 +85,14 @@ def _entry(action: argparse.Action) -> str:
 
 
 def missing(parser: argparse.ArgumentParser) -> str:
-    """What to say if a line ends too early."""
+    """The answer to a line that ends too early."""
     needed = [a for a in parser._actions if a.required and a.nargs in (None, "+")]
     names = " and ".join(str(action.metavar or action.dest) for action in needed)
     return f"{parser.prog} needs {names or 'more arguments'}; write it as {usage(parser).splitlines()[0]}"
 
 
 def wrong(parser: argparse.ArgumentParser, words: Sequence[str], option: str, unread: bool) -> str:
-    """What to say of an option whose value is missing, cannot be read (`unread`, or none of its choices), or is one too
+    """The answer to an option whose value is missing, cannot be read (`unread`, or none of its choices), or is one too
     many."""
     action = next(action for action in parser._actions if option in action.option_strings)
     way = f"write it as {option}{value_of(action)}"

@@ -147,7 +147,7 @@ class Topology:
         return f"{noun}s are shared" if self.oversubscribed else f"each owns {counted(self.gpus_per_proc, noun)}"
 
     def untold(self) -> list[str]:
-        """What the machines did not tell, a sentence each."""
+        """The facts that the machines did not report, a sentence each."""
         return list(dict.fromkeys(sentence for node in self.nodes for sentence in node.untold))
 
     @classmethod

@@ -113,7 +113,7 @@ class RunOutput:
             self.screen.line(rank, stream, line)
 
     def _words(self, data: MimeBundle) -> str | None:
-        """What a display says now, if it may change by itself."""
+        """The current text of a display, if it may change by itself."""
         return next((said for words in self._parts.display_words if (said := words(data)) is not None), None)
 
     def _end_views(self, rank: int, newest: int = 0) -> None:

@@ -305,7 +305,7 @@ class Notebook:
         return "\n".join([*self._lines, *bars, *below])
 
     def _below(self, status: str, now: float) -> list[str]:
-        """What is said of the run."""
+        """The line about the run."""
         rows = [f"{status} · {now - self._began:.0f} s"] if status else []
         return [*rows, f"nbddp: {self._ends} …"] if self._ends else rows
 

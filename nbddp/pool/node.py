@@ -117,7 +117,7 @@ class PoolNode:
 
     @property
     def warm(self) -> Warm | None:
-        """What the agent told when it had warmed up; None before."""
+        """The agent's report when it had warmed up; None before."""
         return self.agent.warm
 
     @property
@@ -265,7 +265,7 @@ class PoolNode:
         return None
 
     def note(self, ranks: Sequence[int], status: RankStatus, doing: str) -> None:
-        """What `status` is to say of those of these ranks that are here."""
+        """The part of `status` about those of these ranks that are here."""
         own = [r for r in ranks if r in self.workers]
         if own and self.alive:
             self.agent.tell("note", ranks=own, status=status, doing=doing)

@@ -125,7 +125,7 @@ class RankChannel:
         return "replaced" if self.group.can_respawn else "ended"
 
     def advice_of(self, cause: Cause) -> str:
-        """What capabilities say of a failure besides, in a line."""
+        """The capabilities' notes on a failure, in a line."""
         placed, said = self.group.topology, "\n".join(raised.message for raised in cause.chain)
         if placed is None or not said:
             return ""
@@ -365,7 +365,7 @@ class Runs:
                 hear(self.last, rank, kind, content)
 
     def _say_notes(self, run: Execution, screen: Screen) -> None:
-        """What is said of a run however it has ended."""
+        """The notes on a run, however it has ended."""
         remarks = [e for e in run.ended.values() if e.outcome is not None and e.outcome.remarks]
         said = notes(run, remarks, self.parts) if remarks else ()
         unwritten = run.display.unwritten(run.ended) if remarks or run.has_output else ""
@@ -491,7 +491,7 @@ def handling_note(found: Collection[str]) -> str:
 
 
 def ended_note(ended: Sequence[RankExit]) -> str:
-    """What a user should know of ranks whose processes ended well; empty if none did."""
+    """A note on ranks whose processes exited without an error; empty if there are none."""
     ranks = [e.rank for e in ended if e.status == ENDED]
     if not ranks:
         return ""

@@ -72,7 +72,7 @@ def controller(
 
 
 def description(placed: Topology | None) -> Json:
-    """What the agent tells those who ask for a pool's status."""
+    """The agent's answer to a request for a pool's status."""
     hosts = {n.index: n.host for n in placed.nodes if not n.simulated} if placed and placed.nnodes > 1 else {}
     return {
         "cwd": system.working_dir(),

@@ -117,7 +117,7 @@ class GroupExit:
 
 @dataclass(frozen=True)
 class LostContext:
-    """That an error has broken the process's CUDA context, in CUDA's words, and the names that are lost with it."""
+    """CUDA's own text of an error that has broken the process's context, and the variables that are lost with it."""
 
     why: str
     names: tuple[str, ...] = ()
@@ -186,7 +186,7 @@ def within(chain: Iterable[Raised]) -> Iterator[Raised]:
 
 
 def exit_kind(outcome: Outcome) -> str:
-    """What a worker's outcome says, as the table has it."""
+    """The key of a worker's outcome in the table."""
     return "exit 0" if outcome.left == EXIT and outcome.exit_code == 0 else outcome.left
 
 

@@ -3,9 +3,9 @@
     python -m nbddp.teach.grade FOLDER --csv marks.csv    a table, and the same as a file, row by row as they come
     python -m nbddp.teach.grade --help                    more files: marks per learner, feedback, frequent messages
 
-FOLDER holds a file for each learner (`ada.ipynb`) or a folder with notebooks (`ada/12-….ipynb`); Python files will do
-as well, and the names of files do not matter. Every exercise that anyone has handed in is looked for in all files of
-each learner. From pytest each answer is a test of its own; this is the whole of the file:
+FOLDER holds a file for each learner (`ada.ipynb`) or a folder with notebooks (`ada/12-….ipynb`); Python files work
+too, and files can have any name. If anyone has submitted an exercise, the grader searches for it in all files of every
+learner. From pytest each answer is a test of its own; this is the whole of the file:
 
     import pytest
     from nbddp.teach import grade
@@ -21,8 +21,8 @@ each learner. From pytest each answer is a test of its own; this is the whole of
         if not answer.ok:
             pytest.fail(answer.line, pytrace=False)
 
-Nothing that was handed in runs in this process (`grading.grader`). It still runs under your account, and may do what
-your account may: notebooks/INSTRUCTORS.md says what that leaves open, and how to close it.
+No submitted code runs in this process (`grading.grader`). It still runs under your account, and has
+all rights of your account. notebooks/INSTRUCTORS.md lists the remaining attacks, and a sandbox against most of them.
 
 Learners are examined side by side by `--jobs` threads, which only wait; the main thread alone writes. Each row is in
 its file before the next answer is taken. If this process ends early, the file has all rows so far, and `--resume`

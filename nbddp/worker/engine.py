@@ -44,7 +44,7 @@ LEFT_TO_PROGRAMS = signal.valid_signals() - {
 
 
 class EngineRequest(TypedDict):
-    """What the pool says of a worker that the agent forks."""
+    """The pool's description of a worker that the agent forks."""
 
     rank: int
     uuid: str

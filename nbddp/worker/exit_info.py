@@ -1,6 +1,6 @@
 """How a program left its cell on this rank: the worker's half of the table in `protocol.outcome`.
 
-What is said is what was seen here, without a verdict: that the program ended, raised, was interrupted or exited with
+It holds observations, without a verdict: that the program ended, raised, was interrupted or exited with
 a code; the call of torch's that the exception came out of; and where the program had ended a process group, which its
 peers may have been using.
 """

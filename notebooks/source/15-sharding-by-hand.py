@@ -128,7 +128,7 @@ if rank == 0:
 # - *momentum* = 0.9 × *momentum* + *gradient*,
 # - *parameter* = *parameter* − `lr` × *momentum*.
 #
-# Afterwards all ranks have the same parameters. The check makes three steps, on all ranks and on one rank less, with 25 numbers.
+# Afterwards all ranks have the same parameters. The check makes three steps, on all ranks and on one rank fewer, with 25 numbers.
 
 
 # %% tags=["exercise"]

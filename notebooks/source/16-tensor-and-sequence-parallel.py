@@ -95,7 +95,7 @@ print(f"right without any exchange in backward: up {same[1]}, down {same[2]}, x 
 # ### Exercise: column, then row
 #
 # Write both layers, with a ReLU between them, so that the gradients of `x`, `up` and `down` are right. The check runs your function on all ranks and on
-# one rank less, and compares with one process that has the whole weights.
+# one rank fewer, and compares with one process that has the whole weights.
 
 
 # %% tags=["exercise"]

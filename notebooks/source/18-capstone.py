@@ -151,7 +151,7 @@ from nbddp.teach import check
 check.capstone(capstone)
 
 # %% [markdown]
-# The check trains a small network: undisturbed, with a rank that fails, from the checkpoint, and on one rank less. It compares with one process that
+# The check trains a small network: undisturbed, with a rank that fails, from the checkpoint, and on one rank fewer. It compares with one process that
 # sees every whole batch. `check.capstone(capstone, hint=True)` gives a hint.
 
 

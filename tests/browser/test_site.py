@@ -20,6 +20,11 @@ HTML = ROOT / "build" / "docs" / "html"
 ASKED = re.compile(r"predict\.(?!summary\b)\w+\(")
 SEARCHES = {  # what is typed → a page among the first three found
     "conda": "how-to/use-a-conda-environment.html",
+    "free GPU memory": "how-to/stop-and-free-memory.html",
+    "VS Code": "how-to/use-vs-code.html",
+    "nproc": "reference/options.html",
+    "timings": "reference/python.html#nbddp.Pool.timings",
+    "waiting in all_reduce": "reference/messages.html",
     "NBDDP_RUNTIME_DIR": "reference/configuration.html",
     "no IPython profile has a cluster of this name": "reference/messages.html",
 }

@@ -127,6 +127,40 @@ def test_a_name_says_what_it_takes(name: str) -> None:
     assert [each for each in taken if not re.search(rf"\b{each}\b", words)] == []
 
 
+ITEM = r"\b`?{}`?(?:(?:,| and) `?\w+`?)* \((?!default)([^)]*)\)"  # `name (type)`, or `one, other (type)`
+METHODS = {f"Pool.{name}": getattr(nbddp.Pool, name) for name in dir(nbddp.Pool) if not name.startswith("_")}
+OF_RUN_CELL = {"check", "logs", "memory", "sanitize", "timings", "trace"}  # `call` refers to it
+
+
+def undescribed(name: str, thing: Any) -> list[str]:
+    """Arguments without type, with a default that is not described, or with one that has an address."""
+    text = re.sub(r"\n *Example:\n\n(?:(?: {4,}.*)?\n)+", "\n", inspect.cleandoc(thing.__doc__ or ""))
+    found = []
+    for each in inspect.signature(thing).parameters.values():
+        if each.name in {"self", "pool"} and name not in {"nbddp.Panel", "nbddp.teach.check.on"}:
+            continue
+        described = re.search(ITEM.format(each.name), text)
+        if described is None:
+            if not (name == "Pool.call" and each.name in OF_RUN_CELL):
+                found.append(f"{each.name} has no type")
+            continue
+        rest = re.split(r"\n- |\n\n", text[described.start() :])[0]
+        if each.default is not each.empty and not re.search(r"\b[Dd]efaults?\b|as for `call`", rest):
+            found.append(f"{each.name} has no default")
+        if " at 0x" in str(each.default):
+            found.append(f"{each.name} shows an address")
+    return found
+
+
+def test_each_argument_has_type_and_default() -> None:
+    said = {**METHODS, **{name: thing for name, thing in THINGS.items() if name not in CONSTANTS}}
+    own = {"nbddp.load_ipython_extension", "nbddp.NotSent", "nbddp.Panel", "nbddp.Pool", "nbddp.Slurm"}
+    own |= {name for name in said if name.startswith(("nbddp.export.", "nbddp.teach.check."))}
+    asked = {name: thing for name, thing in said.items() if name in own or inspect.isfunction(thing)}
+    assert len(asked) > 40
+    assert {name: why for name, thing in asked.items() if (why := undescribed(name, thing))} == {}
+
+
 @pytest.mark.parametrize("name", names())
 def test_a_method_says_what_it_takes_and_raises(name: str) -> None:
     words = getattr(nbddp.Pool, name).__doc__

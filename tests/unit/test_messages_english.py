@@ -36,7 +36,7 @@ def sources() -> Iterator[tuple[str, str]]:
         if file.startswith((*SKIPPED, THEIRS)) and not file.startswith("lessons/"):
             continue
         for line, text, _ in said(path):
-            for part in text.splitlines() if TABLE.search(text) or path.stem == "document" else [text]:
+            for part in text.splitlines() if TABLE.search(text) or path.stem in {"document", "figure"} else [text]:
                 yield f"nbddp/{file}:{line}", part
 
 

@@ -83,6 +83,24 @@ OF_FOUR_READERS = {  # a learner on Colab, a researcher, a teacher, a user of a 
     "how many ranks were tested": "docs/other-hosts.md#many-hosts",
     "InfiniBand": "docs/how-to/set-environment-variables.md",
 }
+OF_MORE_READERS = {  # the same four, and an engineer who inherits the code
+    "same random numbers": f"{FAQ}#research",
+    "profile a step": "docs/measuring.md#any-program-compute-waits-and-longest-calls",
+    "torch.compile, FSDP2": "docs/limits.md",
+    "what is a rank": "docs/lessons.md",
+    "my answer is wrong": "docs/lessons.md#checks-and-explorers",
+    "preempted nodes": "docs/other-hosts.md#nodes-that-join-and-leave",
+    "Kubernetes": "docs/other-hosts.md#other-ways-to-start",
+    "submit a job": "docs/export.md#a-batch-script-on-slurms-login-node",
+    "NCCL's debug output": "docs/when-something-goes-wrong.md#debug-output",
+    "cheating": "notebooks/INSTRUCTORS.md#security-of-the-grader",
+    "a map of the code": "nbddp/README.md#the-path-of-a-cell",
+    "a new version of torch": "docs/explanation/compatibility.md#private-apis",
+    "messages between processes": "nbddp/protocol/README.md",
+    "make a release": "RELEASING.md",
+    "remove a name": "docs/stability.md",
+    "has it become slower": "docs/speed.md",
+}
 
 
 def opened(page: str, link: str) -> str:
@@ -105,9 +123,9 @@ def clicks() -> dict[str, int]:
 
 
 def test_each_question_is_answered_within_two_clicks() -> None:
-    assert (len(QUESTIONS), len(OF_FOUR_READERS)) == (27, 32)
+    assert (len(QUESTIONS), len(OF_FOUR_READERS), len(OF_MORE_READERS)) == (27, 32, 16)
     near = clicks()
-    for question, answer in {**QUESTIONS, **OF_FOUR_READERS}.items():
+    for question, answer in {**QUESTIONS, **OF_FOUR_READERS, **OF_MORE_READERS}.items():
         page, _, anchor = answer.partition("#")
         assert near.get(page, CLICKS + 1) <= CLICKS, question
         if anchor:
@@ -267,6 +285,16 @@ def answers() -> list[str]:
 def fixed(message: messages.Message) -> int:
     """Letters of a message that are not filled in."""
     return len(message.text.replace(messages.FILLED, ""))
+
+
+def test_the_python_page_says_what_a_method_returns_and_has_no_address() -> None:
+    page = reference.python_page()
+    assert " at 0x" not in page, "a default's address, so two builds differ"
+    methods = dict(re.findall(r"(?ms)^:::\{py:method\} (\w+)(.*?)^:::$", page.split("\n## RankValues")[0]))
+    for name, kind in {"timings": "TimingsResult", "bench": "BenchResult", "run": "nbddp.RankValues"}.items():
+        returned, example = f"Returns {{py:class}}`{kind}`.", "Example:\n\n```python\n"
+        assert returned in methods[name].split(example)[0], name
+        assert f"pool.{name}(" in methods[name].split(example)[1]
 
 
 def test_messages_are_found_by_their_text() -> None:

@@ -278,7 +278,7 @@ def _give_back(held: EngineHold) -> None:
 
 
 def _give_torch_back(held: EngineHold) -> None:
-    """Its threads as they were, or as a fresh torch would have them."""
+    """Restore torch's number of threads: the earlier one, or that of a fresh torch."""
     import torch
 
     from nbddp.worker import engine

@@ -304,7 +304,7 @@ class AttachedCluster:
                     node.left(worker, "its engine left this pool because the pool was silent")
 
     def _noticed(self, stream: str) -> None:
-        """What the hub has said, in the client's thread or the watch's."""
+        """The hub's messages, in the client's thread or the watch's."""
         if stream == "query":
             self._unanswered = 0
             return

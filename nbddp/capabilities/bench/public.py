@@ -56,7 +56,7 @@ def bench(
     *,
     repeat: int = REPEAT,
     warmup: int = WARMUP,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] | None = None,
 ) -> BenchResult:
     """Measure collectives on this pool's ranks, as nccl-tests does.
 
@@ -64,7 +64,7 @@ def bench(
       …; another name raises an error that lists them.
     - sizes (several int): bytes. Default: 1 KiB to 64 MiB, each 4 times the one before.
     - repeat, warmup (int): measurements of each size (default 12), and calls before them (default 3).
-    - progress: called with a line before each size. Default: nothing.
+    - progress (function of str): called with a line before each size. Default: none.
 
     The ranks meet in a process group of their own, and the program's groups count none of it. Raises PoolNotRunning, or
     BadInput for one rank, or sizes and counts that are impossible.
@@ -74,5 +74,7 @@ def bench(
         found = pool.bench("all_reduce", [1024, 65536], repeat=2)
         assert [row["size_bytes"] for row in found.to_dict()["measured"]] == [1024, 65536]
     """
-    found = command.bench(pool, collective, sizes, repeat=repeat, warmup=warmup, progress=progress)
+    found = command.bench(
+        pool, collective, sizes, repeat=repeat, warmup=warmup, progress=progress or (lambda text: None)
+    )
     return BenchResult(found, *pool.marks("bench"))

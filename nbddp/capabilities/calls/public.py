@@ -23,7 +23,7 @@ T = TypeVar("T")
 def run(pool: Any, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> RankValues[T]:
     """Call `function(*args, **kwargs)` on every rank. Returns the value of each rank.
 
-    - function: any callable; args, kwargs: its arguments. All are sent with cloudpickle.
+    - function (callable), args and kwargs (any values): its arguments. All are sent with cloudpickle.
 
     Raises the exception of the rank that failed first. Its cause is a WorkerFailed, which has the remote traceback.
     If the exception cannot be sent, raises the WorkerFailed itself. Raises BadInput if the function or an argument
@@ -50,7 +50,7 @@ def call(
 ) -> RankValues[T]:
     """Call `function(*args, **kwargs)` as `run` does, on some ranks, within limits, with the options of `run_cell`.
 
-    - function: any callable; args (sequence), kwargs (mapping): its arguments. Default: none.
+    - function (callable); args (sequence), kwargs (mapping of str): its arguments. Default: none.
     - ranks (several int): which ranks. Default: all.
     - hang_after (float): seconds before a deadlock is ended (default 5); None: it is never ended.
     - timeout (float): seconds that the call may take. Default: no limit.

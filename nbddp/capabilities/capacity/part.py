@@ -40,7 +40,7 @@ MANY = 32  # workers per core: more are slow in all they do, and may seem not to
 
 
 def crowded(workers: int, cores: int) -> str:
-    """What is said of many more workers than cores; empty for fewer."""
+    """A note on many more workers than cores; empty for fewer."""
     if workers <= MANY * cores:
         return ""
     return (

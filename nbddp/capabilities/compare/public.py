@@ -55,7 +55,7 @@ class CompareResult(Result[command.Report]):
 def compare(pool: WorkerPool, *names: str, ranks: Sequence[int] | None = None) -> CompareResult:
     """Compare the ranks' copies of names: tensors, modules, optimizers, numbers, or containers of them.
 
-    - names (str): names on the ranks. ranks: which ranks (default: all).
+    - names (str): names on the ranks. ranks (several int): which ranks (default: all).
 
     Ranks send digests. For tensors that differ one rank sends its bytes too, up to 256 MiB in all. No process group is
     used. Raises PoolNotRunning, or BadInput for a name that no rank has or that holds nothing to compare.

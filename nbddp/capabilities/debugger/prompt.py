@@ -134,7 +134,7 @@ class Prompt:
     # -- what is shown -------------------------------------------------------------------------
 
     def _show(self) -> None:
-        """What ranks have said since the last time."""
+        """The ranks' output since the last time."""
         said = transcript.folded(self._said)
         self._said.clear()
         width = max((len(rank_words(ranks)) for ranks, _ in said), default=0)

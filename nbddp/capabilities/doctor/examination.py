@@ -46,7 +46,7 @@ def examine(
 
 
 def findings(lines: list[Message], ended: str, of_pool: str = "") -> Findings:
-    """What the trials have said. ended: why they ended before the last; of_pool: what the pool's workers have."""
+    """The results of the trials. ended: why they ended before the last; of_pool: what the pool's workers have."""
     verdicts = {m["seam"]: ProbeResult(m["present"], m["works"], m["why"]) for m in lines if "seam" in m}
     machine = next((m["machine"] for m in lines if "machine" in m), None)
     if ended:
@@ -87,7 +87,7 @@ def messages(said: bytes) -> list[Message]:
 
 
 def _of_pool(pool: RunningWorkers) -> str:
-    """What rank 0 says of the names it has; all workers are copies of one process."""
+    """Rank 0's report on its private APIs; all workers are copies of one process."""
     if not pool.running:
         return "no pool is running; the checks below need none"
     missing = pool.ask(0, Question.of("seams"), timeout=5.0)

@@ -42,11 +42,12 @@ class Job:
 
     - name (str): the job's (default `ddp`). partition (str): Slurm's (default: empty).
     - cpus_per_proc (int): cores for each process of the program, for data loading too (default 4).
-    - memory_per_cpu (str): such as `2G`. time (str): `hours:minutes:seconds` (default `01:00:00`).
+    - memory_per_cpu (str): such as `2G` (default: empty). time (str): `hours:minutes:seconds` (default `01:00:00`).
     - output (str): the log's path; Slurm replaces %x by the job's name and %j by its number (default `%x-%j.out`).
-    - setup (tuple of str): shell lines that run first, such as `source env/bin/activate`. packages (tuple of str):
-      installed with pip first.
-    - gpu (str): type of the GPUs. image (str): of the container, if the target has one.
+    - setup (tuple of str): shell lines that run first, such as `source env/bin/activate` (default: none).
+    - packages (tuple of str): installed with pip first (default: none).
+    - gpu (str): type of the GPUs (default: empty). image (str): the container's (default: empty); only some targets of
+      `%ddp export` have one.
 
     Raises BadInput if `cpus_per_proc` is below 1.
 

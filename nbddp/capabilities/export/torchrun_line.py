@@ -40,8 +40,9 @@ class Launch:
     - run_id (str): distinguishes two jobs at one host (default `ddp`).
     - max_restarts (int): how often torchrun restarts all workers after a failure (default 0); not with SRUN.
     - min_nodes (int): with C10D, continue with as few nodes as these (default: all); not in a batch script.
-    - env (tuple of pairs of str): variables of every process. own_gpus (bool): each process sees only its own GPUs.
-    - logs: files of its output, as `%ddp export` sets them (default: none).
+    - env (tuple of pairs of str): variables of every process (default: none).
+    - own_gpus (bool): each process sees only its own GPUs (default False).
+    - logs (a value of `%ddp export`): files of its output (default: none).
 
     Raises BadInput if the launch is impossible.
 

@@ -75,7 +75,7 @@ def forecast(
     nodes: int = MOST_NODES,
     strong: bool = False,
     algorithm: str | None = None,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] | None = None,
 ) -> ForecastResult:
     """Predict the last recorded step on more nodes, by latency and bandwidth of the links.
 
@@ -85,7 +85,7 @@ def forecast(
     - ranks_per_node (int): default: as in this pool. nodes (int): the largest number of nodes (default 1024).
     - strong (bool): the batch of all ranks together stays as it is, not each rank's (default False).
     - algorithm (str): of all-reduce: `ring`, `tree` or `binomial`. Default: the one that fits the measurements better.
-    - progress: called with a line before each measurement. Default: nothing.
+    - progress (function of str): called with a line before each measurement. Default: none.
 
     All-reduces are measured now if `bench` has not measured any on this number of ranks. Raises PoolNotRunning, or
     BadInput if no step was recorded, on one rank, on simulated GPUs, and for arguments that are impossible.
@@ -98,6 +98,6 @@ def forecast(
     """
     found = command.forecast(
         pool, inter_node=inter_node, intra_node=intra_node, latency=latency, ranks_per_node=ranks_per_node,
-        nodes=nodes, strong=strong, algorithm=algorithm, progress=progress,
+        nodes=nodes, strong=strong, algorithm=algorithm, progress=progress or (lambda text: None),
     )  # fmt: skip
     return ForecastResult(found, *pool.marks("forecast"))

@@ -245,8 +245,9 @@ def _assumed(what: Profile, per_node: int, inter_node: float | None, latency: fl
     if alike:
         options = {"bandwidth": "--inter-node 25GB/s", "latency": "--latency 10us"}
         typed = " ".join(options[name] for name in alike)
+        verb, others = ("are", "other values") if len(alike) > 1 else ("is", "another value")
         lines.append(
-            f"Between nodes, {' and '.join(alike)} are as measured within this node; {typed} sets other values."
+            f"Between nodes, {' and '.join(alike)} {verb} as measured within this node; {typed} sets {others}."
         )
     lines.append(
         "With weak scaling, every rank keeps its batch. With strong scaling, the global batch of the recorded "

@@ -51,7 +51,7 @@ UNORDERED = (
 
 
 def told(env: Mapping[str, str]) -> Facts:
-    """What an agent tells of the GPUs of its machine, which only a torch with CUDA can use."""
+    """An agent's description of the GPUs of its machine, which only a torch with CUDA can use."""
     return gpus(env) if _torch_has_cuda() else node_facts([])
 
 

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from nbddp.pool.pool import WorkerPool
 
 
-def scale(pool: WorkerPool, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+def scale(pool: WorkerPool, nodes: int, progress: Callable[[str], None] | None = None) -> list[str]:
     """Change the number of nodes of a pool that was started with `nnodes=(MIN, MAX)`.
 
-    nodes (int): how many. progress: called with a line on each step (default: nothing). Returns what was done, as
-    sentences. Raises PoolNotRunning, or BadInput for a pool with a fixed number of nodes, or a number outside its
-    bounds.
+    - nodes (int): the new number.
+    - progress (function of str): called with a line on each step (default: none).
+
+    Returns sentences that describe the changes. Raises PoolNotRunning, or BadInput for a pool with a fixed number of
+    nodes, or a number outside its bounds.
 
     Example:
 
@@ -40,14 +42,16 @@ def scale(pool: WorkerPool, nodes: int, progress: Callable[[str], None] = lambda
     source = pool.group.source
     if not isinstance(source, RemoteNodes):
         raise fixed(nodes)
-    return source.scale(nodes, progress)
+    return source.scale(nodes, progress or (lambda text: None))
 
 
-def sync(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-    """Copy this process's working directory to the pool's hosts. Returns what was copied, as sentences.
+def sync(pool: WorkerPool, progress: Callable[[str], None] | None = None) -> list[str]:
+    """Copy this process's working directory to the pool's hosts. Workers that start from now on start in the copy.
 
-    Workers that start from now on start in the copy. progress: called with a line on each step (default: nothing).
-    Raises PoolNotRunning, or BadInput if the pool is on this machine or the folder is too large.
+    - progress (function of str): called with a line on each step (default: none).
+
+    Returns sentences that describe the copies. Raises PoolNotRunning, or BadInput if the pool is on this machine or the
+    folder is too large.
 
     Example:
 
@@ -61,7 +65,7 @@ def sync(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) 
     source = pool.group.source
     if pool.group.sees_files or not isinstance(source, RemoteNodes):
         raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
-    return source.sync([node.agent for node in source.nodes], progress)
+    return source.sync([node.agent for node in source.nodes], progress or (lambda text: None))
 
 
 def checkup(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) -> HostsReport | None:

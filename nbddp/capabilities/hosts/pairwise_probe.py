@@ -1,7 +1,7 @@
 """How the hosts of a pool reach each other and the notebook's machine: all pairs are tried before a worker starts.
 
-First at the address that each host's routing table takes towards the others, which costs two round trips where it is
-good. Where it does not join all, every interface is tried, and one that does is taken
+The first attempt uses the address that each host's routing table selects for the others. It costs two round trips if
+it succeeds. Otherwise every interface is tried, and one that connects all hosts is used
 (`capabilities.hosts.reachability`).
 """
 

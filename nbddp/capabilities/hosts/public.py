@@ -50,10 +50,10 @@ def _row(name: str, one: HostReport) -> Row:
     }  # fmt: skip
 
 
-def checkup(pool: WorkerPool, progress: Callable[[str], None] = lambda text: None) -> CheckupResult | None:
+def checkup(pool: WorkerPool, progress: Callable[[str], None] | None = None) -> CheckupResult | None:
     """Check the pool's hosts, as `%ddp doctor` does. Returns None for a pool on this machine.
 
-    - progress: called with a line on each step (default: nothing).
+    - progress (function of str): called with a line on each step (default: none).
 
     Raises AgentFailed if a host does not answer.
 
@@ -62,5 +62,5 @@ def checkup(pool: WorkerPool, progress: Callable[[str], None] = lambda text: Non
         checked = pool.checkup()
         problems = checked.to_dict()["findings"] if checked is not None else []
     """
-    found = command.checkup(pool, progress)
+    found = command.checkup(pool, progress or (lambda text: None))
     return None if found is None else CheckupResult(found, *pool.marks("topology"))

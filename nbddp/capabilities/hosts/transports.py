@@ -22,10 +22,10 @@ SSH_FAILED = 255
 NO_PROGRAM = (126, 127)
 UNQUOTABLE = r"[\\\n!']"  # what mean something within single quotes to some login shells: tcsh, fish
 AGENT = ("nbddp.capabilities.hosts.remote_agent",)
-WORDS = {  # what ssh says → what to do
+WORDS = {  # ssh's message → advice
     "Host key verification failed": "run ssh {host} once in a terminal and check the key that it shows",
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "ask the administrator of {host} whether its key has changed; "
-    "ssh-keygen -R removes the old one",
+    "ssh-keygen -R {host} removes the old one",
     "Permission denied": "set up a key (ssh-copy-id {host}, or ssh-add for a key with a passphrase); ssh cannot ask "
     "for a password here",
     "Could not resolve hostname": "check the name, or set a HostName for it in ssh's configuration",

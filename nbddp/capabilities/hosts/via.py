@@ -37,7 +37,7 @@ def keep_alive(typed: HostOptions) -> float:
 
 
 def via_of(text: str) -> str:
-    """What `--via` says, with names of templates replaced. Raises BadInput."""
+    """The command of `--via`, with names of templates replaced. Raises BadInput."""
     whole = NAMED.get(text.strip(), text.strip())
     if whole == SSH:
         return whole

@@ -42,7 +42,7 @@ class Segment(TypedDict):
 
 
 class Snapshot(TypedDict):
-    """What `torch.cuda.memory._snapshot()` tells; its docstring has the format."""
+    """The result of `torch.cuda.memory._snapshot()`; its docstring has the format."""
 
     segments: list[Segment]
     device_traces: list[list[TraceEntry]]

@@ -100,7 +100,7 @@ def _size_row(name: str, rank: int, one: NameSize) -> Row:
 def sizes(pool: WorkerPool, *names: str, ranks: Sequence[int] | None = None) -> SizesResult:
     """The bytes that named objects hold on each rank: what is shared, and what is sharded.
 
-    - names (str): names on the ranks. ranks: which ranks (default: all).
+    - names (str): names on the ranks. ranks (several int): which ranks (default: all).
 
     Raises PoolNotRunning, or BadInput for a name that no rank has or that holds no tensor.
 

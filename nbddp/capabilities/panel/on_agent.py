@@ -74,7 +74,7 @@ class WorkerPids:
 
 
 class Gpus:
-    """The GPUs that CUDA sees, by index, as `%ddp topology` numbers them. `why`: why NVML tells nothing, or empty."""
+    """The GPUs that CUDA sees, by index, as `%ddp topology` numbers them. `why`: the reason if NVML fails, or empty."""
 
     def __init__(self, env: Mapping[str, str] = os.environ):
         self.why = ""

@@ -28,7 +28,7 @@ SAVED = "picture of the panel"
 
 
 def saved_at(at: datetime) -> str:
-    """What a picture says of itself, since a saved notebook shows it when the pool is long gone."""
+    """The first line of a picture, since a saved notebook shows it when the pool is long gone."""
     return f"{SAVED}, taken {at:%Y-%m-%d %H:%M}; run %ddp panel for the pool as it is now"
 
 

@@ -256,7 +256,7 @@ class _Reference:
         os.close(write)
 
     def result(self) -> tuple[OneProcess, Names]:
-        """What it tells, and its tensors."""
+        """Its results, and its tensors."""
         import torch
 
         with os.fdopen(self._read, "rb") as pipe:

@@ -94,7 +94,7 @@ class TensorPair:
 
 @dataclass(frozen=True)
 class OneProcess:
-    """What the process with all batches tells. sizes: samples of each rank."""
+    """The results of the process with all batches. sizes: samples of each rank."""
 
     error: str = ""
     sizes: tuple[int, ...] = ()

@@ -346,14 +346,14 @@ def _cause(
     if "batches" in cures and not attempt.statistics:
         if not counts:
             return (
-                "With one batch on all ranks they equal one process, so the step is no plain mean over samples. Known "
-                "to give this: a mean over what counts in each batch (class weights, masks), a batch's own statistics, "
-                "clipping before the average."
+                "With the same batch on all ranks, the ranks equal one process, so the step is not a plain mean over "
+                "samples. Usual causes: a mean weighted within each batch (class weights, masks), a batch's own "
+                "statistics, clipping before the average."
             )
         return (
-            f"Cause: a mean of means. With one batch on all ranks they equal one process, so the ranks' batches weigh "
-            f"unequally ({counts}). Divide the sum of each rank's loss by the mean number that counts per rank "
-            "(all_reduce it)."
+            "Cause: a mean of means. With the same batch on all ranks, the ranks equal one process, so their own "
+            f"batches have unequal weights ({counts}). Divide the sum of each rank's loss by the mean number that "
+            "counts per rank (all_reduce it)."
         )
     return _seen_cause(attempt, "batches" in cures, counts, deviation)
 

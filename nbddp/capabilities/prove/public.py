@@ -62,7 +62,7 @@ def prove(
     *args: str,
     batch: Sequence[str] = (),
     timeout: float = TIMEOUT,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] | None = None,
 ) -> ProofResult:
     """Test whether N ranks with their batches take the same training step as one process with all of these.
 
@@ -70,7 +70,7 @@ def prove(
     - args (str): names on the ranks that it is called with.
     - batch (several str): names of the batches. Default: the arguments that differ between ranks.
     - timeout (float): seconds for each attempt (default 300).
-    - progress: called with a line on each attempt. Default: nothing.
+    - progress (function of str): called with a line on each attempt. Default: none.
 
     Works on copies: nothing on the ranks changes. Raises PoolNotRunning, or BadInput if the step cannot be run so.
 
@@ -80,5 +80,5 @@ def prove(
         pool.run_cell(SETUP)  # defines step, model, x and y
         assert pool.prove("step", "model", "x", "y").proven
     """
-    found = command.prove(pool, step, *args, batch=batch, timeout=timeout, progress=progress)
+    found = command.prove(pool, step, *args, batch=batch, timeout=timeout, progress=progress or (lambda text: None))
     return ProofResult(found, *pool.marks("compare"))

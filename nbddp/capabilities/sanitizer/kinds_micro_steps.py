@@ -37,7 +37,7 @@ def _clipped(replica: Replica) -> Iterator[Seen]:
          f"it multiplied the gradients of step {step.number} by {by_value(factors)}"],
         "each rank's share of the mean is scaled by its own norm, so the mean is not that of the batch",
         replica.place(rank, calls[rank].place), about=replica.group, ranks=replica.ranks,
-        cure="clip once before optimizer.step(), after the backward that exchanges",
+        cure="clip once before optimizer.step(), after the backward that exchanges gradients",
     )  # fmt: skip
 
 

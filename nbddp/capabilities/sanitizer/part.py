@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HintsPart:
-    """What a pool says of its runs unasked. In a notebook the shell's `DDPMagics` has the setting."""
+    """A pool's line about its runs, without a request. In a notebook the shell's `DDPMagics` has the setting."""
 
     def __init__(self, pool: PoolState):
         self._shell: Any = None

@@ -169,7 +169,7 @@ METAVARS = {
 
 
 def _help(dest: str, prog: str) -> str:
-    """What the tables above say of a flag, for argparse."""
+    """The help of a flag, from the tables above, for argparse."""
     if dest in HONOURED:
         return HONOURED[dest].replace("%", "%%")
     kind, why = ("no effect", NOTED[dest]) if dest in NOTED else ("refused", REFUSED[dest])
@@ -224,7 +224,7 @@ def _assigned(words: Sequence[str]) -> list[str]:
 
 
 def _from_environment(parser: Parser, env: Mapping[str, str]) -> list[str]:
-    """What `PET_*` variables say, as words before those that were typed."""
+    """The values of `PET_*` variables, as words before the typed ones."""
     words = []
     for dest in (*HONOURED, *NOTED, *REFUSED):
         value = env.get(f"PET_{dest.upper()}")

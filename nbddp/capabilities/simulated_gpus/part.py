@@ -78,7 +78,7 @@ class SimulatedGpusPart:
         return UNDER.get(name, TIMED) if self._shows() else ""
 
     def holds(self) -> list[str]:
-        """What `status` says besides its table."""
+        """The lines of `status` below its table."""
         return [_words(self._pool.spec, self._pool.group.placed())] if self._shows() else []
 
 

@@ -233,7 +233,7 @@ def needs(program: str) -> None:
 
 
 def ask(*command: str) -> str:
-    """What a command of Slurm's says. Raises AgentFailed, or SlurmRefused if it answers with an error."""
+    """The output of a command of Slurm. Raises AgentFailed, or SlurmRefused if it answers with an error."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE, env=commands.outside(os.environ), check=False
@@ -266,7 +266,7 @@ def _row(job: int, form: str) -> str:
 
 
 def _granted(process: subprocess.Popen[bytes], log: Path, progress: Callable[[str], None]) -> Message:
-    """What the holder says when it has nodes."""
+    """The holder's message when it has nodes."""
     assert process.stdout is not None
     lines, looked = LineBuffer(MARK), time.monotonic()
     progress("requesting nodes from Slurm")

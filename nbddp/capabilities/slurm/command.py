@@ -40,11 +40,13 @@ ENDS = {  # of a batch job
 }
 
 
-def attach(pool: WorkerPool, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+def attach(pool: WorkerPool, job: int | None = None, progress: Callable[[str], None] | None = None) -> list[str]:
     """Start workers on the Slurm nodes that an earlier process kept (`keep_alive`).
 
-    job (int): the number of the job, needed if several are kept. progress: called with a line on each step (default:
-    nothing). Returns what was done, as sentences. Raises BadInput if no job is kept, or if this pool is running.
+    - job (int): the number of the job. Default: the only one that is kept.
+    - progress (function of str): called with a line on each step (default: none).
+
+    Returns sentences that describe the changes. Raises BadInput if no job is kept, or if this pool is running.
 
     Example:
 
@@ -57,7 +59,7 @@ def attach(pool: WorkerPool, job: int | None = None, progress: Callable[[str], N
     kept = held_jobs.to_attach(job)
     spec = held_jobs.restored(kept)
     pool.parts.of("slurm").hold(kept.take())
-    return pool.ensure(spec, progress)
+    return pool.ensure(spec, progress or (lambda text: None))
 
 
 def attach_arguments(parser: Parser) -> None:

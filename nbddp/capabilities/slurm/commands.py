@@ -32,7 +32,7 @@ NEVER = {  # the same, of one that starts only if somebody changes the job or th
     "PartitionTimeLimit": "the partition does not allow such a long time",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
-    "BadConstraints": "no node has what --constraint asks for",
+    "BadConstraints": "no node satisfies --constraint",
     "InvalidAccount": "the account is not valid",
     "InvalidQOS": "the QOS is not valid",
     "JobHeldUser": "it is held",
@@ -129,7 +129,7 @@ def pending_job(said: str) -> int | None:
 
 
 def waiting_words(job: int, row: str) -> str:
-    """What is said of a job that waits. row: squeue's `%T|%r|%S`."""
+    """The sentence about a job that waits. row: squeue's `%T|%r|%S`."""
     state, reason, start = ([part.strip() for part in row.split("|")] + ["", "", ""])[:3]
     if state == "CONFIGURING":
         return f"Slurm job {job}: its nodes are starting"
@@ -167,7 +167,7 @@ def seconds_left(text: str) -> float | None:
 
 
 def left_words(job: int, nodes: str, left: float | None) -> str:
-    """What `status` says of an allocation."""
+    """The line of `status` about an allocation."""
     return f"Slurm job {job} on {nodes}" + (f", {lasts(left)} left" if left is not None else "")
 
 

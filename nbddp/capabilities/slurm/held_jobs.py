@@ -102,7 +102,7 @@ class HeldJobs:
         return [f"Slurm job {held.job}" for held in self.allocations if held.ours]
 
     def holds(self) -> list[str]:
-        """What `status` says of them."""
+        """The line of `status` about them."""
         return [held.describe() for held in self.allocations]
 
     # -- the end that comes ------------------------------------------------------------------------

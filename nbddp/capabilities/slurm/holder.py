@@ -129,7 +129,7 @@ class Holder:
 
 
 def _first(connection: socket.socket) -> Message:
-    """What a client says first; nothing if it says nothing that is read."""
+    """A client's first message; empty if it has none that is read."""
     lines, found = LineBuffer(), list[Message]()
     with suppress(OSError, ValueError):
         while not found:

@@ -42,6 +42,6 @@ class StartMethodPart:
         return stands and any((spec.start_method == SPAWN) != (old == SPAWN) and not n.facts.spawn for n in group.hosts)
 
     def holds(self) -> list[str]:
-        """What `status` says besides its table."""
+        """The lines of `status` below its table."""
         method = self._pool.spec.start_method
         return [f"workers start by {method} (--start-method)"] if method and self._pool.group.topology else []

@@ -299,10 +299,10 @@ def parts_by_step(
     pairs: Mapping[int, Sequence[tuple[Step, Step]]], queued: Mapping[int, Sequence[int]]
 ) -> dict[str, dict[int, list[float]]]:
     """Part → rank → nanoseconds in each step, of the parts that a rank has. pairs: rank → each step and the one before
-    it; queued: rank → what it waits for a core in each step.
+    it; queued: rank → its wait for a core in each step.
 
-    In which part it waits is not known. Each gives of that by how much longer it takes than in a quick step; the rest
-    is taken off in proportion to what is left.
+    The part in which the rank waits is not known. So the wait is first subtracted from each part's excess over a quick
+    step, and any remainder from all parts, in proportion to their quick times.
     """
     found: dict[str, dict[int, list[float]]] = {}
     for rank, some in pairs.items():

@@ -30,7 +30,7 @@ FAILED = "The cell failed, so the answer is not shown yet. Correct the cell and 
 
 
 class Change(TypedDict):
-    """What a widget says of its new value, as far as it is read."""
+    """A widget's report of its new value, as far as it is read."""
 
     new: str | None
 

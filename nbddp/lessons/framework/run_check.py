@@ -203,7 +203,7 @@ def in_world(size: int, function: Callable[..., T], *args: Any, screen: Screen |
 
 
 def world_sizes() -> tuple[int, int]:
-    """World sizes on which an exercise is tried: the pool's, and one rank less. No number written in the place of the
+    """World sizes on which an exercise is tried: the pool's, and one rank fewer. No number written in the place of the
     world size is right on both."""
     whole = pool(at_least=2).world_size
     return whole, whole - 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import OK, mismatch, not_written
 
-ADVICE = {  # what Python says → what to do about it
+ADVICE = {  # Python's message → advice
     "slice indices must be integers": "/ gives a float, // a whole number",
     "'float' object cannot be interpreted as an integer": "/ gives a float, // a whole number",
     "not float": "/ gives a float, // a whole number",

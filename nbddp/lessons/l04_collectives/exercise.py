@@ -265,7 +265,7 @@ def _misplaced(found: Mapping[int, Brought]) -> str:
 
 
 def _not_a_ring(found: Mapping[int, Brought]) -> str:
-    """What a right sum was made with that is no ring; empty if it was one."""
+    """The fault of a right sum that no ring has made; empty if a ring has."""
     size = len(found)
     used = sorted({name for f in found.values() for name in f["collectives"]})
     if used:
@@ -318,7 +318,7 @@ def _misused(cause: BaseException | None) -> str:
 
 
 def stopped_because(cause: BaseException | None, size: int, length: int) -> str:
-    """What to say after the sentence that tells what stopped the run."""
+    """The cause and the advice, after the sentence about the end of the run."""
     if isinstance(cause, RunHung):
         ended = [s.rank for s in cause.states if s.rank < size and s.status == RankStatus.FINISHED]
         if ended:

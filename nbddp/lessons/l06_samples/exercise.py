@@ -283,7 +283,7 @@ def _is(some: Sequence[int]) -> str:
 accuracy = Exercise(
     "accuracy",
     accuracy_line,
-    verifies="every sample counts once on real ranks, on all of them and on one less",
+    verifies="every sample counts once on real ranks, on all of them and on one fewer",
 )
 epochs_of = Exercise(
     "epochs_of",

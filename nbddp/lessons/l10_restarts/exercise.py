@@ -193,7 +193,7 @@ def judge(make: Callable[[str], Any]) -> str:
 
 
 def _on_fewer(make: Callable[[str], Any], path: str) -> None:
-    """Save and load on one rank less: a number in the place of the world size fails there. Raises Wrong."""
+    """Save and load on one rank fewer: a number in the place of the world size fails there. Raises Wrong."""
     Path(path).parent.mkdir()
     with grouped():
         size = world_sizes()[1]

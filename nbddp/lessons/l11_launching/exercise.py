@@ -179,7 +179,7 @@ def _values(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
 
 
 def _why(name: str, got: Sequence[str], task: Task) -> str:
-    """What is said of values that no known mistake gives."""
+    """The sentence about values that no known mistake gives."""
     if len(set(got)) == 1:
         return "that is the same for every task of every job; read it from the variables"
     if name == "MASTER_ADDR" and any(host.partition(":")[0] == RIGHT[name](*task) for host in got):

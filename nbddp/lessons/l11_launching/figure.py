@@ -90,7 +90,7 @@ def _draw(axes: Any, frame: Frame, y: float, width: float) -> None:
 # -- the explorer ----------------------------------------------------------------------------------
 
 launch = Explorer(
-    "Lesson 11: a layout and its commands: the torchrun line of each node, and a batch script for Slurm.",
+    "Lesson 11: a layout, the torchrun line of each node, and a batch script for Slurm.",
     plan_launch,
     draw_launching,
     Slider("nodes", "nodes", 1, 4, at=(1, 2)),

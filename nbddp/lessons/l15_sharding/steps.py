@@ -1,4 +1,4 @@
-"""Lesson 15's second exercise: a step of SGD with momentum whose state is sharded, on all ranks and on one rank less.
+"""Lesson 15's second exercise: a step of SGD with momentum whose state is sharded, on all ranks and on one rank fewer.
 
 The right numbers are worked out here one by one, and so are those of each known mistake. A wrong answer is explained by
 the mistake that gives exactly the learner's numbers.
@@ -185,7 +185,7 @@ def _close(some: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) ->
 
 
 def _moved(called: Sequence[tuple[str, int]], world: int) -> str:
-    """What the right step was made with that is no reduce-scatter and all-gather of shards; empty if it was that."""
+    """The fault of a right step that is no reduce-scatter and all-gather of shards; empty if it has none."""
     size = -(-COUNT // world)
     for name, _ in called:
         if name not in KINDS:
@@ -198,7 +198,7 @@ def _moved(called: Sequence[tuple[str, int]], world: int) -> str:
         if given > most:
             return (
                 f"the parameters are right, but a rank gave {counted(given, 'number')} to {kind} in a step, where "
-                f"{most} do"
+                f"{most} are enough"
             )
     return ""
 
@@ -219,6 +219,6 @@ def _where(world: int) -> str:
 sharded_step = Exercise(
     "sharded_step",
     _judge,
-    verifies="parameters after three steps, on all ranks and on one rank less, and no collective moved more than "
+    verifies="parameters after three steps, on all ranks and on one rank fewer, and no collective moved more than "
     "necessary",
 )

@@ -1,4 +1,4 @@
-"""Lesson 16's first exercise: a column-split layer, then a row-split one, on all ranks and on one rank less.
+"""Lesson 16's first exercise: a column-split layer, then a row-split one, on all ranks and on one rank fewer.
 
 Outputs and gradients must be those of one process with whole weights. What a wrong answer did is found in how its
 numbers compare with those.
@@ -120,5 +120,5 @@ def _judge(function: Any) -> str:
 column_then_row = Exercise(
     "column_then_row",
     _judge,
-    verifies="outputs and all gradients are those of one process with whole weights, on all ranks and on one rank less",
+    verifies="outputs and all gradients are those of one process with whole weights, on all ranks and one rank fewer",
 )

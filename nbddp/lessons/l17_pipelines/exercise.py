@@ -291,7 +291,7 @@ def _step(function: Callable[..., Any], case: tuple[str, int, int], right: Alone
 
 
 def stopped_because(cause: BaseException | None, schedule: str, stages: int) -> str:
-    """What to say after the sentence about what stopped the run."""
+    """The cause and the advice, after the sentence about the end of the run."""
     if isinstance(cause, RunHung | RunTimedOut):
         ended = [s.rank for s in cause.states if s.rank < stages and s.status == RankStatus.FINISHED]
         if ended:

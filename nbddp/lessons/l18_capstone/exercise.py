@@ -1,7 +1,7 @@
 """Lesson 18: a complete training, marked by a rubric.
 
 The learner's function trains a small network on the ranks of the pool: undisturbed; again until a rank fails in the
-middle; once more from the checkpoint; and on one rank less. What it did is compared with one process that sees every
+middle; once more from the checkpoint; and on one rank fewer. What it did is compared with one process that sees every
 whole batch. In bfloat16 other numbers of ranks round other sums. So weights are compared by their distance, as a share
 of the way that training has moved them.
 """
@@ -181,7 +181,7 @@ def elsewhere(run: Run, right: on_rank.Alone) -> str:
 
 
 def mark(function: Callable[..., Any]) -> list[RubricItem]:
-    """Train, fail, continue, train on one rank less. Raises Wrong if the first training does not finish."""
+    """Train, fail, continue, train on one rank fewer. Raises Wrong if the first training does not finish."""
     with tempfile.TemporaryDirectory() as folder:
         right, (size, less) = EXPECTED.by_rank()[0], world_sizes()
         whole = _run(function, f"{folder}/whole", size)
@@ -227,5 +227,5 @@ capstone = Rubric(
     "capstone",
     mark,
     ASKS,
-    verifies="on real ranks: undisturbed, after a failure, and on one rank less",
+    verifies="on real ranks: undisturbed, after a failure, and on one rank fewer",
 )

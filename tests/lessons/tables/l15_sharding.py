@@ -66,7 +66,7 @@ SHARDED_STEP = Table("sharded_step", step, every=4, marker="mutants", nproc=4, w
     "        dist.all_reduce(gradients)\n        return gradients[mine]\n    gradients, values")):
         "right, but all_reduce was called: reduce-scatter",
     changed(("    momentum.mul_", "    scattered(gradients)\n    momentum.mul_")):
-        "a rank gave 56 numbers to reduce_scatter_tensor in a step, where 28 do",
+        "a rank gave 56 numbers to reduce_scatter_tensor in a step, where 28 are enough",
     changed(("got := torch.empty(size), given", "got := torch.empty(size), given, dist.ReduceOp.MIN"), (" / n)",
     ")")):
         "the smallest gradients of all ranks",

@@ -22,20 +22,20 @@ WHY_NONE = {  # why torch._C has none → the names
     "jiterator compiles CUDA C++, which only a GPU runs": (
         "_cuda_jiterator_compile_and_launch_kernel _cuda_jiterator_compile_and_launch_kernel_multi_outputs"
     ),
-    "a CUDA allocator of one's own calls the driver, and there is none": (
+    "a custom CUDA allocator calls the NVIDIA driver, and there is none": (
         "_cuda_customAllocator _cuda_changeCurrentAllocator"
     ),
-    "a stream of another library is the driver's, and there is none": "_cuda_getStreamFromExternal",
-    "memory by its address is a GPU's, and there is none": (
+    "a stream of another library belongs to the NVIDIA driver, and there is none": "_cuda_getStreamFromExternal",
+    "an address in memory belongs to a GPU, and there is none": (
         "_cuda_cudaCachingAllocator_raw_alloc _cuda_cudaCachingAllocator_raw_delete _cuda_cudaHostAllocator "
         "_cuda_getAllocator _cuda_allocationTraceback"
     ),
-    "a handle of cuSOLVER is the driver's, and there is none": "_cuda_getCurrentSolverHandle",
+    "a cuSOLVER handle belongs to the NVIDIA driver, and there is none": "_cuda_getCurrentSolverHandle",
     "the backend cudagraphs looks into the driver's memory; torch.cuda.graph works": (
         "_cuda_checkPoolLiveAllocations _cuda_getCheckpointState _cuda_setCheckpointPoolState "
         "_cuda_beginAllocateCurrentStreamToPool _construct_CUDA_Tensor_From_Storage_And_Metadata"
     ),
-    "TunableOp tries kernels of cuBLAS, and there is none": (
+    "TunableOp tries kernels of cuBLAS, and there is no cuBLAS": (
         "_cuda_tunableop_enable _cuda_tunableop_tuning_enable _cuda_tunableop_set_max_tuning_duration "
         "_cuda_tunableop_set_max_tuning_iterations _cuda_tunableop_set_filename _cuda_tunableop_read_file "
         "_cuda_tunableop_get_results _cuda_tunableop_get_validators _cuda_tunableop_set_rotating_buffer_size "
@@ -50,7 +50,7 @@ WHY_NONE = {  # why torch._C has none → the names
 OF_DRIVER = {name: why for why, names in WHY_NONE.items() for name in names.split()}
 RECORDER = "simulated GPUs have no NCCL whose operations the flight recorder would hold; %ddp collectives shows them"
 OF_C10D = ("_dump_nccl_trace", "_dump_nccl_trace_json", "_reset_fr_recording_nccl")  # of torch._C._distributed_c10d
-POOLS = "a pool of its own of the allocator is not simulated; all tensors come from the one that torch begins with"
+POOLS = "separate pools of the allocator are not simulated; all tensors come from the default pool"
 INDUCTOR = (
     "torch.compile's default backend, inductor, writes Triton kernels, which only a GPU runs. On simulated GPUs use "
     "torch.compile(..., backend='aot_eager'): it traces the same graphs, and finds the same graph breaks"
