@@ -181,7 +181,7 @@ class Session:
         self._keep_past()
         self.model.change(panel_state.ended, None, isinstance(error, RunFailed))
         if run.number != self._known:
-            self._say(str(error) if error is not None else f"{poll.named(run)} ended on all ranks")
+            self._say(f"{poll.named(run)}: {error}" if error is not None else f"{poll.named(run)} ended on all ranks")
         if (after := self._after) is not None:
             self._after = None
             in_main(after)
