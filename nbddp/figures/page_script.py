@@ -9,6 +9,12 @@ from pathlib import Path
 
 DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="  # loads at once, when its place is on the page
 CONTROLS = Path(__file__).with_name("controls.js")  # names and roles of ipywidgets' controls
+# The arrow that ipywidgets draws on a list is black in each theme
+LIST_ARROW = (
+    "[data-jp-theme-light=false] :is(.nbddp-panel, .nbddp-explorer) select {background-image: "
+    "url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
+    "%3Cpath d='M4.5 7 9 11.5 13.5 7' fill='none' stroke='%23000000' stroke-width='1.8'/%3E%3C/svg%3E\")} "
+)
 
 
 @cache
