@@ -146,6 +146,8 @@ class Session:
                 self._paces.new, self._curved = False, time.monotonic()
                 drawn = curve(dict(self._paces.steps))
                 self.model.change(panel_state.timed, self._paces.run, drawn, " ".join(notes_on_times(pool)))
+                if run is None:
+                    self._keep_past()  # its last steps have come after its end
             if last is not None and (run is not None or over):
                 views = sender.transcripts_of(last).views  # not twice a second, but at once
                 views["panel"] = functools.partial(self._talked, last)
