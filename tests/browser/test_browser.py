@@ -253,8 +253,9 @@ def test_sliders_and_lists_move_by_keys_and_change_picture_and_words(notebook: N
     layout = explore.layout()
     chosen = dict(layout.begins)
     notebook.shows(0, layout.show(**chosen))
+    more = chosen["nodes"] + 1
     for place, (name, key, value) in enumerate(
-        [("nodes", "ArrowRight", chosen["nodes"] + 1), ("gpus", "End", layout.controls[1].high), ("per_process", "ArrowRight", 2)]
+        [("nodes", "ArrowRight", more), ("gpus", "End", layout.controls[1].high), ("per_process", "ArrowRight", 2)]
     ):
         notebook.reach(notebook.cells.nth(0).get_by_role("slider").nth(place))
         notebook.page.keyboard.press(key)

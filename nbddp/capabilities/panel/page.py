@@ -289,8 +289,8 @@ def newest(state: State) -> str:
     """The newest step in words."""
     if not state.curve.drawn:
         none = "no DDP steps so far in this cell" if state.program else "the last cell had no DDP steps"
-        words = f"{none}; those of earlier cells are below" if state.past else "no DDP steps yet; a training cell records them"
-        return f"<small>{words}</small>"
+        found = f"{none}; those of earlier cells are below"
+        return f"<small>{found if state.past else 'no DDP steps yet; a training cell records them'}</small>"
     return f"<div>{panel_curves.words(state.curve.points[-1])}</div>"
 
 
