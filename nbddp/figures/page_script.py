@@ -9,12 +9,6 @@ from pathlib import Path
 
 DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="  # loads at once, when its place is on the page
 CONTROLS = Path(__file__).with_name("controls.js")  # names and roles of ipywidgets' controls
-# The arrow that ipywidgets draws on a list is black in each theme
-LIST_ARROW = (
-    "[data-jp-theme-light=false] :is(.nbddp-panel, .nbddp-explorer) select {background-image: "
-    "url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
-    "%3Cpath d='M4.5 7 9 11.5 13.5 7' fill='none' stroke='%23000000' stroke-width='1.8'/%3E%3C/svg%3E\")} "
-)
 
 
 @cache
@@ -23,6 +17,15 @@ def on_page(within: str, *files: Path) -> str:
     calls = "".join(f"({_function(file)})(root);" for file in files)
     call = f"const root = this.closest('{within}'); if (root) {{ {calls} }}"
     return f'<img hidden alt="" src="{DOT}" onload="{escape(call)}">'
+
+
+def list_arrow(within: str) -> str:
+    """Rules for lists in what `within` selects: the arrow that ipywidgets draws on them is black in each theme."""
+    return (
+        f"[data-jp-theme-light=false] {within} select {{background-image: "
+        "url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
+        "%3Cpath d='M4.5 7 9 11.5 13.5 7' fill='none' stroke='%23e0e0e0' stroke-width='1.8'/%3E%3C/svg%3E\")} "
+    )
 
 
 def _function(file: Path) -> str:

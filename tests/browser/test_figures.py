@@ -38,6 +38,7 @@ from nbddp.capabilities.topology.figure import LOOKS, draw_topology
 from nbddp.figures.axes import Inside
 from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.html import PICTURE, POINTED, STYLE, picture
+from nbddp.figures.page_script import list_arrow
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, FRAME, INK, MOVES, MUTED, OPTIMIZER, PAPER, TINTS, WAITS
 from tests.browser.test_browser import PATIENCE, SETTINGS, jupyterlab, places, set_to, sync_api, until
 from tests.colours import contrast, in_the_dark
@@ -452,6 +453,19 @@ def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
         assert all(
             box is None or not box["width"] for box in (spots.nth(i).bounding_box() for i in range(spots.count()))
         )
+    page.close()
+
+
+def test_a_list_has_a_light_arrow_in_a_dark_theme_alone(browser: Any) -> None:
+    page = browser.new_page()
+    found = []
+    for light in ("true", "false"):
+        style = f"<style>.widget-dropdown > select {{background-image: url(black.svg)}} {list_arrow('.own')}</style>"
+        select = '<div class="own"><div class="widget-dropdown"><select></select></div></div>'
+        page.set_content(f'{style}<body data-jp-theme-light="{light}">{select}')
+        found.append(page.locator("select").evaluate("e => getComputedStyle(e).backgroundImage"))
+    assert "black.svg" in found[0]
+    assert "e0e0e0" in found[1]
     page.close()
 
 

@@ -26,7 +26,7 @@ from nbddp.capabilities.panel.session import Session
 from nbddp.capabilities.panel.state import PAGES, State, start_label, why_off
 from nbddp.figures import terminal_colours
 from nbddp.figures.document.page import inline_rules
-from nbddp.figures.page_script import CONTROLS, LIST_ARROW, on_page
+from nbddp.figures.page_script import CONTROLS, list_arrow, on_page
 from nbddp.launch import options
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
 )
 _keys = itertools.count()
 OWN_RULES = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
-STYLE = f"<style>{inline_rules()}{terminal_colours.rules()}{OWN_RULES}{LIST_ARROW}</style>"
+STYLE = f"<style>{inline_rules()}{terminal_colours.rules()}{OWN_RULES}{list_arrow('.nbddp-panel')}</style>"
 
 
 class View:
