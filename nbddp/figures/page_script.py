@@ -19,6 +19,15 @@ def on_page(within: str, *files: Path) -> str:
     return f'<img hidden alt="" src="{DOT}" onload="{escape(call)}">'
 
 
+def list_arrow(within: str) -> str:
+    """Rules for lists in what `within` selects: the arrow that ipywidgets draws on them is black in each theme."""
+    return (
+        f"[data-jp-theme-light=false] {within} select {{background-image: "
+        "url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'%3E"
+        "%3Cpath d='M4.5 7 9 11.5 13.5 7' fill='none' stroke='%23e0e0e0' stroke-width='1.8'/%3E%3C/svg%3E\")} "
+    )
+
+
 def _function(file: Path) -> str:
     """The function, without the comments before it."""
     lines = file.read_text(encoding="utf-8").splitlines()

@@ -99,13 +99,18 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     @contextmanager
     def _stoppable(self, command: str) -> Iterator[None]:
-        """Stop ends a command with one line, which says what the pool is like."""
-        before = self.pool.snapshot()
+        """Stop ends a command with one line, which says what the pool is like. A stop before it, which it tells of, is
+        told as it was."""
+        before, last = self.pool.snapshot(), self.pool.last_run
         try:
             with stop.heard_at_checks():
                 yield
             return
-        except (RunStopped, KeyboardInterrupt):
+        except RunStopped as e:
+            known = last.error() if last is not None else None
+            if isinstance(known, RunStopped) and known.report == e.report:
+                raise
+        except KeyboardInterrupt:
             pass
         became = changed(before, self.pool.snapshot())
         raise CommandStopped(f"%ddp {command} was stopped by the user; {became}") from None

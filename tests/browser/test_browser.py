@@ -251,10 +251,11 @@ def notebook(address: str) -> Iterator[Notebook]:
 @pytest.mark.looks
 def test_sliders_and_lists_move_by_keys_and_change_picture_and_words(notebook: Notebook) -> None:
     layout = explore.layout()
-    chosen = dict(layout.settings[0])
+    chosen = dict(layout.begins)
     notebook.shows(0, layout.show(**chosen))
+    more = chosen["nodes"] + 1
     for place, (name, key, value) in enumerate(
-        [("nodes", "ArrowRight", 2), ("gpus", "End", layout.controls[1].high), ("per_process", "ArrowRight", 2)]
+        [("nodes", "ArrowRight", more), ("gpus", "End", layout.controls[1].high), ("per_process", "ArrowRight", 2)]
     ):
         notebook.reach(notebook.cells.nth(0).get_by_role("slider").nth(place))
         notebook.page.keyboard.press(key)
@@ -271,7 +272,7 @@ def test_sliders_and_lists_move_by_keys_and_change_picture_and_words(notebook: N
 @pytest.mark.looks
 def test_buttons_take_the_next_step_and_the_one_before(notebook: Notebook) -> None:
     ring = explore.ring()
-    start = ring.settings[0]
+    start = ring.begins
     notebook.shows(1, ring.show(**start))
     for name, key, further in [("next", "Enter", 1), ("next", "Space", 2), ("back", "Space", 1)]:
         button = notebook.cells.nth(1).get_by_role("button", name=name, exact=True)
@@ -284,7 +285,7 @@ def test_buttons_take_the_next_step_and_the_one_before(notebook: Notebook) -> No
 @pytest.mark.looks
 def test_play_takes_one_step_after_another_to_the_last(notebook: Notebook) -> None:
     ring, cell = explore.ring(), notebook.cells.nth(1)
-    start, last = ring.settings[0], max(c.high for c in ring.controls if isinstance(c, Steps))
+    start, last = ring.begins, max(c.high for c in ring.controls if isinstance(c, Steps))
     first = cell.locator(".widget-html pre").inner_text()
     play = cell.locator(".widget-play button").first
     play.focus()

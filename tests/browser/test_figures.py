@@ -38,6 +38,7 @@ from nbddp.capabilities.topology.figure import LOOKS, draw_topology
 from nbddp.figures.axes import Inside
 from nbddp.figures.figure import DescribedFigure
 from nbddp.figures.html import PICTURE, POINTED, STYLE, picture
+from nbddp.figures.page_script import list_arrow
 from nbddp.figures.palette import BACKWARD, FILLS, FORWARD, FRAME, INK, MOVES, MUTED, OPTIMIZER, PAPER, TINTS, WAITS
 from tests.browser.test_browser import PATIENCE, SETTINGS, jupyterlab, places, set_to, sync_api, until
 from tests.colours import contrast, in_the_dark
@@ -286,6 +287,14 @@ PICTURES = """all => all.map(image => {
 })"""
 
 
+# Of each drawing: it does not leave its output, and its parts are on the page
+DRAWINGS = """all => all.map(figure => {
+  const output = figure.closest('.jp-OutputArea-output');
+  return {wide: output.scrollWidth > output.clientWidth + 1, live: figure.querySelector('svg [data-i]') !== null,
+          scheme: getComputedStyle(figure).colorScheme};
+})"""
+
+
 @pytest.mark.looks
 @pytest.mark.timeout(1800)
 def test_figures_of_all_lessons_fit_three_widths_and_follow_the_theme(browser: Any, tmp_path: Path) -> None:
@@ -295,16 +304,18 @@ def test_figures_of_all_lessons_fit_three_widths_and_follow_the_theme(browser: A
     books = sorted(folder.glob("*.ipynb"))
     trust = [sys.executable, "-m", "jupyter", "trust", *map(str, books)]
     subprocess.run(trust, env=os.environ | places(tmp_path), check=True, capture_output=True)
-    count = 0
+    count = drawn = 0
     with jupyterlab(tmp_path, folder, SETTINGS, more=BESIDE) as server:
         for book in books:
             page = browser.new_page(viewport={"width": WIDTHS[0], "height": 12_000})
             page.set_default_timeout(1000 * PATIENCE)
             page.goto(f"{server['url']}doc/tree/{book.name}?token={server['token']}")
             images = page.locator(f"img.{PICTURE}")
-            sync_api.expect(images).to_have_count(images_of(book), timeout=1000 * PATIENCE)
+            sync_api.expect(images).to_have_count(count_of(book, f'<img class="{PICTURE}"'), timeout=1000 * PATIENCE)
+            drawings = page.locator(".nbddp-figure")
+            sync_api.expect(drawings).to_have_count(count_of(book, 'class="nbddp-figure"'), timeout=1000 * PATIENCE)
             page.locator("body[data-jp-theme-name]").wait_for(state="attached")
-            count += images.count()
+            count, drawn = count + images.count(), drawn + drawings.count()
             for width, theme in product(WIDTHS, BEHIND):
                 page.set_viewport_size({"width": width, "height": 12_000})
                 page.evaluate(CHANGE, f"JupyterLab {theme}")
@@ -319,14 +330,17 @@ def test_figures_of_all_lessons_fit_three_widths_and_follow_the_theme(browser: A
                     until(lambda image=image, theme=theme: pixels(image).getpixel((2, 2)) == BEHIND[theme], str(where))
                     if keep:
                         image.screenshot(path=f"{keep}/{book.stem}-{i}-{width}-{theme}.png")
+                for i, found in enumerate(drawings.evaluate_all(DRAWINGS)):
+                    assert found == {"wide": False, "live": True, "scheme": theme.lower()}, (book.name, i, width, found)
             page.close()
-    assert count >= 30
+    assert count >= 15
+    assert drawn >= 10
 
 
-def images_of(book: Path) -> int:
-    """How many pictures of ours its outputs have."""
+def count_of(book: Path, mark: str) -> int:
+    """How often its outputs have this HTML."""
     outputs = [o for cell in nbformat.read(book, 4).cells for o in cell.get("outputs", ()) if "data" in o]
-    return sum(o.data.get("text/html", "").count("<img class=") for o in outputs)
+    return sum(o.data.get("text/html", "").count(mark) for o in outputs)
 
 
 BOOKS = pytest.mark.parametrize(
@@ -439,6 +453,19 @@ def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
         assert all(
             box is None or not box["width"] for box in (spots.nth(i).bounding_box() for i in range(spots.count()))
         )
+    page.close()
+
+
+def test_a_list_has_a_light_arrow_in_a_dark_theme_alone(browser: Any) -> None:
+    page = browser.new_page()
+    found = []
+    for light in ("true", "false"):
+        style = f"<style>.widget-dropdown > select {{background-image: url(black.svg)}} {list_arrow('.own')}</style>"
+        select = '<div class="own"><div class="widget-dropdown"><select></select></div></div>'
+        page.set_content(f'{style}<body data-jp-theme-light="{light}">{select}')
+        found.append(page.locator("select").evaluate("e => getComputedStyle(e).backgroundImage"))
+    assert "black.svg" in found[0]
+    assert "e0e0e0" in found[1]
     page.close()
 
 

@@ -421,6 +421,8 @@ def test_a_running_cell_has_the_view_that_stays_and_a_page_that_is_loaded_again_
     shown = page.locator(ROOT)
     shown.wait_for()
     height = page.evaluate("document.querySelector('.nbddp-tabs').offsetHeight")
+    below = "e => e.parentElement.getBoundingClientRect().bottom - e.getBoundingClientRect().bottom"
+    assert page.locator(".nbddp-foot").first.evaluate(below) <= 2, "nothing is empty below the last line"
     assert not page.locator(".nbddp-gone").is_visible()
     page.get_by_role("tab", name="rank 2").click()
     mark = page.evaluate("document.querySelector('.nbddp-tabs').marked = Date.now()")

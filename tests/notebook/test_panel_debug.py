@@ -71,13 +71,17 @@ def test_a_transcript_has_lines_and_answers_of_each_rank() -> None:
     assert told == [(1, "rank 1 continued before it read 'c'")]
     found.heard(1, said("line\n" * 2000))
     assert len(found.talks[1].lines) == MOST
-    state = panel_state.talked(State(), [talk for _, talk in sorted(found.talks.items())])
+    state = panel_state.talked(State(program="Cell In[3]"), [talk for _, talk in sorted(found.talks.items())])
     shown = "".join(block.head + block.text for block in page.talks(state))
     Balanced(shown)
     assert not page.no_talk(state)
     assert "● running" in shown
     assert "⏸ stopped, cell line 4, in f" in shown
     assert "ddp&gt; c" in shown
+    after = "".join(block.head for block in page.talks(panel_state.seen(state, (), "", 0)))
+    assert "running" not in after
+    assert "stopped" not in after
+    assert after.count("the cell has ended") == 2
 
 
 # -- in a kernel -----------------------------------------------------------------------------------

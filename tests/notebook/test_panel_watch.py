@@ -207,6 +207,14 @@ def test_a_cell_that_is_waiting_is_run_after_the_one_that_hears_buttons(panel: K
     assert panel.run("1 + 1").ok
 
 
+def test_a_run_that_has_ended_is_kept_with_all_its_steps(panel: Kernel) -> None:
+    """A short one ends before a look has seen any; a long one's last steps come after its end."""
+    done = panel.run(TRAIN.replace("while True:", "for _ in range(25):") + "dist.destroy_process_group()")
+    assert done.ok, done.error
+    name = f"Cell In[{done.reply['execution_count']}]"
+    until(panel, "[[run.name, run.steps] for run in panel.state.past][-1:]", lambda found: found == [[name, 25]])
+
+
 def test_free_has_a_blocked_collective_raise_and_the_cell_go_on(panel: Kernel) -> None:
     number = panel.send(HANG)
     updates(panel, lambda text: "waiting" in text and "in all_reduce #1 for rank 1" in text)

@@ -143,6 +143,10 @@ def test_stop_that_goes_to_all_processes_under_the_kernel_is_stop(stopped: Kerne
     assert shown.ok, shown.error
     shown = stop_after(stopped, code, seconds, press_on_all)
     assert shown.evalue == words, shown.error
+    if words == STOPPED:
+        again = stopped.run("%ddp attach")
+        assert again.evalue == STOPPED, "the cell was stopped, and not this command"
+        assert "%ddp attach" not in again.error
     after = stopped.run("%%ddp\nprint(kept)")
     assert after.text() == "ranks 0–1 │ 41\n", after.error
 

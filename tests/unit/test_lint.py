@@ -300,6 +300,18 @@ def test_a_barrier_meets_none_of_another_cell() -> None:
         assert not lint(sources.of_cells([one_cell]), chosen()).findings
 
 
+def test_what_a_rank_raises_in_a_cell_keeps_it_from_no_later_cell() -> None:
+    """The next cell runs on all ranks. Within a cell, and in a script, the rank is gone."""
+    lines = [
+        f"{HEAD}net = torch.nn.Linear(2, 2)\nmodel, opt = DDP(net), torch.optim.SGD(net.parameters())",
+        "if dist.get_rank() == 2:\n    raise KeyError(1)",
+        "model(torch.ones(1, 2)).sum().backward()\nopt.step()\nopt.zero_grad()",
+    ]
+    cells = [Cell(f"In[{i}]", f"%%ddp\n{body}") for i, body in enumerate(lines, 1)]
+    assert not lint(sources.of_cells(cells), chosen()).findings
+    assert found("\n".join(["%%ddp", *lines]), cells=True)
+
+
 def test_a_script_that_a_cell_writes_is_a_program_of_its_own() -> None:
     result = lint(sources.of_cells([Cell("cell 4", f"%%writefile train.py\n{SAVE}")], "a.ipynb"), chosen())
     assert [(one.place.file, one.place.cell, one.place.line) for one in result.findings] == [

@@ -11,6 +11,7 @@ import pytest
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.capabilities.panel import curves, document, page
 from nbddp.capabilities.panel import state as panel_state
+from nbddp.capabilities.panel.meters import PastRun
 from nbddp.capabilities.panel.output import ALL, LEAST, MOST, Output, Showing, chosen, outputs
 from nbddp.capabilities.panel.rows import Pace
 from nbddp.capabilities.panel.state import State, Timeline
@@ -133,6 +134,14 @@ def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
     assert "<small>of a slow machine</small>" in page.legend(panel_state.timed(State(), 1, found, "of a slow machine"))
     for nothing in (page.curves(State()), page.legend(State())):
         assert nothing == ""
+
+
+def test_without_a_step_what_is_said_is_of_the_cell_and_of_those_before() -> None:
+    assert "no DDP steps yet" in page.newest(State())
+    before = panel_state.ended(State(), PastRun(1, "Cell In[1]", 40, 0.02, 0.01, 1.0), False)
+    assert "the last cell had no DDP steps; those of earlier cells are below" in page.newest(before)
+    running = panel_state.seen(before, (), "Cell In[2]", 1.0)
+    assert "no DDP steps so far in this cell; those of earlier" in page.newest(running)
 
 
 def test_another_run_has_no_step_selected() -> None:

@@ -345,10 +345,12 @@ class Meaning(Flow):
         return self._tests[case]
 
     def _left_before(self, child: ast.AST) -> Iterator[Condition]:
-        """`if …: return` above a statement: its condition is false here."""
+        """`if …: return` above a statement: its condition is false here. What ends a cell ends no later one."""
         for one in self.block_of(child) if isinstance(child, ast.stmt) else ():
             if one is child:
                 break
+            if self.cell_of(one) != self.cell_of(child):
+                continue
             if isinstance(one, ast.If) and leaves(one.body):
                 yield one.test, False
             elif isinstance(one, ast.If) and one.orelse and leaves(one.orelse):

@@ -288,7 +288,9 @@ def _line(stream: str, text: str, search: str) -> str:
 def newest(state: State) -> str:
     """The newest step in words."""
     if not state.curve.drawn:
-        return "<small>no steps of DDP yet; a training cell records them</small>"
+        none = "no DDP steps so far in this cell" if state.program else "the last cell had no DDP steps"
+        found = f"{none}; those of earlier cells are below"
+        return f"<small>{found if state.past else 'no DDP steps yet; a training cell records them'}</small>"
     return f"<div>{panel_curves.words(state.curve.points[-1])}</div>"
 
 
@@ -373,7 +375,7 @@ def no_talk(state: State) -> str:
 
 def talks(state: State) -> list[RankBlock]:
     """What ranks say that stand in their debuggers, side by side."""
-    return [*map(_talk, state.talks)]
+    return [_talk(talk, bool(state.program)) for talk in state.talks]
 
 
 def _source(talk: Talk) -> str:
@@ -392,8 +394,10 @@ def _source(talk: Talk) -> str:
     return f'<ol class="source" aria-label="source of rank {talk.rank}">{lines}</ol>{table}'
 
 
-def _talk(talk: Talk) -> RankBlock:
+def _talk(talk: Talk, runs: bool) -> RankBlock:
+    """runs: whether the cell does, too."""
     state = "… working" if talk.asked else "⏸ stopped" if talk.stopped else "● running"
-    at = f" <small>{state}{', ' * bool(talk.where)}{escape(talk.where)}</small>"
+    state = state if runs else "the cell has ended"
+    at = f" <small>{state}{', ' * bool(talk.where and runs)}{escape(talk.where if runs else '')}</small>"
     block = _block(talk.rank, at, escape("\n".join(talk.lines[-SHOWN:])))
     return replace(block, head=block.head + _source(talk))

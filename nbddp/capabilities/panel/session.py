@@ -146,6 +146,8 @@ class Session:
                 self._paces.new, self._curved = False, time.monotonic()
                 drawn = curve(dict(self._paces.steps))
                 self.model.change(panel_state.timed, self._paces.run, drawn, " ".join(notes_on_times(pool)))
+                if run is None:
+                    self._keep_past()  # its last steps have come after its end
             if last is not None and (run is not None or over):
                 views = sender.transcripts_of(last).views  # not twice a second, but at once
                 views["panel"] = functools.partial(self._talked, last)
@@ -181,7 +183,7 @@ class Session:
         self._keep_past()
         self.model.change(panel_state.ended, None, isinstance(error, RunFailed))
         if run.number != self._known:
-            self._say(str(error) if error is not None else f"{poll.named(run)} ended on all ranks")
+            self._say(f"{poll.named(run)}: {error}" if error is not None else f"{poll.named(run)} ended on all ranks")
         if (after := self._after) is not None:
             self._after = None
             in_main(after)

@@ -26,7 +26,7 @@ from nbddp.capabilities.panel.session import Session
 from nbddp.capabilities.panel.state import PAGES, State, start_label, why_off
 from nbddp.figures import terminal_colours
 from nbddp.figures.document.page import inline_rules
-from nbddp.figures.page_script import CONTROLS, on_page
+from nbddp.figures.page_script import CONTROLS, list_arrow, on_page
 from nbddp.launch import options
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
 )
 _keys = itertools.count()
 OWN_RULES = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")
-STYLE = f"<style>{inline_rules()}{terminal_colours.rules()}{OWN_RULES}</style>"
+STYLE = f"<style>{inline_rules()}{terminal_colours.rules()}{OWN_RULES}{list_arrow('.nbddp-panel')}</style>"
 
 
 class View:
@@ -229,9 +229,9 @@ class View:
         self.slider.observe(self._slid, "value")
         plot = w.Box([self._html(page.curves), self.slider], layout=w.Layout(overflow="visible"))
         plot.add_class("nbddp-plot")
-        drawn = w.VBox([self._html(page.newest), plot, self._html(page.legend)], layout=w.Layout(min_height="250px"))
+        self._room = w.VBox([self._html(page.newest), plot, self._html(page.legend)])
         more = [self._html(page.meters), self._html(page.past, overflow="auto")]
-        return w.VBox([drawn, *more, row, self._html(page.timeline, overflow="auto")])
+        return w.VBox([self._room, *more, row, self._html(page.timeline, overflow="auto")])
 
     def _slid(self, change: Any) -> None:
         if self._drawing != threading.get_ident():
@@ -240,6 +240,8 @@ class View:
     def _offer_steps(self, state: State) -> None:
         """The slider reaches from the first to the last step that is drawn, and stands at the selected one."""
         slider = self.slider
+        may_come = bool(state.program) or state.curve.drawn  # what is below does not move when the first step comes
+        self._room.layout.min_height = "250px" if may_come else None
         if not state.curve.drawn:
             slider.layout.display = "none"
             return

@@ -16,7 +16,7 @@ from nbddp.errors import BadInput
 from nbddp.figures import widget_support
 from nbddp.figures.figure import DescribedFigure, stills, width_of
 from nbddp.figures.html import FOLDED, folded, picture, words_of
-from nbddp.figures.page_script import CONTROLS, on_page
+from nbddp.figures.page_script import CONTROLS, list_arrow, on_page
 from nbddp.protocol.messages import Metadata, MimeBundle
 
 SLIDER_KEYS = "← and → move a slider"
@@ -157,7 +157,7 @@ class Explorer:
         label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
         made = {c.name: _control(w, c, self.begins[c.name], label) for c in self.controls}
         rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
-        style = f"<style>{HEADER}{CONTROLS_STYLE}</style>"
+        style = f"<style>{HEADER}{CONTROLS_STYLE}{list_arrow(f'.{CLASS}')}</style>"
         drawn, refusal, words = w.HTML(), w.HTML(), w.HTML()
         keys = w.HTML(style + KEYS.format(self.keys()) + on_page(f".{CLASS}", CONTROLS))
         text = w.Accordion(children=[words], selected_index=None)  # closed
