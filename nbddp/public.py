@@ -40,8 +40,8 @@ class Pool(PublicMethods):
     or with the first run. It stops with `stop()`, or when no variable refers to it any more.
 
     The arguments are the options of `%ddp start`; all are optional. Messages write them as a line does: `--nproc` is
-    `nproc`. Methods that show something, such as `timings` and `status`, return a `Result`: a figure in a notebook,
-    text with `str()`, and data with `to_dict()` and `to_frame()`.
+    `nproc`. Methods that show something, such as `timings` and `status`, return a `Result`. That is a figure in a
+    notebook, text with `str()`, and data with `to_dict()` and `to_frame()`.
 
     - nproc (int or str): workers per node, a number, `gpu` (one per GPU), `cpu` (one per core) or `auto`. Default: one
       per GPU, or 2 without GPUs.

@@ -32,7 +32,7 @@ WHY = 300  # characters of what ends a run, in a line of progress
 TELL = 1.0  # seconds between two lines about ranks that are cleaning up
 UNNOTICED = "not received the interrupt yet"
 RESTARTED = "you restarted it"
-PRESSED, LATE = "Stop was pressed again", "it was still running {:g} s after the interrupt (--shutdown-timeout)"
+PRESSED, LATE = "Stop was pressed again", "it was still running {} after the interrupt ({})"
 
 
 class RankControl(RankQuestions, Protocol):
@@ -55,6 +55,8 @@ class RunControl(Protocol):
     number: int
     request: Request
 
+    @property
+    def deadline(self) -> float | None: ...
     @property
     def display(self) -> RunOutput: ...
 
@@ -189,7 +191,7 @@ class Escalation:
             if self.pressed_again or len(self._run.stops) > 1:
                 self.why[rank] = PRESSED
             elif rank not in stuck:
-                self.why[rank] = LATE.format(self._run.request.shutdown_timeout)
+                self.why[rank] = LATE.format(*self._bound_words)
         self._say_why(f"ending {rank_words(action.ranks)}")
         self.interrupted_at = self.interrupted_at or time.monotonic()  # what ends from here on, we have ended
         self._end(action.ranks)
@@ -273,9 +275,26 @@ class Escalation:
     @property
     def cleanup(self) -> float | None:
         """Seconds from the interrupt on that ranks have to clean up; None: any time, or what one-shot processes have.
-        An exception of the front end's is the wish of nobody who could press Stop again."""
-        wished = self._spares and not self.foreign
-        return None if wished or not self._is_gentle else self._run.request.shutdown_timeout
+        After Stop they have any time; with `--timeout`, as much as if that had ended the run."""
+        request, deadline = self._run.request, self._run.deadline
+        if not self._is_gentle:
+            return None
+        if not self._is_wished:
+            return request.shutdown_timeout
+        if deadline is None or self.interrupted_at is None:
+            return None
+        return max(0.0, deadline - self.interrupted_at) + request.shutdown_timeout
+
+    @property
+    def _is_wished(self) -> bool:
+        """An exception of the front end's is the wish of nobody who could press Stop again."""
+        return self._spares and not self.foreign
+
+    @property
+    def _bound_words(self) -> tuple[str, str]:
+        """`cleanup` and the options that it comes of."""
+        options = "--timeout and --shutdown-timeout" if self._is_wished else "--shutdown-timeout"
+        return f"{round(self.cleanup or 0.0, 1):g} s", options
 
     def tell_if_due(self) -> float | None:
         """Say every second which ranks are still at work, where, and what ends them; seconds to the next time. Those
@@ -308,9 +327,7 @@ class Escalation:
         again = " again" if self.ended_by == supervise.STOPPED else ""
         ends = f"press Stop{again} to kill the process; its variables are lost"
         return (
-            ends
-            if self.cleanup is None
-            else f"{ends}. This happens after {self.cleanup:g} s anyway (--shutdown-timeout)"
+            ends if self.cleanup is None else "{}. This happens after {} anyway ({})".format(ends, *self._bound_words)
         )
 
     # -- asked for by a user ---------------------------------------------------------------------

@@ -281,6 +281,11 @@ class Execution:
             self.workers.kill(self.running())
         return error
 
+    @property
+    def deadline(self) -> float | None:
+        """When `--timeout` ends the run, by time.monotonic(); None without it."""
+        return None if self.request.timeout is None else (self._timed_from or self.began) + self.request.timeout
+
     def _state(self) -> supervise.RunState:
         bad = [e.at + supervise.STOP_COMES * e.own_interrupt for e in self.ended.values() if not e.well]
         state = supervise.RunState(
@@ -289,7 +294,7 @@ class Execution:
             failed_at=min(bad, default=None),
             stops=self.stops,
             hang_after=self.request.hang_after,
-            deadline=None if self.request.timeout is None else (self._timed_from or self.began) + self.request.timeout,
+            deadline=self.deadline,
             output_until=self._output_until,
         )
         watcher, ladder = self._watcher, self._ladder

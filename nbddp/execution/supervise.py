@@ -6,10 +6,10 @@ to report the same error; at once if all others are known to wait for ranks that
 stood for `hang_after`; the deadline of `--timeout`. Then, on the ranks that are still at work, a ladder: one interrupt;
 after RELEASE_AFTER free what is blocked in a collective; after PATIENCE, counted anew while a rank lets a message on
 its way through, replace the process of a stuck rank. Such a rank has not had the interrupt, and nothing else has ended
-its call. A rank that has had it is on its way out, and is not ended for that. After Stop it has any time, otherwise
-`cleanup` seconds. After Stop its collectives are spared too, unless it waits for a rank that cannot come. Stop pressed
-once more replaces at once. An interrupt that a rank got from elsewhere may be the beginning of Stop: it is a failure
-only STOP_COMES later.
+its call. A rank that has had it is on its way out, and is not ended for that. After Stop it has any time, or till
+`--timeout` and its clean-up would be over; otherwise `cleanup` seconds. After Stop its collectives are spared too,
+unless it waits for a rank that cannot come. Stop pressed once more replaces at once. An interrupt that a rank got from
+elsewhere may be the beginning of Stop: it is a failure only STOP_COMES later.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     @contextmanager
     def _stoppable(self, command: str) -> Iterator[None]:
-        """Stop ends a command with one line, which says what the pool is like. A stop before it, which it tells of, is
-        told as it was."""
+        """Stop ends a command with one line about the pool. A command that shows an earlier run keeps that run's own
+        report of a stop."""
         before, last = self.pool.snapshot(), self.pool.last_run
         try:
             with stop.heard_at_checks():

@@ -336,6 +336,22 @@ def test_after_a_failure_the_time_to_clean_up_has_a_bound(pools: dict[int, Worke
     pools[2].ensure(LaunchSpec())
 
 
+def test_after_stop_a_rank_has_no_longer_than_the_time_limit_and_its_clean_up(pools: dict[int, WorkerPool]) -> None:
+    screen = StopAgain(again=False)
+    with pytest.raises(RunStopped) as caught:
+        pools[2].run_cell(
+            f"{BEGIN}if rank == 0: blocks()\ndist.barrier()\n{IGNORES}",
+            timeout=2.5,
+            shutdown_timeout=1.2,
+            screen=screen,
+        )
+    assert [s.status for s in caught.value.states] == ["interrupted", "replaced"]
+    assert re.search(
+        r"still running \d\.?\d? s after the interrupt \(--timeout and --shutdown-timeout\)", caught.value.report
+    )
+    pools[2].ensure(LaunchSpec())
+
+
 def test_an_interrupt_that_python_has_ignored_in_a_destructor_is_sent_again(pools: dict[int, WorkerPool]) -> None:
     code = """import time
 class Slow:

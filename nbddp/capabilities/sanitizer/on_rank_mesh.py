@@ -1,7 +1,7 @@
 """A rank's record of DTensors: inputs that are declared to be the same on all ranks of a mesh, and shards.
 
-Tensor parallelism takes each rank's input for the same one: `Replicate` is a promise of the program, which torch does
-not look at unless it is asked to.
+Tensor parallelism takes each rank's input for the same one. `Replicate` is a promise of the program, which torch does
+not check by default.
 """
 
 from __future__ import annotations

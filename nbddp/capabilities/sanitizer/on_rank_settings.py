@@ -63,8 +63,8 @@ def statistics(dataset: Any) -> dict[str, list[float]]:
 
 
 def lists(dataset: Any) -> dict[str, tuple[int, int]]:
-    """Name of a list of texts with an entry for each sample, or of the indices that a Subset chooses → a digest of its
-    entries in any order, and one of their order."""
+    """Name of a list → a digest of its entries in any order, and one of their order. Lists are of texts, one for each
+    sample, or the indices that a Subset chooses."""
     found = {}
     for path, name, value in _attributes(dataset):
         if type(value) not in (list, tuple, range) or not 1 < len(value) <= LISTED:

@@ -302,7 +302,7 @@ def parts_by_step(
     it; queued: rank → its wait for a core in each step.
 
     The part in which the rank waits is not known. So the wait is first subtracted from each part's excess over a quick
-    step, and any remainder from all parts, in proportion to their quick times.
+    step. Any remainder is subtracted from all parts, in proportion to their quick times.
     """
     found: dict[str, dict[int, list[float]]] = {}
     for rank, some in pairs.items():
