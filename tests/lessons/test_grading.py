@@ -403,7 +403,7 @@ ATTACKS = {  # learner → what is in the file, what is said of place_of
         f"import os\nclass A:\n    os._exit(0)\n{RIGHT}",
         "when its cells were run: every rank called sys.exit()",
     ),
-    "forges": (FORGES + RIGHT, "what a rank sent is not an answer"),
+    "forges": (FORGES + RIGHT, "a rank sent no valid answer"),
     "sends pickles": (SENDS_PICKLES + RIGHT, "ok"),
     "forks twice": (FORKS_TWICE + WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
     "=1+1": (TELLS_WHERE, "ok"),

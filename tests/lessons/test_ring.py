@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from nbddp.lessons.l04_collectives.figure_collectives import draw_before_after
 
 from nbddp.lessons.l04_collectives.collectives import (
     ALL_REDUCE,
@@ -13,7 +12,7 @@ from nbddp.lessons.l04_collectives.collectives import (
     TensorPiece,
     collective,
 )
-from nbddp.lessons.l04_collectives.figure import COLOURS, draw_ring
+from nbddp.lessons.l04_collectives.figure import COLOURS, draw_before_after, draw_ring
 from nbddp.lessons.l04_collectives.simulation import ADDING, complete, simulate_ring
 from nbddp.pool.pool import WorkerPool
 from nbddp.teach import check, explore

@@ -30,7 +30,7 @@ from nbddp.capabilities.memory.history import (
 )
 from nbddp.capabilities.memory.timeline import Allocations, sentences
 from nbddp.capabilities.timings.on_rank import Recorder
-from nbddp.compat import torch as torch_compat
+from nbddp.compat.extra import torch as torch_extra
 from nbddp.output.screens import NullScreen
 from nbddp.pool.pool import WorkerPool
 from tests.kernels import Kernel
@@ -138,7 +138,7 @@ def test_an_allocator_without_a_history_is_the_reason_that_is_said(monkeypatch: 
     def refuses(entries: int) -> bool:
         raise RuntimeError("this torch keeps no history of GPU memory")
 
-    monkeypatch.setattr(torch_compat, "begin_memory_history", refuses)
+    monkeypatch.setattr(torch_extra, "begin_memory_history", refuses)
     own = on_rank_timeline.AllocationRecorder(WORKER)
     own.record(1, 1, Recorder(), {})
     own.stop()

@@ -208,14 +208,14 @@ def test_each_option_of_a_run_goes_from_its_line_to_the_request(name: str) -> No
             "argv": ("--lr",), "check": True, "timings": False, "memory": True, "program": ScriptProgram("t.py"),
             "logs": LogOptions("out"), "trace": "t.json", "show_timings": True,
             "sanitize": Sanitize(allow=("overlap",))}  # fmt: skip
-    asked = options.LaunchSpec(**{name: said[name]}).request("pass", 3)
+    asked = options.LaunchSpec(**{name: said[name]}).as_request("pass", 3)
     assert getattr(asked, name) == said[name] != getattr(Request(), name)
     assert (asked.code, asked.cell, asked.argv0) == ("pass", 3, "Cell In[3]")
 
 
 CLIENTS = {  # no worker has to know these
     "ranks", "show", "hang_after", "timeout", "shutdown_timeout", "max_restarts", "state", "logs",
-    "show_timings",
+    "show_timings", "meets",
 }  # fmt: skip
 APART = {"code", "buffers"}  # of a message
 OTHERS = {"op": "push", "fields": {"names": ["x"]}}

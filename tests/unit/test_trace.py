@@ -278,7 +278,7 @@ class Untraced:
     def __init__(self, answers: dict[int, list[bytes]]):
         self.workers, self._answers = answers, answers
 
-    def answers(self, op: str) -> dict[int, list[bytes]]:
+    def answers(self, op: str, *, meets: bool) -> dict[int, list[bytes]]:
         return self._answers
 
     def placed(self) -> Untraced:
