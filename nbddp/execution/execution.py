@@ -91,6 +91,7 @@ class Execution:
         self.workers, self.specs, self.number = workers, dict(specs), number
         self.parts = parts or PoolParts()
         self._screen, self._logs, self._most = screen, logs, most
+        self._making = threading.RLock()
         self.ended: dict[int, RankExit] = {}
         self.events: Events = after.later if after else Events()
         self.later: Events = Events()
@@ -123,11 +124,12 @@ class Execution:
     @property
     def display(self) -> RunOutput:
         """What the ranks print, and where it is seen."""
-        if self._display is None:
-            made = RunOutput(list(self.specs), self.request.show, self._logs, self._most, self.parts, self._screen)
-            made.ended = self.ended
-            self._display = self._display or made
-        return self._display
+        with self._making:  # a panel looks from another thread
+            if self._display is None:
+                made = RunOutput(list(self.specs), self.request.show, self._logs, self._most, self.parts, self._screen)
+                made.ended = self.ended
+                self._display = made
+            return self._display
 
     @property
     def outputs(self) -> RankOutputs:
@@ -218,6 +220,8 @@ class Execution:
         with self._stop_by_signal():
             try:
                 self._send()
+                if self._display is None:
+                    self._screen.shown_by(lambda live, below: None)  # not by what an earlier attempt has printed
                 self._screen.start()  # while the ranks already work
                 self.when_sent()
                 self._to_the_end()

@@ -168,9 +168,11 @@ class WorkerPool(PoolMethods):
         Raises BadInput, with nothing changed, if `spec` cannot be met.
         """
         self.ask_ahead()
+        here = None
         with suppress(FileNotFoundError):  # where the folder is gone
-            if self.life.met == (spec, os.getcwd()) and self.group.whole:  # nothing has happened since it was met
-                return lines(self.parts.notes) if self.parts.notes else []
+            here = os.getcwd()
+        if self.life.met == (spec, here) and self.group.whole:  # nothing has happened since it was met
+            return lines(self.parts.notes) if self.parts.notes else []
         old = self.topology
         notes = self.life.ensure(spec, progress)
         if old is not None and old is not self.topology and old.on_gpus != self.placed().on_gpus:

@@ -20,7 +20,11 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
+import psutil
+
+from nbddp.agent.process_id import ProcessId
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
 from nbddp.compat.thread import OwnThread
@@ -39,17 +43,30 @@ class StartedProcesses:
     loader, a pool), as ever; only what a script would wait for at its end is interrupted and ended."""
 
     def __init__(self) -> None:
-        self._before: set[int | None] = set()
+        self._before = WeakSet[BaseProcess]()
+        self._noted: list[ProcessId] | None = None
 
     def begin(self) -> None:
-        self._before = {p.pid for p in multiprocessing.active_children()}
+        self._before, self._noted = WeakSet(multiprocessing.active_children()), None
+
+    def note(self) -> None:
+        """The main thread has the interrupt: what it starts from here on is its clean-up, and has none."""
+        self._noted = self._identities()
 
     def interrupt(self) -> None:
         """The cell is interrupted; an executor of processes, say, is left only when what they do has ended."""
+        for identity in self._identities() if self._noted is None else self._noted:
+            if identity.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    _kill(identity.pid, signal.SIGINT)
+
+    def _identities(self) -> list[ProcessId]:
+        found = []
         for process in self._started():
             if process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    _kill(process.pid, signal.SIGINT)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.append(ProcessId.of(process.pid))
+        return found
 
     def end(self) -> None:
         """The cell did not end well."""
@@ -64,7 +81,7 @@ class StartedProcesses:
                 process.kill()
 
     def _started(self) -> list[BaseProcess]:
-        return [p for p in multiprocessing.active_children() if p.pid not in self._before and not p.daemon]
+        return [p for p in multiprocessing.active_children() if p not in self._before and not p.daemon]
 
 
 class Forked:

@@ -247,8 +247,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _programs_end(self) -> None:
         """Nothing of the program's runs any more in the main thread."""
-        self.imports.end()
-        self.interrupts.end()
+        try:
+            self.imports.end()
+        finally:  # an interrupt may have come amid that
+            self.interrupts.end()
+            self.imports.end()
 
     def pre_handler_hook(self) -> None:
         """ipykernel sets Python's handler of SIGINT here, where an interrupt would leave the event loop and end the
@@ -438,6 +441,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Publish that the program has had an interrupt; whatever the main thread was doing, another one sends it. In a
         signal's handler, where nothing may be raised but what the program is to have."""
         try:
+            self.children.note()
             sends, ident = self.streams[0].pub_thread, self.own_topic
             said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
             sends.schedule(lambda: said(sends.socket, messages.INTERRUPTED))

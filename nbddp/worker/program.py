@@ -193,10 +193,13 @@ def _asked_once(shell: Any, ask: Callable[..., bool]) -> Callable[..., bool]:
 # -- imports -------------------------------------------------------------------------------------------
 
 
+PROGRAMS = {"print", "input", "breakpoint"}  # the worker needs none of them; threads of a program go on with its own
+
+
 class OwnImports:
     """Modules that were there before any program, and Python's own functions, that which imports among them. A program
-    may take all away, and at the end of a run the worker needs them. A function that a program has put there is back in
-    its next run."""
+    may take all away, and between runs the worker needs them. A function that a program has put there is back in its
+    next run."""
 
     def __init__(self) -> None:
         self._there, self._modules = vars(builtins), dict[str, ModuleType]()
@@ -212,10 +215,11 @@ class OwnImports:
     def end(self) -> None:
         """At once when a program has ended: nothing else works before. A second call changes nothing."""
         there = self._there
-        changed = {name: there.get(name) for name, it in self._own.items() if there.get(name) is not it}
+        now = {name: there.get(name) for name, it in self._own.items() if there.get(name) is not it}
+        changed = {name: it for name, it in now.items() if name not in PROGRAMS or not callable(it)}
         if changed:
             self._programs = changed
-            there.update(self._own)
+            there.update({name: self._own[name] for name in changed})
         if __name__ not in sys.modules:  # not if it has removed some of its own
             sys.modules.update(self._modules | sys.modules)
 

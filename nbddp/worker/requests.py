@@ -208,7 +208,7 @@ def _interrupt(worker: QuestionsKernel, again: int | None = None) -> bool:
 
 def _interrupt_started(worker: QuestionsKernel, run: int) -> None:
     """SIGINT for what the program of run `run` has started."""
-    if worker.spec is not None and worker.spec.run == run:
+    if worker.spec is not None and worker.spec.run == run and worker.interrupts.is_on:
         worker.children.interrupt()
 
 

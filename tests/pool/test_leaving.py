@@ -25,6 +25,7 @@ from tests import warm
 from tests.kernels import Kernel
 from tests.pool.faults import FREED_STATUS, check_after, needs_recorder, numbered
 from tests.screens import Hearing
+from tests.waiting import until
 
 START = """
 import asyncio, ctypes, os, signal, sys, threading, time, torch, torch.distributed as dist
@@ -411,6 +412,32 @@ def test_workers_are_restarted_after_every_failure(two: WorkerPool, way: str) ->
     code = code.replace("dist.barrier()", "if dist.is_initialized(): dist.barrier()")
     assert list(two.run_cell(code, want_value=True, max_restarts=1, screen=screen)) == [0, 1]
     assert [text.split(" ")[:6] for text in screen.said] == [["attempt", "1", "of", "2:", "rank", "1"]]
+
+
+def test_what_an_attempt_printed_is_not_drawn_for_the_next_one(two: WorkerPool) -> None:
+    draws = []
+
+    class Drawn(NullScreen):
+        def shown_by(self, draw: Any) -> None:
+            draws.append(draw)
+
+    code = START + "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    for n in range(60): print(n)\n    1 / 0"
+    two.run_cell(code, max_restarts=1, screen=Drawn())
+    assert draws[-1](False, ()) is None, "the second attempt has printed nothing"
+
+
+def test_threads_go_on_with_a_programs_own_print(two: WorkerPool) -> None:
+    code = """import builtins, threading, time
+done, said, pythons, interrupts = threading.Event(), [], print, get_ipython().kernel.interrupts
+def later():
+    while interrupts.is_on: time.sleep(0.001)
+    print("mine"); done.set()
+builtins.print = lambda *words: said.append(words)
+threading.Thread(target=later).start()"""
+    two.run_cell(code, screen=NullScreen())
+    until(lambda: all(two.run_cell("done.is_set()", want_value=True, screen=NullScreen())))
+    now = "builtins.print = pythons; said"
+    assert list(two.run_cell(now, want_value=True, screen=NullScreen())) == [[("mine",)]] * 2
 
 
 # -- as torchrun has it -------------------------------------------------------------------------

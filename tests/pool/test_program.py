@@ -276,6 +276,22 @@ with ProcessPoolExecutor(1, mp_context=mp.get_context({how!r})) as executor: exe
     assert value(one, "alive = kept.is_alive(); kept.kill(); kept.join(); alive") is True, "a daemon is its holder's"
 
 
+def test_a_process_of_the_clean_up_has_no_interrupt(one: WorkerPool, tmp_path: Path) -> None:
+    """The notebook asks for those of the cell after the rank has had its own interrupt, here when the clean-up runs."""
+    file = tmp_path / "file"
+    code = f"""began = mp.get_context("fork").Event()
+def saves(): began.set(); time.sleep(0.5); open({str(file)!r}, "w").write("saved")
+print("ready", flush=True)
+try: time.sleep(600)
+except KeyboardInterrupt:
+    process = mp.get_context("fork").Process(target=saves); process.start(); began.wait()
+    get_ipython().kernel.children.interrupt()
+    process.join(); ended = process.exitcode; raise"""
+    with pytest.raises(nbddp.RunStopped):
+        one.run_cell(code, timeout=60, screen=StopWhenReady(after=0.1))
+    assert (value(one, "ended"), file.read_text()) == (0, "saved")
+
+
 def test_a_rank_that_waits_for_what_it_has_started_says_so(one: WorkerPool, tmp_path: Path) -> None:
     """A process that does not heed the interrupt has its time, as the rank's own code has."""
     file, told = tmp_path / "told", list[str]()
