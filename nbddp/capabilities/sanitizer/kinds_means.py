@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import log
 
 from nbddp.capabilities.sanitizer.kinds_drift import EDITS, by_value
-from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss, GroupCall, HandAveraged, Place
+from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss, GroupCall, Place
 from nbddp.capabilities.sanitizer.rules import Seen, make
 from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica
 from nbddp.launch.machine import counted
@@ -32,7 +32,6 @@ def found(view: RanksView) -> Iterator[Seen]:
         yield from _scheduler(replica)
         yield from _tokens(replica)
     yield from _graph(view)
-    yield from _summed(view)
     yield from _gather(view)
     yield from _crossed(view)
 
@@ -135,50 +134,6 @@ def _is_mean(losses: Sequence[CountedLoss]) -> bool:
     """Whether the weights of all that losses sum up are known, and are 1 in all."""
     known = [loss for loss in losses if loss.weight and loss.count > 0 and not loss.odd]
     return bool(known) and len(known) == len(losses) and abs(sum(e.weight * e.count for e in known) - 1) < APART_BY
-
-
-def _summed(view: RanksView) -> Iterator[Seen]:
-    """Gradients of means that the program adds up over ranks, without DDP, and steps by the sums."""
-    first = next(iter(view.records.values()))
-    for group in dict.fromkeys(each.group for each in first.averaged):
-        of = {r: [a for a in view.records[r].averaged if a.group == group and a.op == "SUM" and a.own]
-              for r in group if r in view.records}  # fmt: skip
-        rows = [dict(zip(of, row, strict=True)) for row in zip(*of.values(), strict=False)]
-        if len(group) < 2 or len(of) < len(group) or len(rows) < FEWEST:
-            continue
-        if not all(_is_sum(row) for row in rows) or not all(_sums_means(view, r, some) for r, some in of.items()):
-            continue
-        rank = min(of)
-        yield make(
-            "summed-by-hand", f"gradients are added up over {len(group)} ranks, and not divided",
-            [f"before each of {counted(len(rows), 'step')} gradients were all-reduced by SUM, and each step used "
-             f"{len(group)} times their mean",
-             "the factors in each rank's loss make it the mean over the rank's own samples"],
-            f"each gradient is {len(group)} times the mean over ranks; the learning rate is, in effect, {len(group)} "
-            "times as large, and changes with the number of ranks", view.records[rank].at(of[rank][0].place),
-            ranks=tuple(of),
-        )  # fmt: skip
-        return
-
-
-def _is_sum(row: Mapping[int, HandAveraged]) -> bool:
-    befores = [[dot for dot, _ in each.own] for each in row.values()]
-    afters = [[dot for dot, _ in each.grads] for each in row.values()]
-    if len({len(each) for each in (*befores, *afters)}) != 1:
-        return False
-    mean = [sum(each) / len(row) for each in zip(*befores, strict=True)]
-    factor = _factor(mean, afters[0])
-    return factor is not None and abs(factor - len(row)) < 0.01 * len(row)
-
-
-def _sums_means(view: RanksView, rank: int, some: Sequence[HandAveraged]) -> bool:
-    """Whether the losses before each step are a mean, as the graph shows."""
-    begin = 0
-    for each in some:
-        if not _is_mean([loss for loss in view.records[rank].losses if begin < loss.at < each.at]):
-            return False
-        begin = each.at
-    return True
 
 
 def _reduced(replica: Replica, step: AlignedStep) -> list[CalledFunction]:

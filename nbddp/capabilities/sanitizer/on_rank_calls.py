@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,16 +30,7 @@ SAVES = (  # module, function, which argument is the file, what is added to its 
 )  # fmt: skip
 NAMES = ("f", "file", "filename", "fp")  # of such an argument
 DUMPS = ("json", "pickle")  # modules whose `dump` writes into an open file
-LOOKS = 16  # tensors of a step, and steps, that are looked at before the program reduces gradients
 SUSPECTS = 8  # gathers whose results are looked for in a graph
-
-
-class ReducedByHand(NamedTuple):
-    """own: a sample of the rank's tensor before; None where it was not looked at."""
-
-    group: tuple[int, ...]
-    op: str
-    own: Any
 
 
 def _file_of(args: Sequence[object], kwargs: Mapping[str, object], at: int) -> Any:
@@ -52,7 +43,7 @@ class CollectiveCalls:
         self.recorder = recorder
         self.inside = False
         self.gathers: list[tuple[int, tuple[int, ...], list[Any]]] = []
-        self.by_hand: dict[int, ReducedByHand] = {}  # address of what was all-reduced since the last step → how
+        self.by_hand: dict[int, tuple[int, ...]] = {}  # address of what was all-reduced since the last step → ranks
         self._grads: tuple[int, dict[int, str]] = (-1, {})
         self._ranks: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
@@ -106,9 +97,7 @@ class CollectiveCalls:
         if _is_the_programs():  # and not of a part of torch, as Join or FSDP2
             recorder.keep(recorder.record.collectives, GroupCall(ranks, op, reduce_op, shape, at, place), KEPT)
         if op == "all_reduce" and given and not recorder.models.known:
-            looks = len(self.by_hand) < LOOKS and len(recorder.record.averaged) < LOOKS
-            own = digest.sample(given[:1]) if looks and given[0].is_floating_point() else None
-            self.by_hand[given[0].data_ptr()] = ReducedByHand(ranks, reduce_op, own)
+            self.by_hand[given[0].data_ptr()] = ranks
         if not torch.is_grad_enabled() or torch_extra.in_backward():
             return
         if op in ("all_reduce", "reduce") and given:

@@ -111,19 +111,12 @@ class Steps:
         if known.steps > LOOKS or not reduced:
             return
         own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None and is_whole(p)]
-        calls = [reduced.get(p.grad.data_ptr()) for p in own]
-        groups = {None if call is None else call.group for call in calls}
+        groups = {reduced.get(p.grad.data_ptr()) for p in own}
         if len(groups) == 1 and (group := groups.pop()) is not None:
             shapes = [tuple(p.shape) for p in own]
             fact = HandAveraged(known.number, recorder.place(3), group, digest.of_names(map(str, shapes)), len(own))
-            ops = {call.op for call in calls if call is not None}
-            fact.at, fact.op = recorder.tick(), ops.pop() if len(ops) == 1 else ""
             if recorder.keep(recorder.record.averaged, fact, 64):
                 recorder.later(fact, "values", digest.sample(own[:AT_ONCE]))
-                for p, call in list(zip(own, calls, strict=True))[:AT_ONCE]:
-                    if call is not None and call.own is not None:
-                        recorder.later(fact.own, "append", call.own)
-                        recorder.later(fact.grads, "append", digest.sample([p.grad]))
 
     def _sharded(self, optimizer: Any, known: KnownOptimizer) -> None:
         """A sharded optimizer, each of whose ranks moves its part of the parameters by its own gradients."""

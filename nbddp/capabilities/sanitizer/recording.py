@@ -257,19 +257,14 @@ class HeldParameters:
 @dataclass
 class HandAveraged:
     """An optimizer's step, before which the program has all-reduced the gradients of all its parameters over a group.
-    shapes: a digest; values: of the first parameters. at: of the step. op: of the reduction, empty if they are several.
-    own, grads: samples of some gradients before the reduction and at the step, each sampled alone."""
+    shapes: a digest; values: of the first parameters."""
 
     optimizer: int
     place: int
     group: tuple[int, ...]
     shapes: int
     number: int
-    at: int = 0
-    op: str = ""
     values: Sample = field(default_factory=list)
-    own: list[Sample] = field(default_factory=list)
-    grads: list[Sample] = field(default_factory=list)
 
 
 @dataclass

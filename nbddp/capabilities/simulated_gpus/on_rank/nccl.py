@@ -305,12 +305,12 @@ def _check_for_nan(name: str, named: Arguments, rank: int) -> None:
 
 
 def _refuse_float8(capability: tuple[int, int]) -> None:
-    """torch refused them before NCCL had a type for them; a _check_reduction needs a Hopper."""
+    """torch refused them before NCCL had a type for them; a reduction needs a Hopper."""
     if not versions.at_least(2, 8):
         raise RuntimeError("Float8 dtypes are not currenlty supported for NCCL reductions")
     if capability < HOPPER:
         raise dist.DistBackendError(
-            versions.invalid_argument("FP8 _check_reduction support begins with sm90 capable devices.")
+            versions.invalid_argument("FP8 reduction support begins with sm90 capable devices.")
         )
     raise NotImplementedError(
         "simulated GPUs reduce no float8 tensors: gloo, which computes for NCCL, has no such type"
@@ -361,7 +361,7 @@ OF: Mapping[str, Callable[[Arguments, int], None]] = {
 
 
 def _check_reduction(operation: Any, tensors: Sequence[Any]) -> None:
-    """Raises for a _check_reduction that NCCL lacks."""
+    """Raises for a reduction that NCCL lacks."""
     for name in BITWISE:
         if operation == getattr(dist.ReduceOp, name):
             raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
