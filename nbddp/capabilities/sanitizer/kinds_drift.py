@@ -260,7 +260,7 @@ def _left_behind(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator
 def _drifted(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator[Seen]:
     """A copy of the model that was equal on all ranks, and moves on each in another way; the model stays equal."""
     first = next(iter(some.values()))
-    if any(_stays(m) or not _is_copy(replica, rank, m) for rank, m in some.items()):
+    if any(_stays(m) or m.loaded or not _is_copy(replica, rank, m) for rank, m in some.items()):
         return
     if not replica.steps or any(s.before is not None or s.after is not None for s in replica.steps):
         return
@@ -420,7 +420,8 @@ CLIPS = 2  # steps at which shards were clipped
 
 def _clipped_shards(replica: Replica) -> Iterator[Seen]:
     """Each rank clips its parts of the gradients by the norm of these parts alone."""
-    own = {rank: [c for c in replica.calls("shards clipped", rank) if _detail(c)[0] == replica.facts[rank].number]
+    own = {rank: [c for c in replica.calls("shards clipped", rank)
+                  if len(_detail(c)) > 1 and _detail(c)[0] == replica.facts[rank].number]
            for rank in replica.ranks}  # fmt: skip
     rows = [{rank: 1 / max(1.0, float(str(_detail(c)[1]))) for rank, c in zip(own, row, strict=True)}
             for row in zip(*own.values(), strict=False)]  # fmt: skip

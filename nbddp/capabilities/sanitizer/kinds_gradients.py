@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from nbddp.capabilities.sanitizer.recording import OutsideParameter, Past
+from nbddp.capabilities.sanitizer.recording import OutsideParameter, Past, ShardedStep
 from nbddp.capabilities.sanitizer.rules import Seen, make
 from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica, difference, exempt, shown_steps
 from nbddp.launch.machine import counted, listed
@@ -35,6 +35,8 @@ def _sharded_optimizer(view: RanksView) -> Iterator[Seen]:
         apart = [difference({rank: s.grads for rank, s in row.items()}, next(iter(row.values())).names) for row in rows]
         if len(group) < 2 or len(of) < len(group) or len(rows) < LEAST or any(each is None for each in apart):
             continue
+        if any(_exchanges(view, rank, group, steps) for rank, steps in of.items()):
+            continue
         rank = min(of)
         yield make(
             "no-exchange", "ZeroRedundancyOptimizer steps by gradients that no DDP model has exchanged",
@@ -45,6 +47,15 @@ def _sharded_optimizer(view: RanksView) -> Iterator[Seen]:
             cure="ZeroRedundancyOptimizer(ddp.parameters(), ...), with ddp = DDP(model), and ddp(x) for the loss",
         )  # fmt: skip
         return
+
+
+def _exchanges(view: RanksView, rank: int, group: Sequence[int], some: Sequence[ShardedStep]) -> bool:
+    """Whether the program may exchange the gradients itself: in hooks, or by its own collectives between the steps."""
+    begun = [
+        each.at for each in view.records[rank].collectives
+        if each.name != "barrier" and each.numel != 1 and set(each.group) & set(group) and len(each.group) > 1
+    ]  # fmt: skip
+    return any(each.hooked for each in some) or any(some[0].at < at < some[-1].at for at in begun)
 
 
 def _without_optimizer(replica: Replica, view: RanksView) -> Iterator[Seen]:

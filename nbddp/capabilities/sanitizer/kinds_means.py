@@ -120,13 +120,13 @@ def _divided(replica: Replica) -> Iterator[Seen]:
         if edits or factor is None or abs(factor * world - 1) > APART_BY:
             return
     yield make(
-        "averaged-twice", f"gradients are divided by {world}, the number of ranks, after DDP has averaged them",
+        "averaged-twice", f"gradients are multiplied by 1/{world}, which is 1/world, after DDP has averaged them",
         [f"at all {counted(len(replica.steps), 'step')} they were 1/{world} of what DDP's exchange had left, and no "
          "clipping or scaling was seen",
          "the factors in each rank's loss make it the mean over the rank's own samples"],
         f"each gradient is 1/{world} of the mean over ranks",
         replica.place(rank, replica.steps[0].steps[rank].place), about=replica.group, ranks=replica.ranks,
-        cure="remove the division: DDP has averaged the gradients when backward returns",
+        cure="if this is a division by the number of ranks, remove it: DDP has averaged when backward returns",
     )  # fmt: skip
 
 

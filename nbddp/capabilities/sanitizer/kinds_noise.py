@@ -35,9 +35,9 @@ def _noise(replica: Replica, by: str) -> Iterator[Seen]:
         return
     step, drawn = rows[0]
     rank = min(drawn)
-    telling = [each for each in drawn[rank] if len(sizes) > 1 or len(each.shape) > 1]
+    telling = [each for each in drawn[rank] if len(sizes) > 1 or max(each.shape[1:], default=1) > 1]
     if not telling:
-        return  # a row of as many numbers as there are samples may be no sample's
+        return  # a column of as many numbers as there are samples may be no sample's
     one = telling[0]
     more = f", and {counted(len(drawn[rank]) - 1, 'more array')}" if len(drawn[rank]) > 1 else ""
     place = replica.place(rank, one.place)

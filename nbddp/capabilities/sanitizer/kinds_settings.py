@@ -3,7 +3,7 @@ that hold what a model's parameters were. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import Pass
@@ -127,6 +127,8 @@ def _lists(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterator
         same = len({each[name][0] for each in maps}) == 1
         if not same and name != "indices":
             continue  # texts may be drawn for a sample
+        if name != "indices" and (not maps[0][name][0] or _has_equal(maps)):
+            continue  # what is equal on all ranks may be the samples, and this one drawn for them
         length, world = next(iter(some.values())).length, len(some)
         yield make(
             "dataset-differs", f"the ranks' data sets list their samples in another order (dataset.{name})" if same
@@ -140,6 +142,11 @@ def _lists(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterator
             cure="sort the files on all ranks" if same else "split once: give the sampler the whole data set",
         )  # fmt: skip
         return
+
+
+def _has_equal(maps: Sequence[dict[str, tuple[int, int]]]) -> bool:
+    """Whether something else with an entry for each sample is in one order on all ranks."""
+    return any(all(each.get(name) == numbers for each in maps) for name, numbers in maps[0].items())
 
 
 def _scales(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterator[Seen]:

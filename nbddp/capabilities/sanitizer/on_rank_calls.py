@@ -190,7 +190,7 @@ class CollectiveCalls:
     def _shards(self, value: Any) -> None:
         """What a file has of sharded tensors is this rank's part of each."""
         some = [each for each in digest.tensors_in(value, PARTS) if sharded_over(each)]
-        if some:
+        if len(some) > 1 or any(isinstance(each, torch.nn.Parameter) for each in some):
             fact = CalledFunction("shards saved", self.recorder.tick(), self.recorder.place(2), None)
             fact.detail = (len(some), list(sharded_over(some[0])))
             self.recorder.keep(self.recorder.record.calls, fact)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import zlib
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _weights: dict[tuple[str, Any, int], Any] = {}
 _lengths: dict[tuple[Any, tuple[int, ...]], Any] = {}  # to copy them to a GPU anew would wait for it
 LENGTHS = 256
+VISITS = 4096  # objects of a value in which tensors are looked for
 
 
 def safely(method: Method) -> Method:
@@ -168,17 +170,21 @@ def of_batch(rows: Any) -> Any:
 
 
 def tensors_in(found: Any, most: int = 16, depth: int = 4) -> Iterator[Any]:
-    """The plain tensors in a value, within dicts, lists, tuples and objects of a few fields."""
-    if isinstance(found, torch.Tensor):
-        yield found
-    elif depth and isinstance(found, dict) and len(found) <= most:
-        for each in found.values():
-            yield from tensors_in(each, most, depth - 1)
-    elif depth and isinstance(found, (list, tuple)) and len(found) <= most:
-        for each in found:
-            yield from tensors_in(each, most, depth - 1)
-    elif depth and hasattr(found, "data") and isinstance(getattr(found, "data", None), dict):  # BatchEncoding
-        yield from tensors_in(found.data, most, depth - 1)
+    """The plain tensors in a value, within dicts, lists, tuples and UserDicts, as a BatchEncoding. most: of one such;
+    of a whole value four times as many, or VISITS, are looked at."""
+    waiting = [(found, depth)]
+    for _ in range(max(VISITS, 4 * most)):
+        if not waiting:
+            return
+        each, deeper = waiting.pop()
+        if isinstance(each, torch.Tensor):
+            yield each
+            continue
+        if isinstance(each, UserDict):
+            each = each.data
+        parts = each.values() if isinstance(each, dict) else each if isinstance(each, (list, tuple)) else ()
+        if deeper and len(parts) <= most:
+            waiting += [(part, deeper - 1) for part in reversed(list(parts))]
 
 
 def of_names(names: Iterable[str]) -> int:

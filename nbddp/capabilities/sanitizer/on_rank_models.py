@@ -44,6 +44,14 @@ def sharded_over(tensor: Any) -> tuple[int, ...]:
     return tuple(sorted({rank for i in dims for rank in ranks_of(mesh.get_group(i))}))
 
 
+def shard_groups(tensor: Any) -> set[tuple[int, ...]]:
+    """The groups of ranks over which a DTensor is sharded: one for each such dimension of its mesh."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return set()
+    return {ranks_of(mesh.get_group(i)) for i, p in enumerate(tensor.placements) if p.is_shard() and mesh.size(i) > 1}
+
+
 class KnownModel:
     """A DDP model, or an FSDP2 root, that this rank has met. parameters: name → parameter that is exchanged."""
 

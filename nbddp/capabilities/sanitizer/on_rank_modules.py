@@ -128,9 +128,18 @@ class ModuleWatcher:
                     "load_state_dict", self.recorder.tick(), self.recorder.place(), known.facts.number
                 )
                 self.recorder.keep(self.recorder.record.calls, fact)
+            elif self.recorder.on:
+                self._loads(module)
             return original(module, *args, **kwargs)
 
         return load_state_dict
+
+    @digest.safely
+    def _loads(self, module: Any) -> None:
+        """A state that goes into a module beside the models, into one that has it, or into a part of one."""
+        parts = set(module.modules())
+        for each, fact in self.beside.items():
+            fact.loaded = fact.loaded or each in parts or module in set(each.modules())
 
     def close(self) -> None:
         pass

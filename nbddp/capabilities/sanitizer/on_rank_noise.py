@@ -6,6 +6,7 @@ share on purpose.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -15,32 +16,36 @@ from nbddp.capabilities.sanitizer import on_rank_digest as digest
 from nbddp.capabilities.sanitizer.recording import DrawnTensor
 from nbddp.worker.gpus import capturing
 
-DRAWS = ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "normal", "bernoulli", "randperm")
-OF_NUMPY = (
-    "rand",
-    "randn",
-    "normal",
-    "standard_normal",
-    "uniform",
-    "random",
-    "randint",
-    "choice",
-    "beta",
-    "permutation",
-)
+DRAWS = ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "normal", "bernoulli")
+OF_NUMPY = ("rand", "randn", "normal", "standard_normal", "uniform", "random", "choice", "beta")
 KEPT = 48  # tensors that are looked at
+ROWS = 1 << 16  # of such a one
+
+
+class NumpyDraw:
+    """A function of numpy's, which is pickled as itself."""
+
+    def __init__(self, original: Any, draw: Any) -> None:
+        self.original, self.draw = original, draw
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.draw(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return self.original.__reduce__()
 
 
 class NoiseWatcher:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
+        self.process = os.getpid()
 
     def install(self) -> None:
         for name in DRAWS:
             self.recorder.wrap(torch, name, self._draw, graphs=True)
         if "numpy" in sys.modules and hasattr(sys.modules["numpy"], "random"):
             for name in OF_NUMPY:
-                self.recorder.wrap(sys.modules["numpy"].random, name, self._draw, graphs=True)
+                self.recorder.wrap(sys.modules["numpy"].random, name, self._draw_of_numpy, graphs=True)
 
     def _draw(self, original: Any) -> Any:
         compiling = torch.compiler.is_compiling
@@ -53,11 +58,18 @@ class NoiseWatcher:
 
         return draw
 
+    def _draw_of_numpy(self, original: Any) -> Any:
+        return NumpyDraw(original, self._draw(original))
+
     @digest.safely
     def _note(self, found: Any, generator: Any) -> None:
         recorder = self.recorder
+        if os.getpid() != self.process:
+            return  # a process that the program has forked, where a call of torch may hang
         by, found = type(found).__module__, _of_numpy(found)
-        own = type(found) is torch.Tensor and found.dim() and found.shape[0] > 1 and found.layout is torch.strided
+        own = (
+            type(found) is torch.Tensor and found.dim() and 1 < found.shape[0] <= ROWS and found.layout is torch.strided
+        )
         if generator is not None or not own or recorder.data.current is not None or capturing():
             return
         if not recorder.models.known or found.numel() < 2 or self._is_parameters(found.shape):
@@ -77,7 +89,8 @@ class NoiseWatcher:
 
 
 def _of_numpy(found: Any) -> Any:
-    """An array as a tensor that shares its bytes; anything else itself."""
-    if type(found).__module__ != "numpy" or getattr(found, "ndim", 0) == 0 or found.dtype.kind not in "fiu":
+    """An array of floats as a tensor that shares its bytes; anything else itself. Whole numbers may choose from what is
+    a rank's own."""
+    if type(found).__module__ != "numpy" or not found.ndim or found.dtype not in ("float32", "float64"):
         return found
-    return torch.from_numpy(found) if found.dtype.kind != "u" else found
+    return torch.from_numpy(found)

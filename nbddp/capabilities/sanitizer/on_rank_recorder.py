@@ -95,9 +95,11 @@ class SanitizerRecorder:
         own = name in vars(owner)
         original = vars(owner)[name] if own else getattr(owner, name)
         bound = original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
-        made = functools.wraps(bound)(make(bound))
+        made: Any = functools.wraps(bound)(make(bound))
         if not graphs:
             made = torch.compiler.disable(made, recursive=False)
+        if isinstance(original, (staticmethod, classmethod)):
+            made = type(original)(made)
         setattr(owner, name, made)
         self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 

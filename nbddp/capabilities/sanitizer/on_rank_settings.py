@@ -63,25 +63,51 @@ def statistics(dataset: Any) -> dict[str, list[float]]:
 
 
 def lists(dataset: Any) -> dict[str, tuple[int, int]]:
-    """Name of a list → a digest of its entries in any order, and one of their order. Lists are of texts, one for each
-    sample, or the indices that a Subset chooses."""
-    found = {}
-    for path, name, value in _attributes(dataset):
-        if type(value) not in (list, tuple, range) or not 1 < len(value) <= LISTED:
+    """Name of what has an entry for each sample → a digest of its texts in any order, 0 if they are none, and one of
+    their order. The indices that a Subset chooses count as texts."""
+    found: dict[str, tuple[int, int]] = {}
+    length = _length(dataset)
+    for path, name, value in _attributes(dataset) if length > 1 else ():
+        number = _length(value) if isinstance(value, (list, tuple, range, np.ndarray, torch.Tensor)) else 0
+        if not 1 < number <= LISTED or not (number == length or (path == "dataset." and number >= length)):
             continue
-        inner = path == "dataset." and len(value) >= len(dataset)
-        entries = _texts(value) if inner or len(value) == len(dataset) else []
-        if name == "indices" and isinstance(dataset, torch.utils.data.Subset) and not path:
-            entries = [str(int(each)).encode() for each in value]
+        chosen = name == "indices" and isinstance(dataset, torch.utils.data.Subset) and not path
+        entries = _numbers(value) if chosen else _texts(value)
         if entries:
-            numbers = [zlib.crc32(each) for each in entries]
-            found[f"{path}{name}"] = (sum(numbers), zlib.crc32(b"|".join(entries)))
+            found[f"{path}{name}"] = (sum(map(zlib.crc32, entries)), zlib.crc32(b"|".join(entries)))
+        elif not chosen:
+            found[f"{path}{name}"] = (0, _order(value))
     return found
+
+
+def _length(value: Any) -> int:
+    """0 of what has none, as a stream or a tensor of one number."""
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError, AttributeError):
+        return 0
+
+
+def _order(values: Any) -> int:
+    """A digest of numbers in their order; 0, which all ranks share, of other objects."""
+    if isinstance(values, (list, tuple, range)) and all(type(each) in (int, float, bool) for each in values):
+        return zlib.crc32(repr(values).encode())
+    if type(values) is torch.Tensor and values.device.type == "cpu" and values.layout is torch.strided:
+        values = values.detach().float().numpy() if values.numel() <= LISTED and not values.is_complex() else None
+    if isinstance(values, np.ndarray) and values.size <= LISTED and values.dtype.kind in "fiub":
+        return zlib.crc32(np.ascontiguousarray(values).tobytes())
+    return 0
+
+
+def _numbers(values: Any) -> list[bytes]:
+    if not all(isinstance(each, (int, np.integer)) for each in values):
+        return []
+    return [str(int(each)).encode() for each in values]
 
 
 def _texts(values: Any) -> list[bytes]:
     """The last parts of texts: ranks may keep copies of the same files in folders of their own."""
-    if not all(type(each) is str for each in values):
+    if not isinstance(values, (list, tuple)) or not all(type(each) is str for each in values):
         return []
     return [each.rsplit("/", 1)[-1].encode(errors="replace") for each in values]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from nbddp.capabilities.sanitizer import on_rank_digest as digest
-from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, ENDS, KnownModel, is_whole, ranks_of
+from nbddp.capabilities.sanitizer.on_rank_models import AT_ONCE, ENDS, KnownModel, is_whole, ranks_of, shard_groups
 from nbddp.capabilities.sanitizer.recording import (
     BESIDE,
     CalledFunction,
@@ -32,6 +33,7 @@ from nbddp.worker.gpus import capturing
 
 LOOKS = 4  # first steps at which an optimizer's parameters are looked through; then at each fiftieth
 STEPS = 1000  # that are kept with samples
+MESHES = 256  # parameters whose placements are looked at
 HYPER = 64  # numbers of an optimizer's groups
 EDITS = (  # what edits gradients: where it stands, and the name that users know
     (clip_grad, "_clip_grads_with_norm_", "clip_grad_norm_"),
@@ -83,6 +85,7 @@ class Steps:
         if known is None:
             known = self.known[optimizer] = KnownOptimizer(len(self.known))
             recorder.record.settings.setdefault("threads", torch.get_num_threads())
+            self._over_meshes(optimizer)
         known.steps += 1
         recorder.record.step_counts[known.number] = known.steps
         if known.steps & (known.steps - 1) == 0:
@@ -132,10 +135,19 @@ class Steps:
         ]
         whole = [(name, p) for name, p in named if is_whole(p)][:AT_ONCE]
         fact = ShardedStep(
-            known.number, self.recorder.place(3), ranks_of(optimizer.process_group), [name for name, _ in whole]
-        )
+            known.number, self.recorder.place(3), ranks_of(optimizer.process_group), [name for name, _ in whole],
+            self.recorder.tick(), torch_extra.has_step_hooks(optimizer),
+        )  # fmt: skip
         if whole and self.recorder.keep(self.recorder.record.sharded, fact, 64):
             self.recorder.later(fact, "grads", digest.sample([p.grad for _, p in whole]))
+
+    def _over_meshes(self, optimizer: Any) -> None:
+        """The groups over which an optimizer's parameters are sharded."""
+        own = (p for group in optimizer.param_groups for p in group["params"])
+        groups = sorted(set().union(*map(shard_groups, islice(own, MESHES))))
+        if groups:
+            fact = CalledFunction("sharded parameters", self.recorder.tick(), self.recorder.place(3), groups)
+            self.recorder.keep(self.recorder.record.calls, fact)
 
     def _idle(self, optimizer: Any) -> None:
         """An optimizer of no model, whose parameters have the shapes of a sharded one's, and no gradients."""

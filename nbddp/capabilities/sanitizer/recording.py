@@ -269,19 +269,23 @@ class HandAveraged:
 
 @dataclass
 class ShardedStep:
-    """A step of ZeroRedundancyOptimizer whose parameters are of no model. names, grads: of its first parameters."""
+    """A step of ZeroRedundancyOptimizer whose parameters are of no model. names, grads: of its first parameters.
+    hooked: whether the program has hooks that run before it."""
 
     optimizer: int
     place: int
     group: tuple[int, ...]
     names: list[str]
+    at: int
+    hooked: bool
     grads: Sample = field(default_factory=list)
 
 
 @dataclass
 class BesideModule:
     """A module without gradients that the program calls beside its models. values: samples of its tensors, at its
-    first, second, fourth call and so on. modes: the mode of each call, of one for which it matters; at most 16."""
+    first, second, fourth call and so on. modes: the mode of each call, of one for which it matters; at most 16. loaded:
+    whether the program has loaded a state into it, or into a part of it, after its first call."""
 
     title: str
     place: int
@@ -289,6 +293,7 @@ class BesideModule:
     calls: int = 0
     values: list[Sample] = field(default_factory=list)
     modes: list[bool] = field(default_factory=list)
+    loaded: bool = False
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, silence
 from nbddp.capabilities.sanitizer.recording import NOWHERE, Place, RankRecord
@@ -55,14 +56,30 @@ def judge(
     records: Mapping[int, RankRecord], allow: Sequence[str] = (), same_input: bool = False, missing: Sequence[int] = ()
 ) -> SanitizerFindings:
     """The findings of one run. missing: ranks that have left no record."""
-    view = RanksView(dict(records), same_input)
-    seen = unexplained([each for rule in RULES for each in load(rule)(view)])
+    tried, failed = applied(RanksView(dict(records), same_input))
+    seen = unexplained(tried)
     order = sorted((each.finding for each in seen), key=lambda each: -each.weight)
     shown, quiet = silence(order, allow)
     steps = max((sum(record.step_counts.values()) for record in records.values()), default=0)
     return SanitizerFindings(
-        tuple(shown), tuple(quiet), len(records), steps, tuple(notes(records, missing, same_input))
+        tuple(shown), tuple(quiet), len(records), steps, (*notes(records, missing, same_input), *failed)
     )
+
+
+def applied(view: RanksView) -> tuple[list[Seen], list[str]]:
+    """What the rules see, and a note on each group of rules that failed: it keeps what it had found before."""
+    seen: list[Seen] = []
+    failed = []
+    for rule in RULES:
+        try:
+            seen.extend(load(rule)(view))
+        except Exception as e:
+            at = traceback.extract_tb(e.__traceback__)[-1]
+            name = rule.partition(":")[0].rpartition(".kinds_")[2]
+            failed.append(f"the rules of {name} could not all be applied: {type(e).__name__} in {at.name}")
+    if failed:  # a cause may be among what was not looked for
+        seen = [replace(each, finding=replace(each.finding, ruled_out=())) for each in seen]
+    return seen, failed
 
 
 def unexplained(seen: Sequence[Seen]) -> list[Seen]:

@@ -282,6 +282,11 @@ def has_hooks(tensor: Any) -> bool:
     return bool(getattr(tensor, "_backward_hooks", None))
 
 
+def has_step_hooks(optimizer: Any) -> bool:
+    """Whether the program has hooks of its own that run before an optimizer's step."""
+    return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None))
+
+
 def comm_hooks(ddp: Any) -> tuple[list[tuple[Any, Any]], str]:
     """A DDP model's hooks with their states, and the name of a hook in C++, empty without one."""
     name = str(ddp._get_ddp_logging_data().get("comm_hook", ""))
