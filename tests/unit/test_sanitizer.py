@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from nbddp.capabilities.completion.lines import complete_cell
+from nbddp.capabilities.sanitizer import kinds_drift
 from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, silence
 from nbddp.capabilities.sanitizer.recording import (
+    CalledFunction,
     Forward,
     GroupCall,
     HeldParameters,
@@ -22,7 +25,7 @@ from nbddp.capabilities.sanitizer.recording import (
     RankRecord,
     Sample,
 )
-from nbddp.capabilities.sanitizer.rules import judge, make, unexplained
+from nbddp.capabilities.sanitizer.rules import Seen, alone, judge, make, unexplained
 from nbddp.capabilities.sanitizer.table import KINDS
 from nbddp.capabilities.sanitizer.view import difference
 from nbddp.errors import BadInput
@@ -209,6 +212,29 @@ def test_effects_of_a_known_cause_are_left_out() -> None:
     effect = make("gradients-differ", "what", [], "much", about="model")
     other = make("gradients-differ", "what", [], "much", about="another")
     assert [each.about for each in unexplained([cause, effect, other])] == ["model", "another"]
+
+
+def test_a_rule_that_fails_is_told_and_the_others_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(replica: object) -> Iterator[Seen]:
+        raise IndexError("a list is short")
+
+    monkeypatch.setattr(kinds_drift, "_scales", alone(broken))
+    found = judge({rank: record(rank, 2, differs=True) for rank in range(2)})
+    assert [each.kind for each in found] == ["optimizer-state-differs"]
+    assert "the rule broken could not be applied: IndexError" in str(found)
+
+
+def test_calls_whose_values_are_lost_are_no_finding() -> None:
+    """The digests of a rank are lost if its program fails while a GPU works."""
+    ranks = [record(rank, 2) for rank in range(2)]
+    for each in ranks:
+        each.calls += [CalledFunction("replicated", at, 1, [[0, 1], "[4, 8]", at]) for at in range(6)]
+        each.calls += [CalledFunction("shards clipped", at, 1, [0]) for at in range(6)]
+        each.calls.append(CalledFunction("sharded parameters", 0, 1, [(0, 1)]))
+        each.lost = "a GPU was busy"
+    found = judge({each.rank: each for each in ranks})
+    assert not found
+    assert "could not be applied" not in str(found)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import Forward, ModelFacts, Pass, Sample
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent, place_of
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
@@ -40,6 +40,7 @@ def found(view: RanksView) -> Iterator[Seen]:
         yield from _order(view, replica)
 
 
+@alone
 def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """What the samplers of a training loader say of themselves."""
     for some in view.passes(replica):
@@ -80,6 +81,7 @@ def _samplers(view: RanksView, replica: Replica) -> Iterator[Seen]:
         return
 
 
+@alone
 def _alone(view: RanksView) -> Iterator[Seen]:
     """DDP models of groups of one rank, whose samplers split the data for all ranks."""
     found_on: dict[int, tuple[ModelFacts, Pass]] = {}
@@ -127,6 +129,7 @@ def _equal_batches(some: dict[int, Pass]) -> int:
     return sum(1 for each in zip(*(p.batches for p in some.values()), strict=False) if len(set(each)) == 1)
 
 
+@alone
 def _same_batch(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Equal batches at all forwards of all ranks, or of some."""
     inputs = {r: [f for f in fs if f.batch] for r, fs in replica.training.items()}
@@ -169,6 +172,7 @@ def _loader_words(one: Pass) -> str:
     return f"the loader's sampler is {one.sampler}"
 
 
+@alone
 def _overlap(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Samples that several ranks got in one epoch."""
     for some in view.passes(replica):
@@ -194,6 +198,7 @@ def _overlap(view: RanksView, replica: Replica) -> Iterator[Seen]:
         return
 
 
+@alone
 def _all_of_it(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Random orders of one data set, each of which has all of it, with random numbers that make no two rows equal."""
     for some in view.passes(replica):
@@ -218,6 +223,7 @@ def _all_of_it(view: RanksView, replica: Replica) -> Iterator[Seen]:
         return
 
 
+@alone
 def _by_workers(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """A stream that each worker of a loader gives in full: batches come in groups of equal ones."""
     for some in view.passes(replica):
@@ -237,6 +243,7 @@ def _by_workers(view: RanksView, replica: Replica) -> Iterator[Seen]:
         return
 
 
+@alone
 def _shifted(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Each batch of a rank is that of another, a few forwards later."""
     seen = {rank: [f for f in some if f.batch] for rank, some in replica.training.items()}
@@ -279,6 +286,7 @@ def _is_drawn(one: Pass) -> bool:
     return one.sampler == "RandomSampler" and one.whole and one.length is not None and given < one.length
 
 
+@alone
 def _order(view: RanksView, replica: Replica) -> Iterator[Seen]:
     """Two epochs of one loader in the same order."""
     passes = view.passes(replica)
@@ -311,6 +319,7 @@ def _restored(replica: Replica, rank: int, one: Pass, two: Pass) -> bool:
     return any(one.ended < call.at < two.at for call in replica.calls("load_state_dict", rank))
 
 
+@alone
 def _kept_by_workers(
     view: RanksView, replica: Replica, pairs: list[tuple[Pass, Pass]], two: dict[int, Pass]
 ) -> Iterator[Seen]:
@@ -341,6 +350,7 @@ def _same_again(pairs: list[tuple[Pass, Pass]]) -> str:
     return ""
 
 
+@alone
 def _augmentation(view: RanksView, replica: Replica) -> Iterator[Seen]:
     for some in view.passes(replica):
         drawn = {rank: {f[:3]: f[3] for f in each.random_before} for rank, each in some.items()}
@@ -371,6 +381,7 @@ def _shapes_agree(some: dict[int, Pass]) -> bool:
 _GENERATORS = {"torch": "torch's generator", "random": "Python's random", "numpy": "numpy's generator"}
 
 
+@alone
 def _mask(replica: Replica) -> Iterator[Seen]:
     rows = [[*row.values()] for row in replica.side_by_side() if all(f.random and f.drew for f in row.values())]
     rows = [row for row in rows if len({f.batch for f in row}) == len(row)]
@@ -403,6 +414,7 @@ def _equal_to_the_end(rows: list[list[Forward]]) -> list[list[Forward]]:
 # -- evaluations -----------------------------------------------------------------------------------
 
 
+@alone
 def _evaluated(view: RanksView) -> Iterator[Seen]:
     trained = any(replica.training for replica in view.replicas)
     for some in view.evaluations() if trained and len(view.records) > 1 else ():
@@ -422,6 +434,7 @@ def _evaluated(view: RanksView) -> Iterator[Seen]:
             return
 
 
+@alone
 def _in_part(view: RanksView, some: dict[int, Pass]) -> Iterator[Seen]:
     """By what the sampler says of itself: it gives all ranks as many samples, and leaves out the rest."""
     first = next(iter(some.values()))
@@ -476,6 +489,7 @@ def _repeated(some: dict[int, Pass]) -> tuple[int, int, str] | None:
     return (twice, number, " at the end of a rank's part") if repeated <= firsts & lasts else None
 
 
+@alone
 def _leaked(view: RanksView, some: dict[int, Pass]) -> Iterator[Seen]:
     """Samples that one rank evaluates and another trains on."""
     trained = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from nbddp.capabilities.sanitizer.recording import NOWHERE, BesideModule, CalledFunction, Place, Sample
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import (
     AlignedStep,
     RanksView,
@@ -55,6 +55,7 @@ def by_value(values: Mapping[int, object]) -> str:
     return ", ".join(f"{value} on {rank_words(ranks)}" for value, ranks in groups.items())
 
 
+@alone
 def _order(replica: Replica) -> Iterator[Seen]:
     if len({facts.order for facts in replica.facts.values()}) > 1:
         rows = [facts.names for facts in replica.facts.values()]
@@ -69,6 +70,7 @@ def _order(replica: Replica) -> Iterator[Seen]:
         )  # fmt: skip
 
 
+@alone
 def _counts(replica: Replica, view: RanksView) -> Iterator[Seen]:
     counts = replica.counts
     if not view.ended_well or len(set(counts.values())) < 2 or any(f.joins for f in replica.facts.values()):
@@ -87,6 +89,7 @@ def _counts(replica: Replica, view: RanksView) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _turns(replica: Replica) -> Iterator[Seen]:
     """Steps that the ranks make after other numbers of exchanges: each skips steps of its own."""
     if len(set(replica.counts.values())) > 1:
@@ -112,6 +115,7 @@ def _exchanges(step: AlignedStep) -> dict[int, object]:
 # -- optimizers that hold other parameters, models that begin apart --------------------------------
 
 
+@alone
 def _held(replica: Replica) -> Iterator[Seen]:
     """Optimizers of one model that have other parameters, or have them in groups with other numbers."""
     for i in range(max(map(len, replica.optimizers.values()), default=0)):
@@ -161,6 +165,7 @@ def _has_moved(replica: Replica, rank: int, name: str) -> bool | None:
     return _differs(start, end) if start and end and not facts.made_before else None
 
 
+@alone
 def _started(replica: Replica) -> Iterator[Seen]:
     """Copies that DDP did not make equal."""
     if any(facts.made_before for facts in replica.facts.values()) or not replica.steps or exempt(replica):
@@ -179,6 +184,7 @@ def _started(replica: Replica) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _beside(replica: Replica) -> Iterator[Seen]:
     """A module without gradients that the ranks call beside the model, with values of their own."""
     found = {rank: record.beside for rank, record in replica.records.items()}
@@ -237,6 +243,7 @@ def _average_left(replica: Replica, some: Mapping[int, BesideModule]) -> Seen | 
     )  # fmt: skip
 
 
+@alone
 def _left_behind(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator[Seen]:
     """One that was equal on all ranks, and then moved on some of them alone, as an average that rank 0 keeps."""
     moved = [rank for rank, m in some.items() if not _stays(m)]
@@ -257,6 +264,7 @@ def _left_behind(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator
     )  # fmt: skip
 
 
+@alone
 def _drifted(replica: Replica, some: Mapping[int, BesideModule]) -> Iterator[Seen]:
     """A copy of the model that was equal on all ranks, and moves on each in another way; the model stays equal."""
     first = next(iter(some.values()))
@@ -297,6 +305,7 @@ def _is_used(replica: Replica, rank: int, module: BesideModule) -> bool:
     return len(module.values) > 1 and 2 * module.calls >= len(replica.training[rank]) >= LEAST
 
 
+@alone
 def _scales(replica: Replica) -> Iterator[Seen]:
     scales = {rank: replica.calls("scale", rank) for rank in replica.ranks}
     for i, some in enumerate(zip(*scales.values(), strict=False)):
@@ -316,6 +325,7 @@ def _number(value: object) -> object:
     return value[0] if isinstance(value, list) and value else value
 
 
+@alone
 def _edited(replica: Replica) -> Iterator[Seen]:
     """Gradients that were equal when backward had ended."""
     some = [
@@ -351,6 +361,7 @@ def _between(replica: Replica, step: AlignedStep, rank: int) -> list[CalledFunct
     return [c for c in replica.records[rank].calls if c.what in EDITS and ended < c.at < step.steps[rank].at]
 
 
+@alone
 def _lost(replica: Replica) -> Iterator[Seen]:
     """An exchange that all ranks had made, after which gradients differ."""
     some = [
@@ -377,6 +388,7 @@ def _lost(replica: Replica) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _hyper(replica: Replica) -> Iterator[Seen]:
     for step in replica.steps:
         differs = step.hyper()
@@ -399,6 +411,7 @@ def _hyper(replica: Replica) -> Iterator[Seen]:
 MOVES = ("lr", "momentum", "weight_decay", "betas", "eps", "dampening", "alpha")  # numbers by which a step moves
 
 
+@alone
 def _sharded_hyper(replica: Replica) -> Iterator[Seen]:
     """Numbers by which torch's optimizers move shards."""
     for step in replica.steps:
@@ -418,6 +431,7 @@ def _sharded_hyper(replica: Replica) -> Iterator[Seen]:
 CLIPS = 2  # steps at which shards were clipped
 
 
+@alone
 def _clipped_shards(replica: Replica) -> Iterator[Seen]:
     """Each rank clips its parts of the gradients by the norm of these parts alone."""
     own = {rank: [c for c in replica.calls("shards clipped", rank)
@@ -451,6 +465,7 @@ def _of_schedulers(replica: Replica, step: AlignedStep) -> Place:
     return replica.place(rank, before[-1].place if before else step.steps[rank].place)
 
 
+@alone
 def _changed(replica: Replica) -> Iterator[Seen]:
     """Parameters that differ before a step, and did not after the one before."""
     previous: AlignedStep | None = None
@@ -465,6 +480,7 @@ def _changed(replica: Replica) -> Iterator[Seen]:
         previous = step
 
 
+@alone
 def _since_start(replica: Replica, step: AlignedStep) -> Iterator[Seen]:
     facts = replica.facts
     start = {rank: picked(each.start, each.start_names, step.earlier) for rank, each in facts.items()}
@@ -502,6 +518,7 @@ def _differs(one: Sample, two: Sample) -> bool:
     return difference({0: one, 1: two}, ()) is not None
 
 
+@alone
 def _state(replica: Replica) -> Iterator[Seen]:
     for step in replica.steps:
         if step.after is None:
@@ -527,6 +544,7 @@ def _ends_of(replica: Replica, first: bool) -> tuple[dict[int, Sample], list[str
     return samples, facts.end_names[:at] if first else facts.end_names[at:]
 
 
+@alone
 def _added_buffers(replica: Replica) -> Iterator[Seen]:
     """Buffers that DDP has not met, and broadcasts as little as parameters."""
     first = next(iter(replica.facts.values()))
@@ -549,6 +567,7 @@ def _added_buffers(replica: Replica) -> Iterator[Seen]:
 CLOSE = 0.5  # part of its size by which a buffer moves at a typical forward, at most, if it sums or averages
 
 
+@alone
 def _overwritten(replica: Replica) -> Iterator[Seen]:
     """Buffers of the program's own modules that each rank moves on from rank 0's values, which DDP then copies."""
     first = next(iter(replica.facts.values()))
@@ -587,6 +606,7 @@ def _gap(one: Sample, two: Sample) -> float:
     return max(abs(a - b) for a, b in zip(one, two, strict=True)) / max(abs(one[1]), abs(two[1]), 1e-30)
 
 
+@alone
 def _buffers(replica: Replica) -> Iterator[Seen]:
     if all(facts.broadcasts for facts in replica.facts.values()):
         yield from _added_buffers(replica)
@@ -616,6 +636,7 @@ def _is_after_training(replica: Replica) -> bool:
     return whole and all(step.after is None and step.before is None for step in replica.steps)
 
 
+@alone
 def _ends(replica: Replica) -> Iterator[Seen]:
     differs = difference(*_ends_of(replica, True))
     if differs is None or exempt(replica) or not any(replica.counts.values()):

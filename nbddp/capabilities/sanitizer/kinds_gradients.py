@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nbddp.capabilities.sanitizer.recording import OutsideParameter, Past, ShardedStep
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica, difference, exempt, shown_steps
 from nbddp.launch.machine import counted, listed
 from nbddp.launch.topology import rank_words
@@ -25,6 +25,7 @@ def found(view: RanksView) -> Iterator[Seen]:
     yield from _sharded_optimizer(view)
 
 
+@alone
 def _sharded_optimizer(view: RanksView) -> Iterator[Seen]:
     """ZeroRedundancyOptimizer shares out the parameters' updates, and not their gradients."""
     first = next(iter(view.records.values()))
@@ -58,6 +59,7 @@ def _exchanges(view: RanksView, rank: int, group: Sequence[int], some: Sequence[
     return any(each.hooked for each in some) or any(some[0].at < at < some[-1].at for at in begun)
 
 
+@alone
 def _without_optimizer(replica: Replica, view: RanksView) -> Iterator[Seen]:
     """Parameters that the program moves itself, by gradients of forwards past DDP."""
     pasts = {
@@ -88,6 +90,7 @@ def _without_optimizer(replica: Replica, view: RanksView) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _steps(replica: Replica) -> Iterator[Seen]:
     """Each differing step goes to the first rule that holds of it."""
     if exempt(replica):
@@ -120,6 +123,7 @@ def _why(step: AlignedStep) -> str:
     return "sync-flag-late" if any(each.flag for each in unarmed) else "no-sync-at-step"
 
 
+@alone
 def _kept(replica: Replica) -> Iterator[Seen]:
     """Gradients that were cleared on some ranks alone."""
     bad = [step for step in replica.steps[1:] if len({bool(k) for k in _held(step).values()}) == 2]
@@ -179,6 +183,7 @@ def _silent(replica: Replica, some: list[AlignedStep]) -> list[str]:
     return []
 
 
+@alone
 def _armed(replica: Replica) -> Iterator[Seen]:
     """Forwards past DDP whose gradients came out equal."""
     if any(step.grads is not None for step in replica.steps) or not replica.steps:
@@ -328,6 +333,7 @@ _SAID = {
 }
 
 
+@alone
 def _outside(replica: Replica) -> Iterator[Seen]:
     by: dict[str, dict[int, list[OutsideParameter]]] = {}
     for rank, record in replica.records.items():
@@ -374,6 +380,7 @@ def _has_collectives(replica: Replica) -> bool:
     )  # fmt: skip
 
 
+@alone
 def _moved(replica: Replica) -> Iterator[Seen]:
     moved = {rank: facts for rank, facts in replica.facts.items() if facts.moved}
     drift = any(step.grads is not None for step in replica.steps)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import FURTHER, WHOLE, CalledFunction, Sample
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference
 from nbddp.launch.machine import counted
 
@@ -21,6 +21,7 @@ def found(view: RanksView) -> Iterator[Seen]:
         yield from _settings(replica)
 
 
+@alone
 def _class_weights(replica: Replica) -> Iterator[Seen]:
     """Weights of classes that stay as they are on each rank, and are others on another."""
     for name in ("weight", "pos_weight"):
@@ -42,6 +43,7 @@ def _class_weights(replica: Replica) -> Iterator[Seen]:
         return
 
 
+@alone
 def _settings(replica: Replica) -> Iterator[Seen]:
     """Graphs of one form, whose numbers stay as they are on each rank, and are others on another."""
     if replica.kind != "ddp" or len({f.size for some in replica.training.values() for f in some if f.size}) > 1:

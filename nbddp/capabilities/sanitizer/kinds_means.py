@@ -9,7 +9,7 @@ from math import log
 
 from nbddp.capabilities.sanitizer.kinds_drift import EDITS, by_value
 from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss, GroupCall, Place
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
@@ -39,6 +39,7 @@ def found(view: RanksView) -> Iterator[Seen]:
 # -- hooks, and averages by hand -------------------------------------------------------------------
 
 
+@alone
 def _hook(replica: Replica) -> Iterator[Seen]:
     """The hook's result is a multiple of the mean."""
     hooks = {r: [h for h in rec.hooks if h.model == replica.facts[r].number] for r, rec in replica.records.items()}
@@ -75,6 +76,7 @@ def _factor(mean: Sequence[float], got: Sequence[float]) -> float | None:
     return factor if rest <= 4e-4 * size else None
 
 
+@alone
 def _by_hand(replica: Replica) -> Iterator[Seen]:
     """Gradients that were exchanged and are reduced again."""
     again = [(step, _reduced(replica, step)) for step in replica.steps if step.armed_last()]
@@ -103,6 +105,7 @@ def _by_hand(replica: Replica) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _divided(replica: Replica) -> Iterator[Seen]:
     """Gradients of a mean that the program divides by the number of ranks, after DDP has averaged them."""
     world = len(replica.group)
@@ -158,6 +161,7 @@ def _changed_by(step: AlignedStep, rank: int) -> float | None:
 # -- sizes, schedules ------------------------------------------------------------------------------
 
 
+@alone
 def _unequal(replica: Replica) -> Iterator[Seen]:
     forwards = replica.side_by_side()
     length = len(forwards)
@@ -222,6 +226,7 @@ def _detail(call: CalledFunction) -> tuple[object, ...]:
     return tuple(call.detail) if isinstance(call.detail, (tuple, list)) else (call.detail,)
 
 
+@alone
 def _scheduler(replica: Replica) -> Iterator[Seen]:
     world = len(replica.group)
     rank = min(replica.records)
@@ -261,6 +266,7 @@ class Counted:
         return sum(self.counts.values()) / (len(self.counts) * self.counts[rank])
 
 
+@alone
 def _tokens(replica: Replica) -> Iterator[Seen]:
     """Each rank's loss is a mean over its own count, and the counts differ."""
     if replica.kind != "ddp" or any(f.joins or _has_own_hook(f.hook) for f in replica.facts.values()):
@@ -329,6 +335,7 @@ def _say_tokens(replica: Replica, steps: int, bad: Sequence[Counted]) -> Seen:
 # -- collectives in the graph, and crossed ---------------------------------------------------------
 
 
+@alone
 def _graph(view: RanksView) -> Iterator[Seen]:
     """A loss that was reduced, and that backward reaches with another factor than 1: as 1 changes nothing."""
     calls = {
@@ -351,6 +358,7 @@ def _graph(view: RanksView) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _gather(view: RanksView) -> Iterator[Seen]:
     calls = {r: [c for c in rec.calls if c.what == "gather cuts"] for r, rec in view.records.items()}
     some = {r: each for r, each in calls.items() if each}
@@ -367,6 +375,7 @@ def _gather(view: RanksView) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _crossed(view: RanksView) -> Iterator[Seen]:
     by: dict[tuple[int, ...], dict[int, list[GroupCall]]] = {}
     for rank, record in view.records.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nbddp.capabilities.sanitizer.recording import CalledFunction
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import RanksView, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
@@ -20,6 +20,7 @@ def found(view: RanksView) -> Iterator[Seen]:
     yield from _shards(view)
 
 
+@alone
 def _inputs(view: RanksView) -> Iterator[Seen]:
     """Tensors that a mesh takes for the same on all its ranks, and that are not, where it shares out parameters."""
     calls = {
@@ -82,6 +83,7 @@ def _apart(samples: Sequence[object]) -> float:
     return float(max(max(row) - min(row) for row in rows) / max(*rows[1], 1e-30))
 
 
+@alone
 def _shards(view: RanksView) -> Iterator[Seen]:
     """One rank alone saves what is sharded over several."""
     calls = {r: [c for c in rec.calls if c.what == "shards saved"] for r, rec in view.records.items()}

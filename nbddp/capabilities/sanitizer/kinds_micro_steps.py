@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import CalledFunction, CountedLoss
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica
 from nbddp.launch.machine import counted
 
@@ -21,6 +21,7 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _numbers(replica)
 
 
+@alone
 def _clipped(replica: Replica) -> Iterator[Seen]:
     """Clipping of gradients that each rank still has to itself, by factors that differ."""
     found_at = [(step, calls) for step in replica.steps if (calls := _clips_before(replica, step))]
@@ -63,6 +64,7 @@ def _differ(factors: list[float]) -> bool:
     return max(factors) - min(factors) > APART * max(factors)
 
 
+@alone
 def _numbers(replica: Replica) -> Iterator[Seen]:
     """Ranks that accumulate over other numbers of micro-batches, while each rank's samples weigh the same in all."""
     bad = []

@@ -8,7 +8,7 @@ from statistics import median, quantiles
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import Backward, Forward, HostRead
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import RanksView, Replica, percent
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
@@ -41,6 +41,7 @@ def _autocast(forward: Forward) -> str:
     return forward.autocast or "off"
 
 
+@alone
 def _modes(replica: Replica) -> Iterator[Seen]:
     rows = replica.side_by_side()
     length = len(rows)
@@ -63,6 +64,7 @@ def _modes(replica: Replica) -> Iterator[Seen]:
             )  # fmt: skip
 
 
+@alone
 def _beside(replica: Replica) -> Iterator[Seen]:
     """Frozen modules that are called beside the model, in train mode on some ranks and in eval mode on others."""
     found = {rank: record.beside for rank, record in replica.records.items()}
@@ -89,6 +91,7 @@ def _beside(replica: Replica) -> Iterator[Seen]:
         return
 
 
+@alone
 def _statistics(replica: Replica) -> Iterator[Seen]:
     """Forwards without gradients, in train mode, on some ranks alone, with training after them."""
     calls = {
@@ -111,6 +114,7 @@ def _statistics(replica: Replica) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _settings(view: RanksView) -> Iterator[Seen]:
     of = {rank: record.settings for rank, record in view.records.items() if record.settings}
     names = dict.fromkeys(name for each in of.values() for name in each if name not in OWN)
@@ -125,6 +129,7 @@ def _settings(view: RanksView) -> Iterator[Seen]:
         )  # fmt: skip
 
 
+@alone
 def _files(view: RanksView) -> Iterator[Seen]:
     by: dict[tuple[object, ...], dict[int, int]] = defaultdict(dict)
     for rank, record in view.records.items():
@@ -147,6 +152,7 @@ def _files(view: RanksView) -> Iterator[Seen]:
 # -- speed -----------------------------------------------------------------------------------------
 
 
+@alone
 def _in_no_sync(replica: Replica) -> Iterator[Seen]:
     if replica.kind != "ddp":
         return
@@ -165,6 +171,7 @@ def _in_no_sync(replica: Replica) -> Iterator[Seen]:
         )  # fmt: skip
 
 
+@alone
 def _starved(view: RanksView, replica: Replica) -> Iterator[Seen]:
     for some in view.passes(replica):
         waits = {r: p.waits[1:] for r, p in some.items() if len(p.waits) > BATCHES}
@@ -185,6 +192,7 @@ def _starved(view: RanksView, replica: Replica) -> Iterator[Seen]:
             return
 
 
+@alone
 def _threads(view: RanksView) -> Iterator[Seen]:
     by: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for rank, record in view.records.items():
@@ -200,6 +208,7 @@ def _threads(view: RanksView) -> Iterator[Seen]:
             )  # fmt: skip
 
 
+@alone
 def _reads(view: RanksView) -> Iterator[Seen]:
     """A line that waits for the GPU at nearly every step."""
     steps = {rank: max(record.step_counts.values(), default=0) for rank, record in view.records.items()}

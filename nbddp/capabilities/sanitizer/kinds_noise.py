@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbddp.capabilities.sanitizer.recording import DrawnTensor
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import AlignedStep, RanksView, Replica
 from nbddp.launch.machine import counted
 
@@ -19,6 +19,7 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _noise(replica, "numpy")
 
 
+@alone
 def _noise(replica: Replica, by: str) -> Iterator[Seen]:
     """At each step all ranks draw the same tensors with an entry for each sample of the batch, before the backward."""
     rows: list[tuple[AlignedStep, dict[int, list[DrawnTensor]]]] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from nbddp.capabilities.sanitizer.kinds_drift import by_value
 from nbddp.capabilities.sanitizer.recording import Pass
-from nbddp.capabilities.sanitizer.rules import Seen, make
+from nbddp.capabilities.sanitizer.rules import Seen, alone, make
 from nbddp.capabilities.sanitizer.view import RanksView, Replica, difference, percent, place_of
 from nbddp.launch.machine import counted
 from nbddp.launch.topology import rank_words
@@ -25,6 +25,7 @@ def found(view: RanksView) -> Iterator[Seen]:
             yield from _data(view, replica)
 
 
+@alone
 def _by_hand(view: RanksView) -> Iterator[Seen]:
     """Parameters whose gradients the program averages itself, and that were never equal."""
     first = next(iter(view.records.values()))
@@ -52,6 +53,7 @@ def _by_hand(view: RanksView) -> Iterator[Seen]:
         return
 
 
+@alone
 def _modules(replica: Replica) -> Iterator[Seen]:
     looks = {rank: dict(facts.numbers) for rank, facts in replica.facts.items()}
     for at in sorted(set.intersection(*(set(each) for each in looks.values()))):
@@ -73,6 +75,7 @@ def _modules(replica: Replica) -> Iterator[Seen]:
         return
 
 
+@alone
 def _outdated(replica: Replica) -> Iterator[Seen]:
     """An optimizer whose parameters have the shapes of the model's, and never a gradient."""
     calls = {rank: replica.calls("idle optimizer", rank) for rank in replica.ranks}
@@ -92,6 +95,7 @@ def _outdated(replica: Replica) -> Iterator[Seen]:
     )  # fmt: skip
 
 
+@alone
 def _data(view: RanksView, replica: Replica) -> Iterator[Seen]:
     for some in view.passes(replica):
         if len({each.length for each in some.values()}) > 1:
@@ -103,6 +107,7 @@ def _data(view: RanksView, replica: Replica) -> Iterator[Seen]:
         return
 
 
+@alone
 def _classes(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterator[Seen]:
     """The same classes with other numbers."""
     maps = [each.classes for each in some.values()]
@@ -118,6 +123,7 @@ def _classes(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterat
         )  # fmt: skip
 
 
+@alone
 def _lists(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterator[Seen]:
     """The same files in another order, or other choices of a data set, behind samplers that share it out."""
     maps = [each.lists for each in some.values()]
@@ -149,6 +155,7 @@ def _has_equal(maps: Sequence[dict[str, tuple[int, int]]]) -> bool:
     return any(all(each.get(name) == numbers for each in maps) for name, numbers in maps[0].items())
 
 
+@alone
 def _scales(view: RanksView, replica: Replica, some: dict[int, Pass]) -> Iterator[Seen]:
     """Other statistics of the parts that samplers take of one data set."""
     of = {rank: each.statistics for rank, each in some.items()}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from nbddp.capabilities.sanitizer.findings import Finding, SanitizerFindings, silence
 from nbddp.capabilities.sanitizer.recording import NOWHERE, Place, RankRecord
@@ -22,10 +23,29 @@ RULES = tuple(
 
 @dataclass(frozen=True)
 class Seen:
-    """A finding and what it is about: findings about one thing explain each other."""
+    """A finding and what it is about: findings about one thing explain each other. failed: of a rule that fails, which
+    has no finding."""
 
     finding: Finding
     about: object = None
+    failed: str = ""
+
+
+Rule = TypeVar("Rule", bound=Callable[..., Iterator[Seen]])
+
+
+def alone(rule: Rule) -> Rule:
+    """A rule whose errors end it, and neither the other rules nor the report."""
+
+    @functools.wraps(rule)
+    def tried(*args: Any) -> Iterator[Seen]:
+        try:
+            yield from rule(*args)
+        except Exception as e:
+            said = f"the rule {rule.__name__.strip('_')} could not be applied: {type(e).__name__}"
+            yield Seen(Finding("", "", (), ""), failed=said)
+
+    return tried  # type: ignore[return-value]
 
 
 def make(
@@ -67,19 +87,13 @@ def judge(
 
 
 def applied(view: RanksView) -> tuple[list[Seen], list[str]]:
-    """What the rules see, and a note on each group of rules that failed: it keeps what it had found before."""
-    seen: list[Seen] = []
-    failed = []
-    for rule in RULES:
-        try:
-            seen.extend(load(rule)(view))
-        except Exception as e:
-            at = traceback.extract_tb(e.__traceback__)[-1]
-            name = rule.partition(":")[0].rpartition(".kinds_")[2]
-            failed.append(f"the rules of {name} could not all be applied: {type(e).__name__} in {at.name}")
+    """What the rules see, and a note on each that failed."""
+    every = [each for rule in RULES for each in alone(load(rule))(view)]
+    failed = [each.failed for each in every if each.failed]
+    seen = [each for each in every if not each.failed]
     if failed:  # a cause may be among what was not looked for
         seen = [replace(each, finding=replace(each.finding, ruled_out=())) for each in seen]
-    return seen, failed
+    return seen, list(dict.fromkeys(failed))
 
 
 def unexplained(seen: Sequence[Seen]) -> list[Seen]:
