@@ -60,7 +60,7 @@ TRIED = {
     "_comm_hooks": "DDP's list of hooks",
     **dict.fromkeys(
         ("_C", "_join_config", "_scale", "_get_fsdp_state", "_fsdp_param_group", "_saved_", "_backward_hooks",
-         "_non_persistent_buffers_set"),
+         "_non_persistent_buffers_set", "_optimizer_step_pre_hooks"),
         "state of a step",
     ),
     **dict.fromkeys(("_module_parameters", "_python_dispatch"), "copies of DDP models"),

@@ -63,8 +63,8 @@ def statistics(dataset: Any) -> dict[str, list[float]]:
 
 
 def lists(dataset: Any) -> dict[str, tuple[int, int]]:
-    """Name of what has an entry for each sample → a digest of its texts in any order, 0 if they are none, and one of
-    their order. The indices that a Subset chooses count as texts."""
+    """Name of what has an entry for each sample → a digest of its texts in any order, and one of their order. The first
+    is 0 if they are no texts. The indices that a Subset chooses count as texts."""
     found: dict[str, tuple[int, int]] = {}
     length = _length(dataset)
     for path, name, value in _attributes(dataset) if length > 1 else ():
