@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nbddp.deadlock.on_rank import runnable
 from nbddp.deadlock.positions import ANY, Call, Position, facts_of, position_of
 from nbddp.deadlock.proof import diagnose, held, waiting_words, waits_for
 from nbddp.deadlock.watch import START_EACH, RankWatcher, StallTimer
@@ -504,3 +505,15 @@ def test_after_a_failure_ranks_are_asked_when_all_can_have_begun() -> None:
     assert waits(64) == pytest.approx(64 * START_EACH, abs=0.02)
     assert waits(2) < 0.01
     assert not asked
+
+
+@pytest.mark.parametrize(
+    ("file", "known"),
+    [
+        ("libtorch_cpu.so", True), ("libgomp-a34b3233.so.1", True), ("libtriton.so", True), ("libcublasLt.so.12", True),
+        ("libmine.so", False), ("_mine.cpython-311-x86_64-linux-gnu.so", False),
+    ],
+)  # fmt: skip
+def test_threads_of_these_libraries_call_no_program(file: str, known: bool) -> None:
+    """torch before 2.13 names none of its threads, and words of a library that is loaded remain on their stacks."""
+    assert bool(runnable.LIBRARIES.fullmatch(file)) is known

@@ -61,11 +61,11 @@ SERVICES = (
 LOADERS = "/torch/utils/data/_utils/signal_handling.py"  # its handler of SIGCHLD looks for loader workers that died
 # names of C++'s threads: torch's, gloo's, ZeroMQ's, CUDA's and NCCL's
 NATIVE = re.compile(r"pt_|gloo_|zmqbg|cuda|nccl")
-# libraries whose threads call no program: C's, and OpenMP's, BLAS's, torch's, NVIDIA's, Arrow's
+# libraries whose threads call no program: C's, and OpenMP's, BLAS's, torch's, Triton's, NVIDIA's, Arrow's
 LIBC = re.compile(r"(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)|ld-linux-[\w-]+)(-[\w.]+)?\.so[\d.]*")
 LIBRARIES = re.compile(
     r"lib(gomp|omp|iomp5|mkl|\w*openblas|torch|c10|caffe2|cuda|cublas|cudnn|cufft|cupti|curand|cusparse|cusolver|cufile"
-    r"|nvidia|nvrtc|nvJit|nvToolsExt|nccl|gloo|zmq|arrow|parquet|jemalloc|tbb)[\w.+-]*\.so[\w.]*"
+    r"|triton|proton|nvidia|nvrtc|nvJit|nvToolsExt|nccl|gloo|zmq|arrow|parquet|jemalloc|tbb)[\w.+-]*\.so[\w.]*"
 )
 PYTHON, EXTENSIONS = os.path.realpath(sys.executable), sysconfig.get_config_var("DESTSHARED")
 STACK = 1 << 16  # bytes of a thread's stack that are read
