@@ -326,9 +326,10 @@ class Escalation:
     def _advice(self) -> str:
         again = " again" if self.ended_by == supervise.STOPPED else ""
         ends = f"press Stop{again} to kill the process; its variables are lost"
-        return (
-            ends if self.cleanup is None else "{}. This happens after {} anyway ({})".format(ends, *self._bound_words)
-        )
+        if self.cleanup is None:
+            return ends
+        bound, options = self._bound_words
+        return f"{ends}. This happens after {bound} anyway ({options})"
 
     # -- asked for by a user ---------------------------------------------------------------------
 

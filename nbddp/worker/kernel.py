@@ -249,9 +249,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Nothing of the program's runs any more in the main thread."""
         try:
             self.imports.end()
-        finally:  # an interrupt may have come amid that
-            self.interrupts.end()
+        except BaseException:  # an interrupt may come amid that
             self.imports.end()
+            raise
+        finally:
+            self.interrupts.end()
 
     def pre_handler_hook(self) -> None:
         """ipykernel sets Python's handler of SIGINT here, where an interrupt would leave the event loop and end the
@@ -438,8 +440,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.session.send(self.iopub_socket, kind, content, parent=self._parent, ident=self.own_topic)
 
     def _say_interrupted(self) -> None:
-        """Publish that the program has had an interrupt; whatever the main thread was doing, another one sends it. In a
-        signal's handler, where nothing may be raised but what the program is to have."""
+        """Note what the program had started when it had an interrupt, and publish that it had one; whatever the main
+        thread was doing, another one sends it. In a signal's handler, where nothing may be raised but what the program
+        is to have."""
         try:
             self.children.note()
             sends, ident = self.streams[0].pub_thread, self.own_topic

@@ -186,6 +186,15 @@ def test_an_error_in_recording_is_no_error_of_the_program(ready: WorkerPool) -> 
     assert found_in(ready, "module_forward", bad=True).of("past-ddp")
 
 
+def test_a_generator_that_is_clipped_by_is_the_programs_to_use_up(ready: WorkerPool) -> None:
+    code = """from torch.nn.utils import clip_grad
+net = nn.Linear(4, 4); (100 * net(torch.ones(2, 4)).sum()).backward()
+clip_grad._clip_grads_with_norm_(net.parameters(), 1.0, clip_grad._get_total_norm([p.grad for p in net.parameters()]))
+float(clip_grad._get_total_norm([p.grad for p in net.parameters()]))"""
+    norms = ready.run_cell(code, sanitize=True, want_value=True, screen=NullScreen())
+    assert list(norms) == pytest.approx([1.0, 1.0], abs=1e-3)
+
+
 def test_a_cell_that_fails_has_findings_until_then(ready: WorkerPool) -> None:
     body = (
         PROGRAMS["module_forward"].body

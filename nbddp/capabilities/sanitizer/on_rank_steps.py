@@ -313,7 +313,7 @@ class Steps:
 
     def _of_shards(self, place: int, parameters: Any, ratio: Any) -> None:
         """Whether a rank clips its parts of gradients, as plain tensors: their norm is of these alone."""
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        given = parameters if isinstance(parameters, (list, tuple)) else ()  # a generator is the program's to use up
         places = {each.grad.data_ptr() for each in given if each.grad is not None and is_whole(each.grad)}
         for model in self.recorder.models.known.values() if places else ():
             held = [reference() for _, reference in model.parameters.values()]

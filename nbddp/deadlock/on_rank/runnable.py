@@ -252,10 +252,10 @@ def _handles_known(number: int, handler: Any) -> bool:
 
 
 def rpc() -> list[str]:
-    """Whether others may call the program's functions here."""
-    rpc = sys.modules.get("torch.distributed.rpc")
+    """`RPC` if others may call the program's functions here."""
+    module = sys.modules.get("torch.distributed.rpc")
     try:
-        return ["RPC"] if rpc is not None and rpc.get_worker_info() is not None else []
+        return ["RPC"] if module is not None and module.get_worker_info() is not None else []
     except (RuntimeError, AttributeError):  # it has not been begun, or this torch is built without
         return []
 
